@@ -1,0 +1,111 @@
+"""The quadratic model at the current weights on one batch: loss, gradient `g`, and the product `v -> H v`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from .divergence import Divergence, Scale
+from .engines import ENGINES, Engine, Named
+from .problem import Problem
+
+
+class Curvature:
+    """`g` of the mean loss and `H v = scale * J^T Q J v` (plus the network's second derivatives for Newton).
+
+    Attributes:
+        loss: the mean loss on the batch.
+        gradient: `g`, by parameter name.
+    """
+
+    def __init__(self, problem: Problem, divergence: Divergence, engine: type[Engine], scale: Scale | None = None):
+        self._problem = problem
+        self._engine = engine
+        self._divergence = divergence
+        # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
+        self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
+        with torch.no_grad():
+            pieces = [self._kept.outputs] if self._kept else [self._outputs(piece) for piece in problem.pieces]
+        self._rows = [piece.shape[0] for piece in pieces]
+        outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        with torch.enable_grad():
+            z = outputs.detach().requires_grad_()
+            loss = problem.loss(z)
+            (self._slope,) = torch.autograd.grad(loss, z)
+        self.loss = loss.detach()
+        self.gradient = self._sum(e.vjp(w) for e, w in zip(self._linearised(), self._cut(self._slope), strict=True))
+        self._q = divergence.output_hessian(problem.loss, outputs)
+        self._scale = _resolve(divergence.scale if scale is None else scale, problem, outputs)
+        self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
+        if divergence.second_order and self._kept:
+            self._second = self._kept.second(self._slope)
+
+    def product(self, v: Mapping[str, Tensor]) -> Named:
+        """`H v`."""
+        moved = [engine.jvp(v) for engine in self._linearised()]
+        u = torch.cat(moved) if len(moved) > 1 else moved[0]
+        pulled = self._cut(self._q(u))
+        product = self._sum(self._pull(engine, q, w, v) for engine, q, w in self._walk(pulled))
+        return {name: self._scale.to(part.dtype) * part for name, part in product.items()}
+
+    def _pull(self, engine: Engine, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
+        pulled = engine.vjp(q)
+        if not self._divergence.second_order:
+            return pulled
+        second = (self._second or engine.second(w))(v)
+        return {name: pulled[name] + second[name] for name in pulled}
+
+    def _walk(self, pulled: list[Tensor]) -> Iterator[tuple[Engine, Tensor, Tensor]]:
+        return zip(self._linearised(), pulled, self._cut(self._slope), strict=True)
+
+    def _linearised(self) -> Iterator[Engine]:
+        if self._kept is not None:
+            yield self._kept
+        else:
+            for piece in self._problem.pieces:
+                yield self._linearise(piece)
+
+    def _linearise(self, piece: object) -> Engine:
+        return self._engine(lambda theta: self._problem.outputs(theta, piece), self._problem.parameters)
+
+    def _outputs(self, piece: object) -> Tensor:
+        return self._problem.outputs(self._problem.parameters, piece)
+
+    def _cut(self, rows: Tensor) -> list[Tensor]:
+        return list(rows.split(self._rows))
+
+    def _sum(self, parts: Iterator[Named]) -> Named:
+        total = next(parts)
+        for part in parts:
+            total = {name: total[name] + part[name] for name in total}
+        return total
+
+
+def _resolve(scale: Scale, problem: Problem, outputs: Tensor) -> Tensor:
+    if scale == "sum":
+        return problem.terms(outputs)
+    if scale == "mean":
+        return torch.ones((), dtype=outputs.dtype, device=outputs.device)
+    if isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0:
+        return torch.tensor(float(scale), dtype=outputs.dtype, device=outputs.device)
+    raise ValueError(f"curvature_scale: expected 'sum', 'mean' or a positive number, got {scale!r}")
+
+
+def choose_engine(problem: Problem, divergence: Divergence, name: str = "auto") -> tuple[type[Engine], list[str]]:
+    """The engine by name, or the first one this model supports, with what the ones before it said."""
+    if name != "auto":
+        if name not in ENGINES:
+            raise ValueError(f"engine: unknown {name!r}; choose auto or one of {', '.join(ENGINES)}")
+        return ENGINES[name], []
+    refused = []
+    for engine in ENGINES.values():
+        try:
+            curvature = Curvature(problem, divergence, engine)
+            curvature.product(curvature.gradient)
+        except (NotImplementedError, RuntimeError) as error:
+            refused.append(f"{engine.name}: {str(error).splitlines()[0]}")
+        else:
+            return engine, refused
+    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused))

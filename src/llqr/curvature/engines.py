@@ -1,0 +1,161 @@
+"""How `J v`, `J^T u` and second derivatives of the network are computed: linearise once, then multiply."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Named = dict[str, Tensor]
+Function = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Engine(ABC):
+    """A network `f(theta)` linearised at `theta`.
+
+    `J^T u` is the same in all engines: one backward pass through a kept graph, which every kernel supports. They differ
+    in the forward derivative `J v` and in the second derivative of `<w, f>`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
+        self.f = f
+        self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
+        with torch.enable_grad():
+            self._graph = f(self.theta)
+        self.outputs = self._graph.detach()
+
+    def vjp(self, u: Tensor) -> Named:
+        """`J^T u`."""
+        return self._gradient(self._graph, u)
+
+    @abstractmethod
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        """`J v`."""
+
+    @abstractmethod
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
+
+    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
+        if not outputs.requires_grad:
+            return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
+        gradients = torch.autograd.grad(
+            outputs,
+            list(self.theta.values()),
+            u,
+            retain_graph=True,
+            create_graph=create_graph,
+            materialize_grads=True,
+        )
+        return dict(zip(self.theta, gradients, strict=True))
+
+
+class ForwardMode(Engine):
+    """Forward-mode differentiation, traced once: a product repeats only the tangent part of the pass."""
+
+    name = "forward"
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
+        super().__init__(f, theta)
+        self._jvp: Callable[[Named], Any] | None = None
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        if self._jvp is None:
+            self._jvp = _linearise(self.f, self._detached())
+        tangent: Tensor = self._jvp(dict(v))
+        return tangent
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
+        product: Callable[[Named], Named] = _linearise(slope, self._detached())
+        return lambda v: product(dict(v))
+
+    def _detached(self) -> Named:
+        return {name: parameter.detach() for name, parameter in self.theta.items()}
+
+
+class DoubleBackward(Engine):
+    """Reverse mode twice: `J v` is the derivative of `J^T u` in `u`, along `v`."""
+
+    name = "double-backward"
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
+        super().__init__(f, theta)
+        self._u = torch.zeros_like(self.outputs, requires_grad=True)
+        self._transposed: Named | None = None
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        if self._transposed is None:
+            self._transposed = self._gradient(self._graph, self._u, create_graph=True)
+        used = {name: slope for name, slope in self._transposed.items() if slope.requires_grad}
+        if not used:
+            return torch.zeros_like(self.outputs)
+        (product,) = torch.autograd.grad(
+            list(used.values()), self._u, [v[name] for name in used], retain_graph=True, materialize_grads=True
+        )
+        return product
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        slopes = self._gradient(self._graph, w, create_graph=True)
+        used = {name: slope for name, slope in slopes.items() if slope.requires_grad}
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            if not used:
+                return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
+            gradients = torch.autograd.grad(
+                list(used.values()),
+                list(self.theta.values()),
+                [v[name] for name in used],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            return dict(zip(self.theta, gradients, strict=True))
+
+        return product
+
+
+class FiniteDifferences(Engine):
+    """Central differences along `v`: for kernels without forward mode or double backward, such as fused attention."""
+
+    name = "finite-differences"
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            h = self._step(v)
+            ahead, behind = self.f(self._moved(v, h)), self.f(self._moved(v, -h))
+            return (ahead - behind) / (2 * h).to(self.outputs.dtype)
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        def product(v: Mapping[str, Tensor]) -> Named:
+            h = self._step(v)
+            ahead, behind = (type(self)(self.f, self._moved(v, step)).vjp(w) for step in (h, -h))
+            return {name: (ahead[name] - behind[name]) / (2 * h).to(ahead[name].dtype) for name in ahead}
+
+        return product
+
+    def _step(self, v: Mapping[str, Tensor]) -> Tensor:
+        """`|h v| = eps^(1/3)`: truncation and rounding errors of a central difference balance."""
+        norm = torch.stack([torch.linalg.vector_norm(part).float() for part in v.values()]).norm()
+        width = torch.finfo(self.outputs.dtype).eps ** (1 / 3)
+        step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
+        return step
+
+    def _moved(self, v: Mapping[str, Tensor], h: Tensor) -> Named:
+        return {name: (p.detach() + h * v[name]).to(p.dtype) for name, p in self.theta.items()}
+
+
+def _linearise(function: Callable[[Named], Any], theta: Named) -> Callable[[Named], Any]:
+    """`torch.func.linearize` without the fx tracer's notes about constants it keeps."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.fx\..*")
+        _, product = torch.func.linearize(function, theta)
+    return product
+
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (ForwardMode, DoubleBackward, FiniteDifferences)}

@@ -1,0 +1,157 @@
+"""A model, a loss and one batch, frozen: a function from parameters to outputs that leaves no trace in the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[[nn.Module, Any], Any]
+Loss = Callable[[Tensor, Any], Tensor]
+Batch = tuple[Any, Any] | Mapping[str, Any]
+
+#: Where the targets are looked for in a batch that is a mapping.
+TARGET_KEYS = ("targets", "target", "labels", "label", "y")
+
+
+class Problem:
+    """`theta -> outputs` and `outputs -> mean loss` on one batch.
+
+    The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers and with the
+    random state put back, so that nothing of it changes. With `micro_batch` the outputs are made in pieces.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        batch: Batch,
+        parameters: Mapping[str, Tensor],
+        *,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.loss_fn = loss_fn
+        self.inputs, self.targets = split_batch(batch)
+        self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self.pieces = _split(self.inputs, micro_batch) if micro_batch else [self.inputs]
+        self._autocast = autocast
+        self._caller = _Caller(model, forward or call_model)
+
+    def outputs(self, parameters: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The network's outputs for one piece of the inputs, as a function of the parameters."""
+        replaced = {f"model.{name}": parameter for name, parameter in parameters.items()}
+        # Copies, because a custom module may write to its buffers even in eval mode.
+        replaced |= {name: buffer.clone() for name, buffer in self._caller.named_buffers()}
+        device = next(iter(parameters.values())).device
+        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
+            outputs = torch.func.functional_call(self._caller, replaced, (inputs,))
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
+        return outputs.float() if outputs.dtype.itemsize < 4 else outputs
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """The mean loss as a function of all outputs."""
+        loss = self.loss_fn(outputs, self.targets)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            raise ValueError("loss_fn: expected one number, the mean loss over the batch")
+        return loss
+
+    def terms(self, outputs: Tensor) -> Tensor:
+        """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
+        targets = self.targets
+        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+            return (targets != ignore_index(self.loss_fn)).sum().to(outputs.dtype)
+        return torch.tensor(float(outputs.shape[0]), dtype=outputs.dtype, device=outputs.device)
+
+
+class _Caller(nn.Module):
+    """Lets `functional_call` go through a user's `forward(model, inputs)`."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        # The wrapper's own flag must match, because assigning a child changes nothing in the child.
+        self.model = model
+        self._call = forward
+
+    def forward(self, inputs: Any) -> Any:
+        return self._call(self.model, inputs)
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """`model(inputs)`, with mappings and tuples spread out, and `.logits` taken from objects that have it."""
+    if isinstance(inputs, Mapping):
+        outputs = model(**inputs)
+    elif isinstance(inputs, tuple | list):
+        outputs = model(*inputs)
+    else:
+        outputs = model(inputs)
+    return getattr(outputs, "logits", outputs)
+
+
+def split_batch(batch: Batch) -> tuple[Any, Any]:
+    """A batch as (inputs, targets)."""
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return {name: value for name, value in batch.items() if name != key}, batch[key]
+        raise ValueError(f"batch: a mapping needs one of the keys {', '.join(TARGET_KEYS)}, got {', '.join(batch)}")
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these"
+    )
+
+
+def ignore_index(loss_fn: Loss) -> int:
+    """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
+    if isinstance(loss_fn, functools.partial):
+        return int(loss_fn.keywords.get("ignore_index", -100))
+    return int(getattr(loss_fn, "ignore_index", -100))
+
+
+@contextmanager
+def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Eval mode and a forked random state, both put back whatever happens."""
+    training = [(module, module.training) for module in model.modules()]
+    devices = [device] if device.type == "cuda" else []
+    try:
+        model.eval()
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+def _split(inputs: Any, size: int) -> list[Any]:
+    """Cut every tensor that has the batch dimension into pieces of `size` rows."""
+    if size < 1:
+        raise ValueError(f"micro_batch: expected a positive number of samples, got {size}")
+    rows = _rows(inputs)
+    return [_narrow(inputs, rows, start, start + size) for start in range(0, rows, size)]
+
+
+def _rows(inputs: Any) -> int:
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return inputs.shape[0]
+    children = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else ()
+    for child in children:
+        if found := _rows(child):
+            return found
+    return 0
+
+
+def _narrow(inputs: Any, rows: int, start: int, stop: int) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs[start:stop] if inputs.ndim and inputs.shape[0] == rows else inputs
+    if isinstance(inputs, Mapping):
+        return {name: _narrow(value, rows, start, stop) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return type(inputs)(_narrow(value, rows, start, stop) for value in inputs)
+    return inputs

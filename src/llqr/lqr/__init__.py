@@ -1,0 +1,30 @@
+"""The exact layerwise LQR of a small sequential network: the reference every approximation is measured against.
+
+    linearise  ->  costs  ->  solve            A_i, B_i   ->   Q_i, R_i, M_i, Q_N   ->   Riccati step
+                     |
+                     +---->  relaxed_objective, metric_objective     J of a given δθ, or of δθ = -U g
+
+`exact_step` does the first row in one call. Everything is dense and meant for problems of a few thousand dimensions.
+"""
+
+from llqr.lqr.cost_blocks import LayerwiseLQR, StageBlocks, costs
+from llqr.lqr.linearisation import Linearisation, LinearStage, linearise
+from llqr.lqr.objective import metric_objective, relaxed_objective
+from llqr.lqr.riccati import NoMinimiserError, StagePolicy, riccati, solve
+from llqr.lqr.step import exact_step
+
+__all__ = [
+    "LayerwiseLQR",
+    "LinearStage",
+    "Linearisation",
+    "NoMinimiserError",
+    "StageBlocks",
+    "StagePolicy",
+    "costs",
+    "exact_step",
+    "linearise",
+    "metric_objective",
+    "relaxed_objective",
+    "riccati",
+    "solve",
+]

@@ -1,0 +1,108 @@
+"""The Riccati recursion of the layerwise LQR and the rollout of its solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llqr.lqr.cost_blocks import LayerwiseLQR, StageBlocks
+
+
+class NoMinimiserError(ValueError):
+    """The quadratic model is not strictly convex, so it has no unique minimiser."""
+
+
+@dataclass(frozen=True)
+class StagePolicy:
+    """The best response δθ_i = -(K_i δx_i + k_i), and the cost to go ½ δx_i^T P_i δx_i + p_i . δx_i it leaves."""
+
+    K: Tensor
+    k: Tensor
+    P: Tensor
+    p: Tensor
+
+
+def riccati(lqr: LayerwiseLQR) -> tuple[StagePolicy, ...]:
+    """The backward recursion from P_N = Q_N, p_N = ∇ℓ; one policy for each stage, first stage first.
+
+    With P, p the cost to go after stage i:
+
+        S = R + B^T P B        G = M + B^T P A        h = B^T p
+        K = S^-1 G             k = S^-1 h
+        P <- Q + A^T P A - G^T K                      p <- A^T p - G^T k
+
+    The pivots S_i are the Schur complements of H + damping I, last stage first: all are positive definite exactly when
+    that matrix is, and `NoMinimiserError` is raised when one is not.
+    """
+    P, p = lqr.Q_N, lqr.output_gradient
+    policies: list[StagePolicy] = []
+    for block in reversed(lqr.stages):
+        A, B = block.A, block.B
+        PB = P @ B
+        factor = _cholesky(block.R + B.mT @ PB, block, lqr)
+        G, h = block.M + PB.mT @ A, B.mT @ p
+        K, k = torch.cholesky_solve(G, factor), torch.cholesky_solve(h.unsqueeze(1), factor).squeeze(1)
+        P = block.Q + A.mT @ P @ A - G.mT @ K
+        P = (P + P.mT) / 2  # symmetric in exact arithmetic; rounding must not build up over the depth
+        p = A.mT @ p - G.mT @ k
+        policies.append(StagePolicy(K, k, P, p))
+    return tuple(reversed(policies))
+
+
+def rollout(lqr: LayerwiseLQR, control: Callable[[int, Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Runs δx_{i+1} = A_i δx_i + B_i δθ_i from δx_0 = 0 with δθ_i = control(i, δx_i): (δx_0..δx_N, δθ_0..δθ_{N-1})."""
+    states = [lqr.Q_N.new_zeros(lqr.stages[0].A.shape[1])]
+    controls: list[Tensor] = []
+    for index, block in enumerate(lqr.stages):
+        controls.append(control(index, states[-1]))
+        states.append(block.A @ states[-1] + block.B @ controls[-1])
+    return states, controls
+
+
+def solve(lqr: LayerwiseLQR) -> dict[str, Tensor]:
+    """The minimiser δθ of the LQR, per parameter: `riccati` backward, then the rollout of its policies forward.
+
+    It equals the dense step -(H + damping I)^-1 g.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from llqr.lqr import costs, linearise, relaxed_objective
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
+    >>> x, y = torch.randn(5, 3).double(), torch.tensor([0, 1, 0, 1, 1])
+    >>> lqr = costs(linearise(model, nn.functional.cross_entropy, (x, y)), "ngd", damping=0.1)
+    >>> step = solve(lqr)
+    >>> bool(relaxed_objective(lqr, step) < 0)
+    True
+    """
+    policies = riccati(lqr)
+
+    def respond(index: int, dx: Tensor) -> Tensor:
+        return -(policies[index].K @ dx + policies[index].k)
+
+    _, controls = rollout(lqr, respond)
+    named: dict[str, Tensor] = {}
+    for block, delta in zip(lqr.stages, controls, strict=True):
+        named |= block.stage.unpack(delta)
+    return named
+
+
+def _cholesky(pivot: Tensor, block: StageBlocks, lqr: LayerwiseLQR) -> Tensor:
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(pivot)
+    if not pivot.numel():
+        return factor
+    if not bool(pivot.isfinite().all()):
+        raise NoMinimiserError(f"The Riccati pivot of {block.stage.title} is not finite.")
+    # A pivot at the level of rounding factorises or not by luck, and its solution means nothing either way.
+    rounding = len(pivot) * torch.finfo(pivot.dtype).eps * pivot.diagonal().abs().amax()
+    if int(info) or bool(factor.diagonal().square().amin() <= rounding):
+        smallest = float(torch.linalg.eigvalsh(pivot)[0])
+        kind = "indefinite" if smallest < -float(rounding) else "singular"
+        raise NoMinimiserError(
+            f"The Riccati pivot of {block.stage.title} is {kind} (smallest eigenvalue {smallest:.3g}), so the "
+            f"{lqr.divergence} model has no unique minimiser; raise `damping` (now {lqr.damping:g})."
+        )
+    return factor

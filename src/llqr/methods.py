@@ -1,0 +1,200 @@
+"""The methods by name: each is `Optimizer` with one probe and, if asked for, a geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+
+from .geometry import Geometry, GeometryLike
+from .norms import Norm
+from .optimizer import Optimizer, Settings
+from .probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+from .schedule import Schedule
+
+Base = torch.optim.Optimizer
+
+
+class SAM(Optimizer):
+    """`eps = rho g / |g|`; with `geometry=` it is LLQR+SAM.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.05,
+        *,
+        geometry: GeometryLike | None = None,
+        transport: bool = True,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(
+            base, SAMProbe(rho, norm=norm, start_after=start_after), geometry, transport=transport, **settings
+        )
+
+
+class LLQRSAM(SAM):
+    """LLQR+SAM: `theta+ = theta + rho U g / |g|_U`, then `theta <- theta - eta U g(theta+)`.
+
+    `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> geometry = Geometry(model, torch.nn.functional.cross_entropy, structure="e-kfac")
+        >>> opt = LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        geometry: GeometryLike,
+        rho: Schedule = 0.05,
+        *,
+        transport: bool = True,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(
+            base, rho, geometry=geometry, transport=transport, norm=norm, start_after=start_after, **settings
+        )
+
+
+class ASAM(Optimizer):
+    """`T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`; with a geometry `eps = rho T U T g / |T g|_U`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> opt = ASAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.5,
+        *,
+        eta: float = 0.01,
+        geometry: GeometryLike | None = None,
+        transport: bool = True,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        probe = ASAMProbe(rho, eta=eta, norm=norm, start_after=start_after)
+        super().__init__(base, probe, geometry, transport=transport, **settings)
+
+
+class FisherSAM(Optimizer):
+    """`eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.1,
+        *,
+        eta: float = 0.1,
+        geometry: GeometryLike | None = None,
+        transport: bool = True,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        probe = FisherSAMProbe(rho, eta=eta, norm=norm, start_after=start_after)
+        super().__init__(base, probe, geometry, transport=transport, **settings)
+
+
+class FriendlySAM(Optimizer):
+    """F-SAM: the probe follows `g - gbar`, the part of the gradient this batch has to itself.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = FriendlySAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.05,
+        lam: float = 0.9,
+        *,
+        geometry: GeometryLike | None = None,
+        transport: bool = True,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        probe = FriendlySAMProbe(rho, lam=lam, norm=norm, start_after=start_after)
+        super().__init__(base, probe, geometry, transport=transport, **settings)
+
+
+class LLQR(Optimizer):
+    """No probe: the base optimizer on `U g`.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> geometry = Geometry(model, torch.nn.functional.cross_entropy)
+        >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
+    """
+
+    def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
+        super().__init__(base, None, geometry, **settings)
+
+
+PROBES: dict[str, Callable[..., Optimizer]] = {"sam": SAM, "asam": ASAM, "fishersam": FisherSAM, "fsam": FriendlySAM}
+BASES = ("sgdm", "adam", "adamw")
+
+
+def method_names() -> list[str]:
+    """Every name `build` knows. `llqr` may be written `llqr-ngd` or `llqr-newton`, as in the paper's tables."""
+    crossed = [f"llqr+{probe}" for probe in PROBES] + [f"llqr-probe-only+{probe}" for probe in PROBES]
+    return [*BASES, *PROBES, "llqr", *crossed]
+
+
+def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **settings: Any) -> Optimizer:
+    """A method by its name in the paper's tables, such as `sam`, `llqr-ngd+fsam` or `llqr-ngd-probe-only+sam`.
+
+    `settings` are those of the method's class (`rho`, `lam`, ...).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> build("fsam", torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6).probe.name
+        'fsam'
+    """
+    plain, divergence = _without_divergence(name.lower())
+    if plain not in method_names():
+        raise ValueError(f"name: unknown method {name!r}; choose one of {', '.join(method_names())}")
+    learned = plain.startswith("llqr")
+    if learned and geometry is None:
+        raise ValueError(f"geometry: {name!r} needs one, pass geometry=llqr.Geometry(model, loss_fn)")
+    if not learned and geometry is not None:
+        raise ValueError(f"geometry: {name!r} has none; did you mean 'llqr+{plain}'?")
+    if divergence and isinstance(geometry, Geometry) and geometry.divergence.name != divergence:
+        raise ValueError(f"geometry: {name!r} wants the divergence {divergence!r}, got {geometry.divergence.name!r}")
+    if plain in BASES:
+        return Optimizer(base, **settings)
+    if plain == "llqr":
+        assert geometry is not None
+        return LLQR(base, geometry, **settings)
+    method = PROBES[plain.rpartition("+")[2]]
+    if not learned:
+        return method(base, **settings)
+    return method(base, geometry=geometry, transport="probe-only" not in plain, **settings)
+
+
+def _without_divergence(name: str) -> tuple[str, str]:
+    for divergence in ("ngd", "newton"):
+        if name.startswith(f"llqr-{divergence}"):
+            return name.replace(f"-{divergence}", "", 1), divergence
+    return name, ""

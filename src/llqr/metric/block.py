@@ -1,0 +1,40 @@
+"""The unit a metric is made of: one parameter, or a third of a fused q/k/v projection, seen as a matrix or a vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of one parameter that owns one diagonal block of `U`.
+
+    `shape` is `(m, n)` = (out, in) for a matrix and `(n,)` for a vector; `rows` selects the piece along the parameter's
+    first dimension when the parameter is fused; `layer` groups weight and bias.
+    """
+
+    name: str
+    parameter: str
+    layer: str
+    shape: tuple[int, ...]
+    rows: tuple[int, int] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.shape) == 2
+
+    def piece(self, tensor: Tensor) -> Tensor:
+        """This block's part of a tensor that has the parameter's shape."""
+        if self.rows is not None:
+            tensor = tensor[self.rows[0] : self.rows[1]]
+        return tensor.reshape(self.shape)

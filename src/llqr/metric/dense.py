@@ -1,0 +1,39 @@
+"""`U` written out: one symmetric matrix for all entries of a block, for small models and references."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .structure import Bounds, Factors, Stacked, clamp_eigenvalues
+
+
+class Dense(Stacked):
+    """`U = (F + F^T) / 2`, symmetric whatever the factor `F`; vectors are full blocks too."""
+
+    name = "dense"
+    linear = True
+
+    @property
+    def size(self) -> int:
+        return self.blocks[0].size
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"dense": (self.k, self.size, self.size)}
+
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {"dense": self.eye(self.size, dtype, device)}
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        factor, flat = factors["dense"], g.reshape(self.k, self.size, 1)
+        return (0.5 * (factor @ flat + factor.mT @ flat)).reshape(g.shape)
+
+    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
+        outer = r.reshape(self.k, self.size, 1) @ g.reshape(self.k, 1, self.size)
+        return {"dense": 0.5 * (outer + outer.mT)}
+
+    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+        return factors if bounds is None else {"dense": clamp_eigenvalues(factors["dense"], *bounds)}
+
+    def matrices(self, factors: Factors) -> list[Tensor]:
+        return list(0.5 * (factors["dense"] + factors["dense"].mT))

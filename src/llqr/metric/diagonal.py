@@ -1,0 +1,47 @@
+"""`U = diag(d)`: one number an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .structure import Bounds, Factors, Flat, _shrink
+
+#: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
+FLOOR = 1e-8
+
+
+class Diagonal(Flat):
+    """Also what every vector (bias, normalisation scale) gets beside a matrix structure."""
+
+    name = "diagonal"
+    linear = True
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"diagonal": (sum(self.sizes),)}
+
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {"diagonal": torch.ones(sum(self.sizes), dtype=dtype, device=device)}
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return factors["diagonal"] * g
+
+    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
+        return {"diagonal": r * g}
+
+    def clip(self, gradients: Factors, limit: float) -> Factors:
+        gradient = gradients["diagonal"]
+        return {"diagonal": gradient * self.per_entry(_shrink(self.layer_norms(gradient), limit))}
+
+    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+        lower, upper = bounds or (FLOOR, None)
+        return {"diagonal": factors["diagonal"].clamp(lower, upper)}
+
+    def matrices(self, factors: Factors) -> list[Tensor]:
+        return [torch.diag(d) for d in factors["diagonal"].split(self.sizes)]
+
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        for block, diagonal in zip(self.blocks, self.unpack(factors["diagonal"]), strict=True):
+            yield block.name, diagonal

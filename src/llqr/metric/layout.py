@@ -1,0 +1,116 @@
+"""From a model's parameters to blocks, and from blocks to groups that share one structure and one shape."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from .block import Block
+from .structure import Flat, Structure
+from .structures import IDENTITY, STRUCTURES
+
+#: Above this side a Kronecker factor would take more than 256 MiB in float32.
+MAX_SIDE = 8192
+
+#: What a block becomes when its factors would be too large.
+CHEAPER = {"kfac": "diag-kfac", "kfac-psd": "diag-kfac", "e-kfac": "diag-kfac", "e-kfac-psd": "diag-kfac"}
+CHEAPER["dense"] = "diagonal"
+
+StructureSpec = str | Mapping[str, str]
+
+
+def blocks_of(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
+    """The blocks of the given parameters (name -> tensor) of a model, in order."""
+    modules = dict(model.named_modules())
+    return [block for name, tensor in parameters.items() for block in _split(name, tensor, modules)]
+
+
+def _split(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> Iterator[Block]:
+    owner_name, _, local = name.rpartition(".")
+    owner = modules.get(owner_name)
+    layer = layer_of(name)
+    if not _is_fused(owner_name, local, owner, tensor):
+        yield Block(name, name, layer, _matrix_shape(tensor, owner), None, tensor.dtype, tensor.device)
+        return
+    third = tensor.shape[0] // 3
+    for i, part in enumerate("qkv"):
+        shape = _matrix_shape(tensor[:third], owner)
+        rows = (i * third, (i + 1) * third)
+        yield Block(f"{name}[{part}]", name, f"{layer}[{part}]", shape, rows, tensor.dtype, tensor.device)
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: weight and bias of one module are one layer, anything else is its own."""
+    owner, _, local = name.rpartition(".")
+    return owner if local.endswith(("weight", "bias")) else name
+
+
+def _is_fused(owner_name: str, local: str, owner: nn.Module | None, tensor: Tensor) -> bool:
+    """Query, key and value in one parameter: `nn.MultiheadAttention`, or a module or parameter called `qkv`."""
+    if isinstance(owner, nn.MultiheadAttention):
+        return local in ("in_proj_weight", "in_proj_bias")
+    called_qkv = local == "qkv" or (owner_name.rpartition(".")[2] == "qkv" and local in ("weight", "bias"))
+    return called_qkv and tensor.ndim > 0 and tensor.shape[0] % 3 == 0
+
+
+def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if len(shape) < 2:
+        return (prod(shape),)
+    if not isinstance(owner, nn.modules.conv._ConvNd):
+        # A positional table (1, rows, dim) is (rows, dim), a class token (1, 1, dim) is (1, dim).
+        while len(shape) > 2 and shape[0] == 1:
+            shape = shape[1:]
+    return (shape[0], prod(shape[1:]))
+
+
+def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MAX_SIDE) -> dict[str, str]:
+    """Block name -> structure name, after overrides, the rule for vectors, and the size limit."""
+    rules = {"*": spec} if isinstance(spec, str) else dict(spec)
+    for pattern, kind in rules.items():
+        if kind != IDENTITY and kind not in STRUCTURES:
+            known = ", ".join(sorted([*STRUCTURES, IDENTITY]))
+            raise ValueError(f"structure: unknown structure {kind!r} for {pattern!r}; choose one of {known}")
+        if not any(fnmatch.fnmatchcase(block.parameter, pattern) for block in blocks):
+            raise ValueError(f"structure: the pattern {pattern!r} matches no parameter")
+    chosen: dict[str, str] = {}
+    cheapened: dict[str, list[str]] = {}
+    for block in blocks:
+        matching = (kind for pattern, kind in rules.items() if fnmatch.fnmatchcase(block.parameter, pattern))
+        kind = next(matching, "")
+        if not kind:
+            raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
+        if not block.is_matrix and kind not in (IDENTITY, "scalar", "dense"):
+            kind = "diagonal"
+        side = block.size if kind == "dense" else max(block.shape)
+        if kind in CHEAPER and side > max_side:
+            cheapened.setdefault(f"{kind} -> {CHEAPER[kind]}", []).append(f"{block.name} {block.shape}")
+            kind = CHEAPER[kind] if block.is_matrix else "diagonal"
+        chosen[block.name] = kind
+    for change, names in cheapened.items():
+        warnings.warn(f"max_side={max_side}: {change} for {', '.join(names)}", stacklevel=3)
+    return chosen
+
+
+def groups_of(blocks: list[Block], kinds: Mapping[str, str]) -> list[Structure]:
+    """Blocks gathered by structure, dtype and device, and for stacked structures by shape."""
+    gathered: dict[tuple[object, ...], list[Block]] = {}
+    for block in blocks:
+        kind = kinds[block.name]
+        if kind == IDENTITY:
+            continue
+        shape = None if issubclass(STRUCTURES[kind], Flat) else block.shape
+        gathered.setdefault((kind, shape, block.dtype, block.device), []).append(block)
+    return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
+
+
+def factor_dtype(block: Block, held: torch.dtype | None) -> torch.dtype:
+    """Factors follow the parameter, but never below float32 unless asked for."""
+    if held is not None:
+        return held
+    return block.dtype if block.dtype.itemsize >= 4 else torch.float32

@@ -1,0 +1,207 @@
+"""The learned inverse metric `U`: groups of blocks, their factors, and how gradients pass through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .block import Block
+from .layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
+from .structure import Bounds, Factors, Structure
+
+#: One packed tensor a group: the layout in which the inner loop works.
+Packed = list[Tensor]
+
+
+class Metric:
+    """A structured, positive inverse metric `U`, the identity until learned.
+
+    Args:
+        model: owns the parameters; consulted for the kind of layer a parameter belongs to.
+        parameters: name -> tensor, the parameters `U` acts on (default: all that require a gradient). Tensors on the
+            meta device are fine for planning.
+        structure: one name for all blocks, or patterns -> names, first match wins:
+            `{"head.*": "diagonal", "*": "e-kfac"}`.
+        bounds: `(u_min, u_max)` that the spectrum of `U` is kept in, with `u_min <= 1 <= u_max`.
+        dtype: what factors are held in (default: the parameter's, at least float32).
+        apply_dtype: what `U g` is computed in (default: what the factors are held in).
+        max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> metric = Metric(model, structure="kfac")
+        >>> metric.apply({"weight": torch.ones(2, 3)})["weight"].equal(torch.ones(2, 3))
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor] | None = None,
+        structure: StructureSpec = "diagonal",
+        *,
+        bounds: Bounds = None,
+        dtype: torch.dtype | None = None,
+        apply_dtype: torch.dtype | None = None,
+        max_side: int = MAX_SIDE,
+    ) -> None:
+        if bounds is not None and not 0 < bounds[0] <= 1 <= bounds[1]:
+            raise ValueError(f"bounds: need 0 < u_min <= 1 <= u_max so that the identity is inside, got {bounds}")
+        for argument, value in (("dtype", dtype), ("apply_dtype", apply_dtype)):
+            if value is not None and not value.is_floating_point:
+                raise ValueError(f"{argument}: a metric is made of floating-point numbers, got {value}")
+        if parameters is None:
+            parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.bounds = bounds
+        self.dtype = dtype
+        self.apply_dtype = apply_dtype
+        self.blocks: list[Block] = blocks_of(model, parameters)
+        self.kinds = structure_names(self.blocks, structure, max_side)
+        self.groups: list[Structure] = groups_of(self.blocks, self.kinds)
+        self._factors: list[Factors] | None = None
+        self._cast: list[Factors] | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether `U` is anything but the identity it starts from."""
+        return self._factors is not None
+
+    @property
+    def linear(self) -> bool:
+        """Whether the relaxed objective is quadratic in the factors of every block."""
+        return all(group.linear for group in self.groups)
+
+    # -- factors -----------------------------------------------------------------------------------------------------
+
+    def factors(self) -> list[Factors]:
+        """The factors of every group (freshly made identities before the first refresh)."""
+        if self._factors is not None:
+            return self._factors
+        return [
+            group.identity(factor_dtype(group.blocks[0], self.dtype), group.blocks[0].device) for group in self.groups
+        ]
+
+    def blend(self, learned: Sequence[Factors], ema: float) -> list[Factors]:
+        """`F <- ema F + (1 - ema) F_T`, factor by factor, kept inside the bounds; does not change the metric."""
+        blended = []
+        for group, old, new in zip(self.groups, self.factors(), learned, strict=True):
+            mixed = {name: new[name].lerp(old[name].to(new[name].dtype), ema) for name in old}
+            kept = group.constrain(mixed, self.bounds)
+            blended.append({name: kept[name].to(old[name].dtype) for name in old})
+        return blended
+
+    def assign(self, factors: Sequence[Factors]) -> None:
+        """Make these the factors of `U`."""
+        self._factors = [dict(group) for group in factors]
+        self._cast = None
+
+    def named_factors(self) -> dict[str, Tensor]:
+        """Views of the factors under names such as `0.weight/in`, one block at a time."""
+        pairs = zip(self.groups, self.factors(), strict=True)
+        return {name: factor for group, factors in pairs for name, factor in group.named(factors)}
+
+    # -- the action of U ---------------------------------------------------------------------------------------------
+
+    def apply(self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None) -> dict[str, Tensor]:
+        """`U g` for the parameters given by name; those the metric does not know pass unchanged.
+
+        `factors` stand in for the metric's own, to try a candidate before it is assigned.
+        """
+        if factors is None:
+            if not self.learned:
+                return dict(grads)
+            self._cast = self._cast or self._in_apply_dtype(self.factors())
+            factors = self._cast
+        outputs: dict[str, Tensor] = {}
+        for group, own in zip(self.groups, factors, strict=True):
+            if not any(block.parameter in grads for block in group.blocks):
+                continue
+            transported = group.apply(own, self._pack_group(group, grads, next(iter(own.values())).dtype))
+            for block, piece in zip(group.blocks, group.unpack(transported), strict=True):
+                gradient = grads.get(block.parameter)
+                if gradient is None:
+                    continue
+                if block.rows is None:
+                    outputs[block.parameter] = piece.reshape(gradient.shape).to(gradient.dtype)
+                else:
+                    fused = outputs.setdefault(block.parameter, torch.empty_like(gradient))
+                    block.piece(fused).copy_(piece)
+        return dict(grads) | outputs
+
+    def pack(self, grads: Mapping[str, Tensor]) -> Packed:
+        """Gradients by name -> one packed tensor a group, in the dtype the factors are learned in."""
+        return [self._pack_group(group, grads, self.learning_dtype(group)) for group in self.groups]
+
+    def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `pack`, in the shapes of `like`; what no group covers is taken from `like`."""
+        pieces = {
+            block.name: piece
+            for group, stack in zip(self.groups, packed, strict=True)
+            for block, piece in zip(group.blocks, group.unpack(stack), strict=True)
+        }
+        parts: dict[str, list[Tensor]] = {}
+        for block in self.blocks:
+            parts.setdefault(block.parameter, []).append(pieces.get(block.name, block.piece(like[block.parameter])))
+        return {
+            name: (found[0] if len(found) == 1 else torch.cat(found)).reshape(like[name].shape).to(like[name].dtype)
+            for name, found in parts.items()
+        }
+
+    def learning_dtype(self, group: Structure) -> torch.dtype:
+        """Factors are learned in at least float32, whatever they are held in."""
+        return factor_dtype(group.blocks[0], None)
+
+    def _pack_group(self, group: Structure, grads: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        pieces = []
+        for block in group.blocks:
+            gradient = grads.get(block.parameter)
+            if gradient is None:
+                pieces.append(torch.zeros(block.shape, dtype=dtype, device=block.device))
+            else:
+                pieces.append(block.piece(gradient).to(dtype))
+        return group.pack(pieces)
+
+    def _in_apply_dtype(self, factors: list[Factors]) -> list[Factors]:
+        if self.apply_dtype is None:
+            return factors
+        return [{name: factor.to(self.apply_dtype) for name, factor in group.items()} for group in factors]
+
+    # -- size and state ----------------------------------------------------------------------------------------------
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the factors per structure, `total`, and `allocated` (0 until learned); allocates nothing."""
+        planned: dict[str, int] = {}
+        for group in self.groups:
+            width = factor_dtype(group.blocks[0], self.dtype).itemsize
+            planned[group.name] = planned.get(group.name, 0) + group.stored() * width
+        allocated = sum(f.nbytes for group in self._factors or [] for f in group.values())
+        return planned | {"total": sum(planned.values()), "allocated": allocated}
+
+    def stored(self) -> int:
+        """Stored scalars (the paper's storage table counts these)."""
+        return sum(group.stored() for group in self.groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kinds": dict(self.kinds), "factors": self.named_factors() if self.learned else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Strict: the same blocks, structures and shapes, or a sentence that says what differs."""
+        if state["kinds"] != self.kinds:
+            theirs, ours = set(state["kinds"].items()), set(self.kinds.items())
+            differing = sorted({name for name, _ in theirs ^ ours})
+            raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
+        if state["factors"] is None:
+            self._factors = self._cast = None
+            return
+        fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
+        views = {n: f for group, factors in zip(self.groups, fresh, strict=True) for n, f in group.named(factors)}
+        for name, view in views.items():
+            saved = state["factors"].get(name)
+            if saved is None or saved.shape != view.shape:
+                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
+                raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
+            view.copy_(saved)
+        self.assign(fresh)

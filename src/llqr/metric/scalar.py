@@ -1,0 +1,42 @@
+"""`U = s I`: one number a layer, shared by its weight and its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .diagonal import FLOOR
+from .structure import Bounds, Factors, Flat
+
+
+class Scalar(Flat):
+    name = "scalar"
+    linear = True
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"scalar": (len(self.layers),)}
+
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {"scalar": torch.ones(len(self.layers), dtype=dtype, device=device)}
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return self.per_entry(factors["scalar"]) * g
+
+    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
+        return {"scalar": torch.stack([part.sum() for part in (r * g).split(self.layer_sizes)])}
+
+    def clip(self, gradients: Factors, limit: float) -> Factors:
+        return {"scalar": gradients["scalar"].clamp(-limit, limit)}
+
+    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+        lower, upper = bounds or (FLOOR, None)
+        return {"scalar": factors["scalar"].clamp(lower, upper)}
+
+    def matrices(self, factors: Factors) -> list[Tensor]:
+        numbers = dict(zip(self.layers, factors["scalar"], strict=True))
+        return [numbers[b.layer] * torch.eye(b.size, dtype=numbers[b.layer].dtype) for b in self.blocks]
+
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        yield from zip(self.layers, factors["scalar"], strict=True)

@@ -1,0 +1,163 @@
+"""What every structure of `U` offers, and the two ways blocks are laid out in memory: stacked and flat."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .block import Block
+
+Factors = dict[str, Tensor]
+Bounds = tuple[float, float] | None
+
+
+class Structure(ABC):
+    """Blocks that share one structure, and the mathematics of their part of `U`.
+
+    A structure holds no numbers: factors are passed in, so that the inner solver can work on a copy. All methods act on
+    the whole group at once, in its packed layout. To add a structure, subclass `Stacked` or `Flat`, write `shapes`,
+    `identity`, `apply`, `pull_back`, `constrain` and `matrices`, and put it into `STRUCTURES`.
+    """
+
+    name: ClassVar[str]
+    #: `U` is linear in its factors, hence the relaxed objective is quadratic in them and conjugate gradients apply.
+    linear: ClassVar[bool] = False
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every factor of the whole group."""
+
+    @abstractmethod
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        """The factors for which `U = I`."""
+
+    @abstractmethod
+    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
+        """One tensor a block -> the group's one tensor."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """The inverse of `pack`, as views."""
+
+    @abstractmethod
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        """`U g`."""
+
+    @abstractmethod
+    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
+        """Gradient of `<r, U g>` in every factor."""
+
+    @abstractmethod
+    def clip(self, gradients: Factors, limit: float) -> Factors:
+        """Bound the norm of every factor's gradient by `limit`."""
+
+    @abstractmethod
+    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+        """Keep the spectrum of `U` inside `bounds`; without bounds, what the paper's runs do."""
+
+    @abstractmethod
+    def matrices(self, factors: Factors) -> list[Tensor]:
+        """Every block of `U` written out densely, acting on the row-major flattened block: the reference."""
+
+    @abstractmethod
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        """Views of the factors, one block at a time, under names that do not depend on the packing."""
+
+    def stored(self) -> int:
+        """Stored scalars."""
+        return sum(prod(shape) for shape in self.shapes().values())
+
+
+class Stacked(Structure):
+    """Matrices of one shape `(m, n)`, stacked to `(k, m, n)`; every factor has the leading dimension `k`."""
+
+    @property
+    def k(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def m(self) -> int:
+        return self.blocks[0].shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.blocks[0].shape[-1]
+
+    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
+        return torch.stack([piece.reshape(self.blocks[0].shape) for piece in pieces])
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        return list(packed.unbind(0))
+
+    def clip(self, gradients: Factors, limit: float) -> Factors:
+        return {name: gradient * _shrink(_norms(gradient), limit) for name, gradient in gradients.items()}
+
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        for i, block in enumerate(self.blocks):
+            for name, factor in factors.items():
+                yield f"{block.name}/{name}", factor[i]
+
+    def eye(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.eye(size, dtype=dtype, device=device).repeat(self.k, 1, 1)
+
+
+class Flat(Structure):
+    """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        order = {layer: i for i, layer in enumerate(dict.fromkeys(block.layer for block in blocks))}
+        super().__init__(sorted(blocks, key=lambda block: order[block.layer]))
+        self.layers = list(order)
+        self.sizes = [block.size for block in self.blocks]
+        self.layer_sizes = [sum(b.size for b in self.blocks if b.layer == layer) for layer in self.layers]
+        self._repeats: Tensor | None = None
+
+    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        return [piece.view(block.shape) for piece, block in zip(packed.split(self.sizes), self.blocks, strict=True)]
+
+    def per_entry(self, per_layer: Tensor) -> Tensor:
+        """Repeat one number a layer over the layer's entries (the output size is given: no host synchronisation)."""
+        if self._repeats is None or self._repeats.device != per_layer.device:
+            self._repeats = torch.tensor(self.layer_sizes, device=per_layer.device)
+        return per_layer.repeat_interleave(self._repeats, output_size=sum(self.layer_sizes))
+
+    def layer_norms(self, flat: Tensor) -> Tensor:
+        return torch.stack(torch._foreach_norm(list(flat.split(self.layer_sizes))))
+
+
+def _norms(stack: Tensor) -> Tensor:
+    """Norm of every member of a stack, shaped to broadcast against it."""
+    norms: Tensor = torch.linalg.vector_norm(stack, dim=tuple(range(1, stack.ndim)), keepdim=True)
+    return norms
+
+
+def _shrink(norms: Tensor, limit: float) -> Tensor:
+    """`min(1, limit / norm)`, and 1 where the norm is 0."""
+    shrink: Tensor = limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+    return shrink.clamp(max=1.0)
+
+
+def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:
+    """Project every matrix of a stack onto those with singular values in `[lower, upper]`."""
+    left, values, right = torch.linalg.svd(stack.float() if stack.dtype.itemsize < 4 else stack, full_matrices=False)
+    projected: Tensor = (left * values.clamp(lower, upper).unsqueeze(-2)) @ right
+    return projected.to(stack.dtype)
+
+
+def clamp_eigenvalues(stack: Tensor, lower: float, upper: float) -> Tensor:
+    """Project every matrix of a stack onto the symmetric ones with eigenvalues in `[lower, upper]`."""
+    wide = stack.float() if stack.dtype.itemsize < 4 else stack
+    values, vectors = torch.linalg.eigh(0.5 * (wide + wide.mT))
+    projected: Tensor = (vectors * values.clamp(lower, upper).unsqueeze(-2)) @ vectors.mT
+    return projected.to(stack.dtype)

@@ -1,0 +1,151 @@
+"""Where SAM looks: a gradient (and a metric) in, a displacement of the weights out.
+
+Every probe is `eps = rho T U T v / norm`: `v` is the gradient, possibly filtered; `T` is a diagonal rescaling of the
+parameters; `U` is the geometry's metric, the identity without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .norms import Norm, check_norm, divisors
+from .schedule import Schedule, at, check
+
+Transport = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The centre of a step, parameter by parameter: weight, gradient, layer, and a radius of its own if it has one."""
+
+    parameters: list[Tensor]
+    grads: list[Tensor]
+    layers: list[int]
+    is_bias: list[bool]
+    rho: list[float | None]
+
+
+class SAMProbe:
+    """SAM: `eps = rho U g / |g|_U`.
+
+    Args:
+        rho: the radius, a number or a function of the step; a parameter group's own `"rho"` goes first.
+        norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (its runs), "layer-metric",
+            "layer-euclidean", or a function `norm(v, d)` -> divisors.
+        start_after: steps without a probe at the start (a warm-up).
+    """
+
+    name: ClassVar[str] = "sam"
+
+    def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
+        check("rho", rho, 0)
+        check("start_after", start_after, 0)
+        check_norm(norm)
+        self.rho = rho
+        self.norm = norm
+        self.start_after = start_after
+
+    def active(self, step: int) -> bool:
+        return step >= self.start_after
+
+    def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
+        """`eps`, beside the parameters."""
+        v = self.filtered(point)
+        scaling = self.scaling(point)
+        d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
+        over = divisors(self.norm, v, d, point.layers)
+        radius = at(self.rho, step)
+        radii = [radius if own is None else own for own in point.rho]
+        if len(set(radii)) == 1 and all(divisor is over[0] for divisor in over):
+            return list(torch._foreach_mul(d, (radii[0] / over[0]).to(d[0].dtype)))
+        return [part * (rho / divisor).to(part.dtype) for part, rho, divisor in zip(d, radii, over, strict=True)]
+
+    def filtered(self, point: Point) -> list[Tensor]:
+        """`v`: the gradient the displacement is made from."""
+        return point.grads
+
+    def scaling(self, point: Point) -> list[Tensor] | None:
+        """`T`; None is the identity."""
+        return None
+
+    def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
+        pass
+
+
+class ASAMProbe(SAMProbe):
+    """ASAM: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`."""
+
+    name = "asam"
+
+    def __init__(self, rho: Schedule = 0.5, *, eta: float = 0.01, norm: Norm = "metric", start_after: int = 0) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after)
+        check("eta", eta, 0)
+        self.eta = eta
+
+    def scaling(self, point: Point) -> list[Tensor]:
+        rows = zip(point.parameters, point.is_bias, strict=True)
+        return [torch.ones_like(w) if bias else w.detach().abs() + self.eta for w, bias in rows]
+
+
+class FisherSAMProbe(SAMProbe):
+    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the outer update is untouched by it."""
+
+    name = "fishersam"
+
+    def __init__(self, rho: Schedule = 0.1, *, eta: float = 0.1, norm: Norm = "metric", start_after: int = 0) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after)
+        check("eta", eta, 1e-12)
+        self.eta = eta
+
+    def scaling(self, point: Point) -> list[Tensor]:
+        return [(g.square() + self.eta).rsqrt() for g in point.grads]
+
+
+class FriendlySAMProbe(SAMProbe):
+    """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0."""
+
+    name = "fsam"
+
+    def __init__(self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "metric", start_after: int = 0) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after)
+        check("lam", lam, 0, 1)
+        self.lam = lam
+        self._mean: dict[Tensor, Tensor] = {}
+
+    def filtered(self, point: Point) -> list[Tensor]:
+        pairs = zip(point.parameters, point.grads, strict=True)
+        means = [self._mean.setdefault(parameter, torch.zeros_like(g)) for parameter, g in pairs]
+        v = list(torch._foreach_sub(point.grads, means))
+        torch._foreach_lerp_(means, point.grads, 1 - self.lam)
+        return v
+
+    def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
+        return {"mean": {i: self._mean[parameter] for i, parameter in enumerate(order) if parameter in self._mean}}
+
+    def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
+        means: dict[Tensor, Tensor] = {}
+        for i, mean in state["mean"].items():
+            parameter = order[int(i)]
+            if mean.shape != parameter.shape:
+                raise ValueError(
+                    f"state_dict: the F-SAM mean of parameter {i} has shape {tuple(mean.shape)}, "
+                    f"expected {tuple(parameter.shape)}"
+                )
+            means[parameter] = mean.detach().to(parameter, copy=True)
+        self._mean = means
+
+
+def _product(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_mul(a, b))
+
+
+#: What every probe is: the base of the family.
+Probe = SAMProbe
