@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .captured import CapturedRefresh
 from .curvature import (
     Batch,
     Curvature,
@@ -90,6 +91,8 @@ class Geometry:
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context).
         bounds, dtype, apply_dtype, max_side: of the metric, see `llqr.Metric`.
         max_failures: refreshes thrown away in a row before an error.
+        capture: replay the refresh as CUDA graphs, several times faster where it is bound by kernel launches (small
+            images, small batches). Needs a CUDA model, batches of one shape, and keeps the refresh's memory.
 
     `every`, `ema` and `lr` may be functions of the step.
 
@@ -126,6 +129,7 @@ class Geometry:
         apply_dtype: torch.dtype | None = None,
         max_side: int = MAX_SIDE,
         max_failures: int = 10,
+        capture: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
@@ -161,10 +165,22 @@ class Geometry:
         self._scale = curvature_scale
         self._forward, self._micro_batch, self._autocast = forward, micro_batch, autocast
         self._max_failures = max_failures
+        self._capture = capture
+        self._captured: CapturedRefresh | None = None
+        if capture:
+            self._check_capturable()
         self._failures_in_a_row = 0
         self._step = 0
         self._next = 0
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+
+    def _check_capturable(self) -> None:
+        if not all(parameter.is_cuda for parameter in self.parameters.values()):
+            raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
+        if self._inner.solver == "cg" or self._micro_batch is not None or self.engine == "forward":
+            raise ValueError("capture: not with solver='cg', micro_batch or engine='forward'")
+        if self.engine == "auto":
+            self.engine = "double-backward"  # tracing, as the forward engine does, cannot be captured
 
     @property
     def due(self) -> bool:
@@ -184,14 +200,13 @@ class Geometry:
     def refresh(self, batch: Batch | Callable[[], Batch]) -> Refresh:
         """Learn `U` on one batch, and say what happened. On a numerical failure the old metric stays."""
         started = time.perf_counter()
-        step, self._next = self._step, self._step + max(1, round(at(self._every, self._step)))
+        step = self._step
         device = next(iter(self.parameters.values())).device
+        inner = replace(self._inner, lr=at(self._lr, step))
         with frozen(self.model, device), torch.no_grad():
-            problem = self._problem(batch() if callable(batch) else batch)
-            curvature = self._curvature(problem)
-            inner = replace(self._inner, lr=at(self._lr, step))
+            drawn = batch() if callable(batch) else batch
             try:
-                solution = solve(self.metric, curvature, inner)
+                curvature, solution = self._solve(drawn, inner)
                 blended = self.metric.blend(solution.factors, at(self._ema, step))
                 numbers = self._read(curvature, solution, blended)
                 reason = _objection(numbers)
@@ -199,6 +214,7 @@ class Geometry:
                 numbers, reason = dict.fromkeys(_NUMBERS, float("nan")), f"a decomposition failed ({error})"
         if not reason:
             self.metric.assign(blended)
+        self._next = step + max(1, round(at(self._every, step)))
         self._count(step, reason)
         return Refresh(
             step=step,
@@ -212,8 +228,17 @@ class Geometry:
             seconds=time.perf_counter() - started,
         )
 
-    def _problem(self, batch: Batch) -> Problem:
-        return Problem(
+    def _solve(self, batch: Batch, inner: Inner) -> tuple[QuadraticModel, Solution]:
+        if not self._capture:
+            curvature = self._linearise(batch)
+            return curvature, solve(self.metric, curvature, inner)
+        if self._captured is None or not self._captured.fits(batch, inner):
+            self._captured = None  # frees the old graphs before the new ones are made
+            self._captured = CapturedRefresh(self._linearise, batch, self.metric, inner)
+        return self._captured.run(batch)
+
+    def _linearise(self, batch: Batch) -> QuadraticModel:
+        problem = Problem(
             self.model,
             self.loss_fn,
             batch,
@@ -222,14 +247,12 @@ class Geometry:
             micro_batch=self._micro_batch,
             autocast=self._autocast,
         )
-
-    def _curvature(self, problem: Problem) -> QuadraticModel:
         engine, refused = choose_engine(problem, self.divergence, self.engine)
         if self.engine == "auto" and engine.name == "finite-differences":
             warnings.warn(
                 f"engine: chose finite-differences, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self.engine = engine.name
         curvature = Curvature(problem, self.divergence, engine, self._scale)

@@ -7,7 +7,7 @@ of every factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,47 +100,57 @@ class Objective:
 def solve(metric: Metric, curvature: QuadraticModel, inner: Inner) -> Solution:
     """Run the inner loop from the metric's current factors; the metric itself is not changed."""
     objective = Objective(metric, curvature, inner.damping)
-    start = [
-        {name: factor.detach().to(metric.learning_dtype(group), copy=True) for name, factor in factors.items()}
-        for group, factors in zip(metric.groups, metric.factors(), strict=True)
-    ]
-    before, factors = SOLVERS[inner.solver](objective, start, inner)
+    before, factors = SOLVERS[inner.solver](objective, working_copy(metric), inner)
     after, _ = objective.value(factors)
     return Solution(factors, before, after)
 
 
-def _descend(
-    make: Callable[[list[Tensor], Inner], torch.optim.Optimizer],
-    objective: Objective,
-    factors: list[Factors],
-    inner: Inner,
-) -> tuple[Tensor, list[Factors]]:
-    """A first-order method of `torch.optim` on the factors, with clipped gradients."""
-    optimizer = make([factor for group in factors for factor in group.values()], inner)
-    before: Tensor | None = None
-    for _ in range(inner.steps):
-        value, residual = objective.value(factors)
-        before = value if before is None else before
-        slopes = objective.slope(factors, residual)
-        for group, own, slope in zip(objective.metric.groups, factors, slopes, strict=True):
+def working_copy(metric: Metric) -> list[Factors]:
+    """The metric's factors in the dtype they are learned in, free to be changed."""
+    return [
+        {name: factor.detach().to(metric.learning_dtype(group), copy=True) for name, factor in factors.items()}
+        for group, factors in zip(metric.groups, metric.factors(), strict=True)
+    ]
+
+
+class Descent:
+    """A first-order method of `torch.optim` that changes factors in place, one product with `H` a step.
+
+    Heavy ball, `m <- momentum m + clip(grad)`, `F <- F - lr m`, is exactly torch's SGD with momentum.
+    """
+
+    def __init__(self, metric: Metric, factors: list[Factors], inner: Inner) -> None:
+        self.metric = metric
+        self.factors = factors
+        self.clip = inner.clip
+        flat = [factor for group in factors for factor in group.values()]
+        self.optimizer: torch.optim.Optimizer
+        if inner.solver == "adam":
+            self.optimizer = torch.optim.Adam(flat, lr=inner.lr, capturable=flat[0].is_cuda)
+        else:
+            self.optimizer = torch.optim.SGD(flat, lr=inner.lr, momentum=inner.momentum)
+
+    def step(self, objective: Objective) -> Tensor:
+        """One step; returns the objective it started from."""
+        value, residual = objective.value(self.factors)
+        slopes = objective.slope(self.factors, residual)
+        for group, own, slope in zip(self.metric.groups, self.factors, slopes, strict=True):
             finite = {name: part.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for name, part in slope.items()}
-            for name, part in group.clip(finite, inner.clip).items():
+            for name, part in group.clip(finite, self.clip).items():
                 own[name].grad = part
-        optimizer.step()
-    for group_factors in factors:
-        for factor in group_factors.values():
+        self.optimizer.step()
+        return value
+
+
+def _descend(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
+    descent = Descent(objective.metric, factors, inner)
+    before = descent.step(objective)
+    for _ in range(inner.steps - 1):
+        descent.step(objective)
+    for group in factors:
+        for factor in group.values():
             factor.grad = None
-    assert before is not None
     return before, factors
-
-
-def _heavy_ball(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
-    """`m <- momentum m + clip(grad)`, `F <- F - lr m`: exactly torch's SGD with momentum."""
-    return _descend(lambda f, i: torch.optim.SGD(f, lr=i.lr, momentum=i.momentum), objective, factors, inner)
-
-
-def _adam(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
-    return _descend(lambda f, i: torch.optim.Adam(f, lr=i.lr), objective, factors, inner)
 
 
 def _conjugate_gradients(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
@@ -168,7 +178,7 @@ def _conjugate_gradients(objective: Objective, factors: list[Factors], inner: In
     return before, factors
 
 
-SOLVERS = {"heavy-ball": _heavy_ball, "adam": _adam, "cg": _conjugate_gradients}
+SOLVERS = {"heavy-ball": _descend, "adam": _descend, "cg": _conjugate_gradients}
 
 
 def _dot(a: Named, b: Named) -> Tensor:

@@ -89,7 +89,7 @@ def _resolve(scale: Scale, problem: Problem, outputs: Tensor) -> Tensor:
     if scale == "mean":
         return torch.ones((), dtype=outputs.dtype, device=outputs.device)
     if isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0:
-        return torch.tensor(float(scale), dtype=outputs.dtype, device=outputs.device)
+        return torch.full((), float(scale), dtype=outputs.dtype, device=outputs.device)
     raise ValueError(f"curvature_scale: expected 'sum', 'mean' or a positive number, got {scale!r}")
 
 

@@ -67,7 +67,7 @@ class Problem:
         targets = self.targets
         if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
             return (targets != ignore_index(self.loss_fn)).sum().to(outputs.dtype)
-        return torch.tensor(float(outputs.shape[0]), dtype=outputs.dtype, device=outputs.device)
+        return torch.full((), float(outputs.shape[0]), dtype=outputs.dtype, device=outputs.device)
 
 
 class _Caller(nn.Module):
