@@ -85,7 +85,7 @@ class Geometry:
         lr, steps, solver, momentum, clip, damping: the inner loop, see `llqr.Inner`.
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
-        engine: "auto", "forward", "double-backward" or "finite-differences".
+        engine: "auto", "forward", "linearised", "double-backward" or "finite-differences".
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context).
@@ -177,10 +177,8 @@ class Geometry:
     def _check_capturable(self) -> None:
         if not all(parameter.is_cuda for parameter in self.parameters.values()):
             raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
-        if self._inner.solver == "cg" or self._micro_batch is not None or self.engine == "forward":
-            raise ValueError("capture: not with solver='cg', micro_batch or engine='forward'")
-        if self.engine == "auto":
-            self.engine = "double-backward"  # tracing, as the forward engine does, cannot be captured
+        if self._inner.solver == "cg" or self._micro_batch is not None or self.engine == "linearised":
+            raise ValueError("capture: not with solver='cg', micro_batch or engine='linearised'")
 
     @property
     def due(self) -> bool:
@@ -203,7 +201,7 @@ class Geometry:
         step = self._step
         device = next(iter(self.parameters.values())).device
         inner = replace(self._inner, lr=at(self._lr, step))
-        with frozen(self.model, device), torch.no_grad():
+        with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
             drawn = batch() if callable(batch) else batch
             try:
                 curvature, solution = self._solve(drawn, inner)
@@ -372,7 +370,7 @@ def _objection(numbers: Mapping[str, float]) -> str:
         return "the inner loop gave factors or an objective that are not finite"
     if after > before:
         return f"the objective rose from {before:.6g} to {after:.6g}"
-    if numbers["along"] <= 0 and numbers["gradient_norm"] > 0:
+    if not numbers["along"] > 0 and numbers["gradient_norm"] > 0:
         return f"g.Ug = {numbers['along']:.6g} is not positive"
     return ""
 

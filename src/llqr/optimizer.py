@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from . import amp
 from .geometry import GeometryLike
 from .probes import Point, Probe
 from .snapshot import Snapshot
@@ -85,7 +86,6 @@ class Optimizer(torch.optim.Optimizer):
             model = geometry.model
         self._surroundings = Surroundings(model)
         self._weights = Snapshot()
-        self._buffers = Snapshot()
         self.defaults = base.defaults
 
     # -- the base optimizer's objects are ours, also after it replaces them (as load_state_dict does) -----------------
@@ -127,24 +127,24 @@ class Optimizer(torch.optim.Optimizer):
             batch: what a refresh learns from when one is due: `(inputs, targets)`, a mapping, or a function that
                 returns one of these.
             grad_scaler: a `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update` after
-                the step, as always.
+                the step, as always. (`grad_scaler.step(opt, closure)` does the same, but torch refuses it until the
+                scaler has scaled something for the first time.)
         """
         if self._weights.held:
             raise RuntimeError("step: the weights still stand at the probe; call second_step() or restore() first")
+        if closure is None and self._probing:
+            raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
         self._refresh_if_due(batch)
         if closure is None:
-            if self._probing:
-                raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
             self._update(grad_scaler)
             return None
         closure = torch.enable_grad()(closure)
         random = self._random_state() if self._probing and self._same_dropout else None
         loss = self._first_pass(closure)
         if self._probing:
-            self._perturb(grad_scaler)
             try:
-                with self._second_pass(random):
-                    closure()
+                self._perturb(grad_scaler)
+                self._second_pass(closure, random)
             finally:
                 self.restore()
         self._update(grad_scaler)
@@ -157,8 +157,12 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         self._refresh_if_due(batch)
         if self._probing:
-            self._perturb(grad_scaler)
-            self._buffers.take(self._surroundings.buffers())
+            try:
+                self._perturb(grad_scaler)
+                self._surroundings.hold_buffers()
+            except BaseException:
+                self.restore()
+                raise
         if zero_grad:
             self.zero_grad()
 
@@ -175,7 +179,8 @@ class Optimizer(torch.optim.Optimizer):
     def restore(self) -> None:
         """Put weights and buffers back where the centre was; does nothing when they are there."""
         self._weights.restore()
-        self._buffers.restore()
+        self._surroundings.restore_buffers()
+        torch.clear_autocast_cache()
 
     @property
     def _probing(self) -> bool:
@@ -202,17 +207,16 @@ class Optimizer(torch.optim.Optimizer):
         # A copy: a captured closure writes both passes' losses into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
-    @contextmanager
-    def _second_pass(self, random: list[tuple[torch.device, Tensor]] | None) -> Iterator[None]:
-        """The closure runs again with the same random numbers, and leaves no trace in the model's buffers."""
-        self._buffers.take(self._surroundings.buffers())
+    def _second_pass(self, closure: Closure, random: list[tuple[torch.device, Tensor]] | None) -> None:
+        """The closure again, with the same random numbers; `restore` removes its trace in the model's buffers."""
+        self._surroundings.hold_buffers()
         for device, state in random or []:
             if device.type == "cpu":
                 torch.set_rng_state(state)
             else:
                 torch.cuda.set_rng_state(state, device)
         self._forget_gradients()
-        yield
+        closure()
 
     def _perturb(self, grad_scaler: Any) -> None:
         """`theta <- theta + eps`, after keeping a copy of `theta`."""
@@ -223,25 +227,36 @@ class Optimizer(torch.optim.Optimizer):
                 "closure: no parameter of the optimizer got a gradient; does the closure call backward()?"
             )
         self._check_supported(parameters)
-        grads = [p.grad for p in parameters]
-        if grad_scaler is not None and grad_scaler.is_enabled():
-            grads = list(torch._foreach_mul(grads, 1.0 / grad_scaler.get_scale()))
-        radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
+        grads = amp.centre_gradients(grad_scaler, (self, self.base), [p.grad for p in parameters])
+        self._weights.take(parameters)
+        if amp.overflowed(grad_scaler, grads):
+            # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
+            # of a distributed run, and then the scaler skips the step and shrinks its scale.
+            torch._foreach_mul_(parameters, float("nan"))
+            return
         point = Point(
             parameters,
             grads,
             self._surroundings.layers(parameters),
             self._surroundings.is_bias(parameters),
-            [radius[p] for p in parameters],
+            self._own_radius(parameters),
         )
         eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
-        self._weights.take(parameters)
         torch._foreach_add_(parameters, eps)
+        # Under a caller's autocast the second pass would otherwise run on low-precision copies of the centre's weights.
+        torch.clear_autocast_cache()
+
+    def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
+        """The `"rho"` of every parameter's group, unless that is a setting of the base optimizer (Adadelta has one)."""
+        if "rho" in self.base.defaults or not any("rho" in group for group in self.param_groups):
+            return [None] * len(parameters)
+        radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
+        return [radius[p] for p in parameters]
 
     def _update(self, grad_scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""
         if grad_scaler is not None:
-            grad_scaler.unscale_(self.base)
+            amp.unscale_once(grad_scaler, self, self.base)
         if self.geometry is not None and self.transport:
             parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
             self._check_supported(parameters)
@@ -253,6 +268,7 @@ class Optimizer(torch.optim.Optimizer):
             grad_scaler.step(self.base)
         else:
             self.base.step()
+        torch.clear_autocast_cache()
         self.steps += 1
         if self.geometry is not None:
             self.geometry.advance()
@@ -262,18 +278,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def _forget_gradients(self) -> None:
         """In place, so that a closure that forgets to zero them, or a captured one that cannot, is still right."""
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        dense = [g for g in grads if not g.is_sparse]
+        dense = []
+        for parameter in self._order():
+            if parameter.grad is None:
+                continue
+            if parameter.grad.layout == torch.strided:
+                dense.append(parameter.grad)
+            else:
+                parameter.grad = None
         if dense:
             torch._foreach_zero_(dense)
 
     def _check_supported(self, parameters: list[Tensor]) -> None:
-        names = self._surroundings.names()
-        for i, parameter in enumerate(parameters):
+        for parameter in parameters:
             assert parameter.grad is not None
             if parameter.grad.layout != torch.strided or parameter.is_complex():
                 kind = "complex" if parameter.is_complex() else "sparse"
-                who = names.get(parameter, f"number {i}")
+                number = {p: i for i, p in enumerate(self._order())}[parameter]
+                who = self._surroundings.names().get(parameter, f"number {number}")
                 raise TypeError(f"parameters: {who!r} has a {kind} gradient, which is not supported")
 
     def _random_state(self) -> list[tuple[torch.device, Tensor]]:
@@ -309,6 +331,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError("state_dict: no 'llqr' entry, so it was not saved by this optimizer; load it into `base`")
         own = state.pop("llqr")
         self._check_state(own)
+        self._check_names(state["param_groups"])
         self.base.load_state_dict(state)
         if self.geometry is not None:
             self.geometry.load_state_dict(own["geometry"])
@@ -332,11 +355,21 @@ class Optimizer(torch.optim.Optimizer):
             if list(theirs) != ours:
                 raise ValueError(f"state_dict: parameter {i} was saved with shape {list(theirs)}, here it is {ours}")
 
+    def _check_names(self, groups: list[dict[str, Any]]) -> None:
+        """Where both were built from `named_parameters`, the order of the parameters must be the same."""
+        saved = [name for group in groups for name in group.get("param_names", ())]
+        mine = [name for group in self.param_groups for name in group.get("param_names", ())]
+        for theirs, ours in zip(saved, mine, strict=False):
+            if theirs != ours:
+                raise ValueError(f"state_dict: saved parameter {theirs!r} stands where this optimizer has {ours!r}")
+
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        """As in torch, hooks stay behind, and so does the `step` that a scheduler ties to this very object."""
+        stays = ("step", "_opt_called")
+        return {k: v for k, v in self.__dict__.items() if k not in stays and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
         probe = None if self.probe is None else self.probe.name

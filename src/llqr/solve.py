@@ -100,7 +100,11 @@ class Objective:
 def solve(metric: Metric, curvature: QuadraticModel, inner: Inner) -> Solution:
     """Run the inner loop from the metric's current factors; the metric itself is not changed."""
     objective = Objective(metric, curvature, inner.damping)
-    before, factors = SOLVERS[inner.solver](objective, working_copy(metric), inner)
+    start = working_copy(metric)
+    if not start:  # the identity throughout: nothing to learn
+        value, _ = objective.value(start)
+        return Solution(start, value, value)
+    before, factors = SOLVERS[inner.solver](objective, start, inner)
     after, _ = objective.value(factors)
     return Solution(factors, before, after)
 

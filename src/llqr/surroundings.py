@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .metric.layout import layer_of
+from .snapshot import Snapshot
 
 
 class Surroundings:
@@ -22,6 +23,8 @@ class Surroundings:
         self._modules: list[nn.Module] = [] if model is None else [model]
         self.known = model is not None
         self._names: dict[Tensor, str] | None = None
+        self._slots: list[tuple[nn.Module, str, Tensor]] = []
+        self._contents = Snapshot()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -50,9 +53,19 @@ class Surroundings:
                     self._names.setdefault(parameter, name)
         return self._names
 
-    def buffers(self) -> list[Tensor]:
-        """All buffers, asked for anew each time because a module may replace them."""
-        return [buffer for module in self._modules for buffer in module.buffers()]
+    def hold_buffers(self) -> None:
+        """Remember every buffer: its content, and which tensor it is, for a module may put a new one in its place."""
+        owners = [owner for module in self._modules for owner in module.modules()]
+        self._slots = [(owner, name, b) for owner in owners for name, b in owner.named_buffers(recurse=False)]
+        self._contents.take(list(dict.fromkeys(buffer for _, _, buffer in self._slots)))
+
+    def restore_buffers(self) -> None:
+        """Put them back; does nothing when none are held."""
+        for owner, name, buffer in self._slots:
+            if getattr(owner, name) is not buffer:
+                setattr(owner, name, buffer)
+        self._slots = []
+        self._contents.restore()
 
     def layers(self, parameters: Sequence[Tensor]) -> list[int]:
         """A number a parameter; weight and bias of one module share theirs."""

@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from .divergence import Divergence, Scale
-from .engines import ENGINES, Engine, Named
+from .engines import AUTOMATIC, ENGINES, Engine, Named
 from .problem import Problem
+
+#: An engine whose forward and backward derivatives disagree by more (relative) is not taken by itself; rounding in
+#: bfloat16 stays below it.
+ASYMMETRY = 0.05
 
 
 class Curvature:
@@ -28,7 +32,7 @@ class Curvature:
         self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
         with torch.no_grad():
             pieces = [self._kept.outputs] if self._kept else [self._outputs(piece) for piece in problem.pieces]
-        self._rows = [piece.shape[0] for piece in pieces]
+        self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
         outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
@@ -36,6 +40,9 @@ class Curvature:
             (self._slope,) = torch.autograd.grad(loss, z)
         self.loss = loss.detach()
         self.gradient = self._sum(e.vjp(w) for e, w in zip(self._linearised(), self._cut(self._slope), strict=True))
+        for name, part in self.gradient.items():
+            if part.layout != torch.strided:
+                raise TypeError(f"model: the gradient of parameter {name!r} is sparse, which a metric does not support")
         self._q = divergence.output_hessian(problem.loss, outputs)
         self._scale = _resolve(divergence.scale if scale is None else scale, problem, outputs)
         self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
@@ -49,6 +56,17 @@ class Curvature:
         pulled = self._cut(self._q(u))
         product = self._sum(self._pull(engine, q, w, v) for engine, q, w in self._walk(pulled))
         return {name: self._scale.to(part.dtype) * part for name, part in product.items()}
+
+    def asymmetry(self) -> float:
+        """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for an engine that is right.
+
+        Forward mode goes through `torch.no_grad` and straight-through tricks, which the backward pass holds constant.
+        """
+        moved = [engine.jvp(self.gradient) for engine in self._linearised()]
+        pairs = zip(moved, self._cut(self._slope), strict=True)
+        along = sum(float((u.double() * w.double()).sum()) for u, w in pairs)
+        square = sum(float(part.double().square().sum()) for part in self.gradient.values())
+        return abs(along - square) / square if square else 0.0
 
     def _pull(self, engine: Engine, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
         pulled = engine.vjp(q)
@@ -68,13 +86,14 @@ class Curvature:
                 yield self._linearise(piece)
 
     def _linearise(self, piece: object) -> Engine:
-        return self._engine(lambda theta: self._problem.outputs(theta, piece), self._problem.parameters)
+        problem = self._problem
+        return self._engine(lambda theta: problem.outputs(theta, piece), problem.parameters, problem.precision)
 
     def _outputs(self, piece: object) -> Tensor:
         return self._problem.outputs(self._problem.parameters, piece)
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
-        return list(rows.split(self._rows))
+        return [rows] if self._rows is None else list(rows.split(self._rows))
 
     def _sum(self, parts: Iterator[Named]) -> Named:
         total = next(parts)
@@ -100,12 +119,17 @@ def choose_engine(problem: Problem, divergence: Divergence, name: str = "auto") 
             raise ValueError(f"engine: unknown {name!r}; choose auto or one of {', '.join(ENGINES)}")
         return ENGINES[name], []
     refused = []
-    for engine in ENGINES.values():
+    for engine in (ENGINES[candidate] for candidate in AUTOMATIC):
         try:
             curvature = Curvature(problem, divergence, engine)
             curvature.product(curvature.gradient)
+            if engine.name != AUTOMATIC[-1] and curvature.asymmetry() > ASYMMETRY:
+                raise RuntimeError("its forward and backward derivatives of this model disagree")
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            raise  # a bad batch, which says nothing of the engine
         except (NotImplementedError, RuntimeError) as error:
             refused.append(f"{engine.name}: {str(error).splitlines()[0]}")
+            cause = error
         else:
             return engine, refused
-    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused))
+    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused)) from cause

@@ -18,13 +18,15 @@ class Engine(ABC):
     """A network `f(theta)` linearised at `theta`.
 
     `J^T u` is the same in all engines: one backward pass through a kept graph, which every kernel supports. They differ
-    in the forward derivative `J v` and in the second derivative of `<w, f>`.
+    in the forward derivative `J v` and in the second derivative of `<w, f>`. `precision` is the coarsest dtype `f`
+    computes in, which its outputs need not show.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
+    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         self.f = f
+        self.precision = precision
         self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
         with torch.enable_grad():
             self._graph = f(self.theta)
@@ -56,28 +58,50 @@ class Engine(ABC):
         return dict(zip(self.theta, gradients, strict=True))
 
 
-class ForwardMode(Engine):
-    """Forward-mode differentiation, traced once: a product repeats only the tangent part of the pass."""
+class TracedForwardMode(Engine):
+    """Forward-mode differentiation, traced once a refresh: a product repeats only the tangent part of the pass.
 
-    name = "forward"
+    The cheapest product, but the tracing takes seconds on a deep network: for many products with one linearisation.
+    """
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
-        super().__init__(f, theta)
+    name = "linearised"
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
+        super().__init__(f, theta, precision)
         self._jvp: Callable[[Named], Any] | None = None
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         if self._jvp is None:
-            self._jvp = _linearise(self.f, self._detached())
+            self._jvp = _linearise(self.f, _detached(self.theta))
         tangent: Tensor = self._jvp(dict(v))
         return tangent
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
-        product: Callable[[Named], Named] = _linearise(slope, self._detached())
+        product: Callable[[Named], Named] = _linearise(slope, _detached(self.theta))
         return lambda v: product(dict(v))
 
-    def _detached(self) -> Named:
-        return {name: parameter.detach() for name, parameter in self.theta.items()}
+
+class ForwardMode(Engine):
+    """Forward-mode differentiation with dual numbers: a product repeats the pass, tangents beside values.
+
+    Dearer a product than the traced form by the pass it repeats, but free to start, and a CUDA graph can capture it.
+    """
+
+    name = "forward"
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
+        return tangent
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
+            return tangent
+
+        return product
 
 
 class DoubleBackward(Engine):
@@ -85,8 +109,8 @@ class DoubleBackward(Engine):
 
     name = "double-backward"
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor]) -> None:
-        super().__init__(f, theta)
+    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
+        super().__init__(f, theta, precision)
         self._u = torch.zeros_like(self.outputs, requires_grad=True)
         self._transposed: Named | None = None
 
@@ -134,15 +158,18 @@ class FiniteDifferences(Engine):
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         def product(v: Mapping[str, Tensor]) -> Named:
             h = self._step(v)
-            ahead, behind = (type(self)(self.f, self._moved(v, step)).vjp(w) for step in (h, -h))
+            ahead, behind = (self._at(self._moved(v, step)).vjp(w) for step in (h, -h))
             return {name: (ahead[name] - behind[name]) / (2 * h).to(ahead[name].dtype) for name in ahead}
 
         return product
 
+    def _at(self, theta: Named) -> Engine:
+        return type(self)(self.f, theta, self.precision)
+
     def _step(self, v: Mapping[str, Tensor]) -> Tensor:
         """`|h v| = eps^(1/3)`: truncation and rounding errors of a central difference balance."""
         norm = torch.stack([torch.linalg.vector_norm(part).float() for part in v.values()]).norm()
-        width = torch.finfo(self.outputs.dtype).eps ** (1 / 3)
+        width = torch.finfo(self.precision).eps ** (1 / 3)
         step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
         return step
 
@@ -150,12 +177,21 @@ class FiniteDifferences(Engine):
         return {name: (p.detach() + h * v[name]).to(p.dtype) for name, p in self.theta.items()}
 
 
+def _detached(theta: Named) -> Named:
+    return {name: parameter.detach() for name, parameter in theta.items()}
+
+
 def _linearise(function: Callable[[Named], Any], theta: Named) -> Callable[[Named], Any]:
-    """`torch.func.linearize` without the fx tracer's notes about constants it keeps."""
+    """`torch.func.linearize` without the fx tracer's notes about constants it keeps, and torch's about itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\.fx\..*")
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)
         _, product = torch.func.linearize(function, theta)
     return product
 
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (ForwardMode, DoubleBackward, FiniteDifferences)}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (ForwardMode, TracedForwardMode, DoubleBackward, FiniteDifferences)
+}
+#: What "auto" tries, in this order: exact before approximate, and nothing that is slow to start.
+AUTOMATIC = ("forward", "double-backward", "finite-differences")

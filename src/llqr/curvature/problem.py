@@ -39,9 +39,15 @@ class Problem:
         self.loss_fn = loss_fn
         self.inputs, self.targets = split_batch(batch)
         self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
-        self.pieces = _split(self.inputs, micro_batch) if micro_batch else [self.inputs]
+        self.pieces = [self.inputs] if micro_batch is None else _split(self.inputs, micro_batch)
         self._autocast = autocast
         self._caller = _Caller(model, forward or call_model)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest dtype the network computes in."""
+        dtypes = {parameter.dtype for parameter in self.parameters.values()}
+        return max(dtypes | ({self._autocast} if self._autocast else set()), key=lambda dtype: torch.finfo(dtype).eps)
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters."""
@@ -67,7 +73,8 @@ class Problem:
         targets = self.targets
         if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
             return (targets != ignore_index(self.loss_fn)).sum().to(outputs.dtype)
-        return torch.full((), float(outputs.shape[0]), dtype=outputs.dtype, device=outputs.device)
+        rows = outputs.shape[0] if outputs.ndim else 1
+        return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
 
 
 class _Caller(nn.Module):
@@ -111,7 +118,7 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 def ignore_index(loss_fn: Loss) -> int:
     """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
     if isinstance(loss_fn, functools.partial):
-        return int(loss_fn.keywords.get("ignore_index", -100))
+        return int(loss_fn.keywords.get("ignore_index", ignore_index(loss_fn.func)))
     return int(getattr(loss_fn, "ignore_index", -100))
 
 
@@ -134,6 +141,8 @@ def _split(inputs: Any, size: int) -> list[Any]:
     if size < 1:
         raise ValueError(f"micro_batch: expected a positive number of samples, got {size}")
     rows = _rows(inputs)
+    if not rows:
+        raise ValueError("micro_batch: found no tensor with a batch dimension in the inputs")
     return [_narrow(inputs, rows, start, start + size) for start in range(0, rows, size)]
 
 
@@ -153,5 +162,7 @@ def _narrow(inputs: Any, rows: int, start: int, stop: int) -> Any:
     if isinstance(inputs, Mapping):
         return {name: _narrow(value, rows, start, stop) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return type(inputs)(_narrow(value, rows, start, stop) for value in inputs)
+        parts = [_narrow(value, rows, start, stop) for value in inputs]
+        named = hasattr(inputs, "_fields")  # a named tuple takes its parts one by one
+        return type(inputs)(*parts) if named else type(inputs)(parts)
     return inputs

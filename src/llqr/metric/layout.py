@@ -98,14 +98,14 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
 
 
 def groups_of(blocks: list[Block], kinds: Mapping[str, str]) -> list[Structure]:
-    """Blocks gathered by structure, dtype and device, and for stacked structures by shape."""
+    """Blocks gathered by structure, dtype of the factors and device, and for stacked structures by shape."""
     gathered: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
         kind = kinds[block.name]
         if kind == IDENTITY:
             continue
         shape = None if issubclass(STRUCTURES[kind], Flat) else block.shape
-        gathered.setdefault((kind, shape, block.dtype, block.device), []).append(block)
+        gathered.setdefault((kind, shape, factor_dtype(block, None), block.device), []).append(block)
     return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
 
 

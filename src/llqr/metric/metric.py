@@ -48,6 +48,8 @@ class Metric:
         apply_dtype: torch.dtype | None = None,
         max_side: int = MAX_SIDE,
     ) -> None:
+        if bounds is not None and not (isinstance(bounds, tuple | list) and len(bounds) == 2):
+            raise TypeError(f"bounds: expected a pair (u_min, u_max), got {bounds!r}")
         if bounds is not None and not 0 < bounds[0] <= 1 <= bounds[1]:
             raise ValueError(f"bounds: need 0 < u_min <= 1 <= u_max so that the identity is inside, got {bounds}")
         for argument, value in (("dtype", dtype), ("apply_dtype", apply_dtype)):
@@ -119,7 +121,9 @@ class Metric:
         for group, own in zip(self.groups, factors, strict=True):
             if not any(block.parameter in grads for block in group.blocks):
                 continue
-            transported = group.apply(own, self._pack_group(group, grads, next(iter(own.values())).dtype))
+            packed = self._pack_group(group, grads, next(iter(own.values())).dtype)
+            with torch.autocast(packed.device.type, enabled=False):  # the dtype is ours, whatever the caller's context
+                transported = group.apply(own, packed)
             for block, piece in zip(group.blocks, group.unpack(transported), strict=True):
                 gradient = grads.get(block.parameter)
                 if gradient is None:
@@ -127,8 +131,9 @@ class Metric:
                 if block.rows is None:
                     outputs[block.parameter] = piece.reshape(gradient.shape).to(gradient.dtype)
                 else:
-                    fused = outputs.setdefault(block.parameter, torch.empty_like(gradient))
-                    block.piece(fused).copy_(piece)
+                    # Contiguous, so that a block of it is a view, whatever the memory format of the gradient.
+                    empty = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+                    block.piece(outputs.setdefault(block.parameter, empty)).copy_(piece)
         return dict(grads) | outputs
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:

@@ -36,7 +36,7 @@ class Scalar(Flat):
 
     def matrices(self, factors: Factors) -> list[Tensor]:
         numbers = dict(zip(self.layers, factors["scalar"], strict=True))
-        return [numbers[b.layer] * torch.eye(b.size, dtype=numbers[b.layer].dtype) for b in self.blocks]
+        return [numbers[b.layer] * torch.eye(b.size).to(numbers[b.layer]) for b in self.blocks]
 
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
         yield from zip(self.layers, factors["scalar"], strict=True)

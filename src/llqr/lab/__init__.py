@@ -1,0 +1,1 @@
+"""The laboratory: data, models and commands that run the library's methods on real problems."""

@@ -1,0 +1,44 @@
+"""Checkpoints: written whole or not at all, read without running code, random states included."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llqr.lab.errors import DataError
+
+
+def save(state: Mapping[str, Any], path: Path) -> None:
+    """Replace ``path`` in one step: whoever reads it, and whenever the power fails, finds the old or the new one."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """The state that was saved; tensors come to ``device``."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise DataError(f"{path} is not a readable checkpoint ({first_line}); delete it to start over.") from error
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of torch's global generators."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"].cpu())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)

@@ -1,0 +1,97 @@
+"""Data sets by name.
+
+>>> from llqr.lab import data
+>>> digits = data.load("digits")
+>>> for images, labels in digits.train_batches(64, seed=0): ...
+
+Small sets live on the device (`resident`), ImageNet is streamed from its files (`streaming`). Both hand out `Batches`:
+the same seed gives the same batches, and a saved state goes on in the middle of an epoch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.data.batches import Batches
+from llqr.lab.data.cifar import CIFAR10, CIFAR100, read_cifar
+from llqr.lab.data.digits import read_digits
+from llqr.lab.data.imageset import ImageSet
+from llqr.lab.data.resident import ResidentData, ResidentOptions
+from llqr.lab.data.streaming import StreamingData, StreamingOptions
+from llqr.lab.data.tinyimagenet import read_tinyimagenet
+
+__all__ = ["Batches", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a data set before any file is read, and how to read it."""
+
+    title: str
+    classes: int
+    image_size: int
+    channels: int
+    train_count: int
+    options: type
+    read: Callable[[Path, Any], ResidentData | StreamingData]
+
+    def model_arguments(self, options: Any) -> dict[str, Any]:
+        """What a network must know of this data; an option may ask for another image size."""
+        size = getattr(options, "image_size", self.image_size)
+        return {"classes": self.classes, "image_size": size, "channels": self.channels}
+
+
+def in_memory(read: Callable[[Path], tuple[ImageSet, ImageSet]], classes: int) -> Callable[[Path, Any], ResidentData]:
+    """How to read a data set whose two splits ``read`` returns."""
+    return lambda root, options: ResidentData(*read(root), classes, options)
+
+
+SOURCES = {
+    "digits": Source(
+        "scikit-learn's digits", 10, 8, 1, 1437, ResidentOptions, in_memory(lambda root: read_digits(), 10)
+    ),
+    "cifar10": Source(
+        "CIFAR-10", 10, 32, 3, 50_000, ResidentOptions, in_memory(lambda root: read_cifar(CIFAR10, root), 10)
+    ),
+    "cifar100": Source(
+        "CIFAR-100", 100, 32, 3, 50_000, ResidentOptions, in_memory(lambda root: read_cifar(CIFAR100, root), 100)
+    ),
+    "tinyimagenet": Source("TinyImageNet-200", 200, 64, 3, 100_000, ResidentOptions, in_memory(read_tinyimagenet, 200)),
+    "imagenet": Source(
+        "ImageNet (ILSVRC 2012)",
+        1000,
+        224,
+        3,
+        1_281_167,
+        StreamingOptions,
+        lambda root, options: StreamingData(root / "imagenet", options),
+    ),
+}
+
+
+def names() -> list[str]:
+    """The names that `load` knows."""
+    return list(SOURCES)
+
+
+def source(name: str) -> Source:
+    """What is known of the data set ``name`` without reading it."""
+    if name not in SOURCES:
+        raise ValueError(f"data must be one of {', '.join(SOURCES)}, got {name!r}.")
+    return SOURCES[name]
+
+
+def load(name: str, root: Path | str = "data", options: Mapping[str, Any] | Any = None) -> ResidentData | StreamingData:
+    """Read the data set ``name`` below ``root``; ``options`` is a mapping or an instance of its options class."""
+    known = source(name)
+    if options is None or isinstance(options, Mapping):
+        try:
+            options = known.options(**(options or {}))
+        except TypeError as error:
+            raise TypeError(f"Data {name!r}: {error}.") from error
+    elif not isinstance(options, known.options):
+        raise TypeError(
+            f"options must be a mapping or {known.options.__name__} for {name!r}, got {type(options).__name__}."
+        )
+    return known.read(Path(root), options)

@@ -1,0 +1,98 @@
+"""Random crop, horizontal flip, normalisation and Cutout for whole batches at once, on the device of the images.
+
+The order of operations is the usual one: the image is padded with black, cropped and flipped, then normalised, and the
+Cutout square is set to 0, the mean colour.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of an epoch, one of each for every sample; a slice of them belongs to a batch."""
+
+    top: Tensor
+    left: Tensor
+    flip: Tensor
+    hole_row: Tensor
+    hole_column: Tensor
+
+    def __getitem__(self, part: slice) -> "Draws":
+        return Draws(self.top[part], self.left[part], self.flip[part], self.hole_row[part], self.hole_column[part])
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crops after padding by ``crop_padding``, flips, and Cutout squares (DeVries & Taylor, 2017).
+
+    A Cutout square of side ``cutout`` has its centre anywhere in the image, so that a part of it may lie outside; it is
+    applied to a sample with probability ``cutout_probability``. The defaults do nothing.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    cutout: int = 0
+    cutout_probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("crop_padding", "cutout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        if not 0 <= self.cutout_probability <= 1:
+            raise ValueError(f"cutout_probability must lie in [0, 1], got {self.cutout_probability}.")
+
+    def pad(self, images: Tensor) -> Tensor:
+        """Images ``(count, height, width, channels)`` with the black border that the crops reach into."""
+        border = self.crop_padding
+        return F.pad(images, (0, 0, border, border, border, border)) if border else images
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
+        """The random numbers for ``count`` samples. What is switched off is not drawn."""
+        device = generator.device
+
+        def integers(high: int) -> Tensor:
+            return torch.randint(high, (count,), generator=generator, device=device)
+
+        def absent(value: int) -> Tensor:
+            return torch.full((count,), value, device=device)
+
+        shifts = 2 * self.crop_padding + 1
+        # A hole this far outside the image takes nothing away.
+        outside = -2 * self.cutout - 1
+        row = integers(height) if self.cutout else absent(outside)
+        if self.cutout and self.cutout_probability < 1:
+            chosen = torch.rand(count, generator=generator, device=device) < self.cutout_probability
+            row = torch.where(chosen, row, outside)
+        return Draws(
+            top=integers(shifts) if self.crop_padding else absent(0),
+            left=integers(shifts) if self.crop_padding else absent(0),
+            flip=integers(2).bool() if self.flip else absent(0).bool(),
+            hole_row=row,
+            hole_column=integers(width) if self.cutout else absent(outside),
+        )
+
+    def apply(self, padded: Tensor, samples: Tensor, draws: Draws, scale: Tensor, shift: Tensor) -> Tensor:
+        """Samples of ``padded`` as floats ``scale * pixel + shift``, shape ``(batch, height, width, channels)``.
+
+        Crop and flip are one gather; nothing here waits for the device or loops over samples.
+        """
+        height, width = (size - 2 * self.crop_padding for size in padded.shape[1:3])
+        y = torch.arange(height, device=padded.device)
+        x = torch.arange(width, device=padded.device)
+        rows = draws.top[:, None] + y
+        columns = draws.left[:, None] + (torch.where(draws.flip[:, None], width - 1 - x, x) if self.flip else x)
+        images = padded[samples[:, None, None], rows[:, :, None], columns[:, None, :]] * scale
+        images += shift
+        if self.cutout:
+            hole = self._within(y, draws.hole_row)[:, :, None] & self._within(x, draws.hole_column)[:, None, :]
+            images.masked_fill_(hole[..., None], 0.0)
+        return images
+
+    def _within(self, coordinate: Tensor, centre: Tensor) -> Tensor:
+        """Which coordinates lie in ``[centre - cutout // 2, centre - cutout // 2 + cutout)``, for every sample."""
+        offset = coordinate - (centre[:, None] - self.cutout // 2)
+        return (offset >= 0) & (offset < self.cutout)

@@ -1,0 +1,114 @@
+"""The order of an epoch, and how to go on in the middle of one.
+
+All randomness of an epoch (the order and the augmentation of every sample) is drawn at its start from one generator.
+The state of a loader is therefore small: the generator's state at the start of the epoch, and the position in it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LAST = ("fill", "drop", "keep")
+
+
+class Batches(ABC):
+    """Batches ``(inputs, targets)`` of one data set; iterating goes through the rest of the current epoch.
+
+    ``last`` says what becomes of the samples that do not make a whole batch:
+
+    * ``"fill"`` completes the last batch with samples from the start of the epoch's order: all batches have one shape,
+      as captured CUDA graphs need, every sample is seen, and an epoch has as many steps as with ``"keep"``;
+    * ``"drop"`` leaves them out of this epoch;
+    * ``"keep"`` makes a smaller last batch.
+
+    With ``shuffle`` the order is drawn from ``generator``, which belongs to this loader alone, and a second iteration
+    goes on where the first one stopped. Without it every iteration starts at the beginning and there is no state.
+    """
+
+    def __init__(
+        self, count: int, batch_size: int, *, shuffle: bool, generator: torch.Generator | None, last: str
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        if last not in LAST:
+            raise ValueError(f"last must be one of {', '.join(LAST)}, got {last!r}.")
+        if last == "drop" and count < batch_size:
+            raise ValueError(f"batch_size must be at most the {count} samples there are, got {batch_size}.")
+        if shuffle and generator is None:
+            raise ValueError("generator must be given to shuffle.")
+        self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, shuffle
+        self.generator = generator
+        self.steps = count // batch_size if last == "drop" else -(-count // batch_size)
+        self.epoch = 0  # how many epochs were begun
+        self.position = self.steps  # how many batches of this epoch were handed out
+        self._epoch_start: Tensor | None = None if generator is None else generator.get_state()
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self.shuffle:
+            yield from self._produce(self._extended(torch.arange(self.count)), 0)
+            return
+        if self.position == self.steps:
+            self._epoch_start = self.generator.get_state()
+            self._order = self._plan()
+            self.epoch, self.position = self.epoch + 1, 0
+        for batch in self._produce(self._order, self.position):
+            # Counted before it is used: whoever saves the state after a step has taken that step.
+            self.position += 1
+            yield batch
+
+    def _plan(self) -> Tensor:
+        """Draw the order of an epoch, then its augmentation."""
+        device = self.generator.device
+        order = self._extended(torch.randperm(self.count, generator=self.generator, device=device))
+        self._draw(len(order))
+        return order
+
+    def _extended(self, order: Tensor) -> Tensor:
+        """The order cut or filled up as ``last`` says."""
+        if self.last == "keep":
+            return order
+        return order[torch.arange(self.steps * self.batch_size, device=order.device) % self.count]
+
+    @abstractmethod
+    def _draw(self, total: int) -> None:
+        """Draw the augmentation of the ``total`` samples of an epoch, in its order, from the generator."""
+
+    @abstractmethod
+    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch with this order, from batch number ``first`` on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on with the next batch: plain numbers and one tensor."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "count": self.count,
+            "batch_size": self.batch_size,
+            "last": self.last,
+            "generator": self._epoch_start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the loader that made ``state`` was; it must have had the same data and batch size."""
+        for key in ("count", "batch_size", "last"):
+            if state[key] != getattr(self, key):
+                raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {getattr(self, key)!r}.")
+        if not self.shuffle:
+            return
+        saved = state["generator"].cpu()
+        if saved.shape != self.generator.get_state().shape:
+            raise ValueError(
+                f"The saved loader drew its order on another kind of device than {self.generator.device}; "
+                "a run goes on only on the kind of device it was started on."
+            )
+        self.generator.set_state(saved)
+        self._epoch_start, self.epoch, self.position = saved, state["epoch"], state["position"]
+        if self.epoch > 0:
+            self._order = self._plan()

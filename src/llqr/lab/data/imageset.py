@@ -1,0 +1,48 @@
+"""Images held in memory: what a small data set is once it has been read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images as uint8 ``(count, height, width, channels)`` and their labels as int64 ``(count,)``."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+            raise ValueError(f"images must be uint8 of 4 dimensions, got {self.images.dtype}, {self.images.dim()}.")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise ValueError(f"labels must be {len(self.images)} int64 numbers, got {tuple(self.labels.shape)}.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of every channel, in units of the stored numbers, exact (from a histogram)."""
+        values = np.arange(256, dtype=np.float64)
+        means, deviations = [], []
+        for channel in self.images.unbind(dim=3):
+            counts = torch.bincount(channel.flatten(), minlength=256).numpy()
+            mean = np.average(values, weights=counts)
+            means.append(mean)
+            deviations.append(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+        # A constant channel carries nothing to scale.
+        deviation = torch.tensor(deviations, dtype=torch.float64)
+        return torch.tensor(means, dtype=torch.float64), torch.where(deviation > 0, deviation, 1.0)
+
+
+def image_set(images: np.ndarray, labels: np.ndarray, classes: int, source: object) -> ImageSet:
+    """An `ImageSet` of arrays ``(count, height, width, channels)`` and ``(count,)`` that were read from ``source``."""
+    if len(images) == 0:
+        raise ValueError(f"{source} holds no images.")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"{source} is damaged: labels must lie in 0..{classes - 1}, found {labels.min()}..{labels.max()}."
+        )
+    return ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))

@@ -1,0 +1,24 @@
+"""Symmetric label noise: a fraction of the training labels, chosen by a seed, becomes another class."""
+
+import torch
+from torch import Tensor
+
+
+def corrupt_labels(labels: Tensor, classes: int, rate: float, seed: int) -> Tensor:
+    """``labels`` with exactly ``round(rate * count)`` of them flipped.
+
+    ``rate`` is the paper's gamma, "the fraction of randomly flipped training labels". A flip always changes the label:
+    the new class is uniform over the ``classes - 1`` others, so that gamma is the fraction of *wrong* labels. (Where
+    the true class may be drawn again, as in some other work, only ``gamma * (classes - 1) / classes`` are wrong.)
+    """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"label_noise must lie in [0, 1], got {rate}.")
+    if classes < 2 and rate > 0:
+        raise ValueError(f"label_noise needs at least two classes, got {classes}.")
+    # On the CPU whatever the device of the run, so that a seed means the same labels everywhere.
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(rate * len(labels))]
+    shift = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
+    corrupted = labels.clone()
+    corrupted[chosen] = (labels[chosen] + shift) % classes
+    return corrupted

@@ -1,0 +1,140 @@
+"""Data sets small enough to live on the device as one uint8 tensor: batches without workers, copies or waiting."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llqr.lab.data.augment import Augmentation
+from llqr.lab.data.batches import Batches
+from llqr.lab.data.imageset import ImageSet
+from llqr.lab.data.noise import corrupt_labels
+
+# Batches are made several at a time, so that the dozen kernels of an augmentation are shared among them.
+BYTES_AT_ONCE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class ResidentOptions(Augmentation):
+    """Options of a resident data set: its augmentation and the noise of its training labels."""
+
+    label_noise: float = 0.0
+    noise_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_noise <= 1:
+            raise ValueError(f"label_noise must lie in [0, 1], got {self.label_noise}.")
+
+
+class ResidentBatches(Batches):
+    """Batches of float images ``(batch, channels, height, width)`` and int64 labels, made on ``device``."""
+
+    def __init__(
+        self,
+        data: ImageSet,
+        batch_size: int,
+        *,
+        mean: Tensor,
+        deviation: Tensor,
+        device: torch.device | str = "cpu",
+        augmentation: Augmentation | None = None,
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        last: str = "keep",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        super().__init__(len(data), batch_size, shuffle=shuffle, generator=generator, last=last)
+        if generator is not None and generator.device.type != torch.device(device).type:
+            raise ValueError(f"generator must live on {device}, where the images are, got {generator.device}.")
+        if augmentation is not None and not shuffle:
+            raise ValueError("augmentation must be None without shuffle: nothing is drawn there.")
+        self.memory_format = memory_format
+        self.augmentation = augmentation or Augmentation()
+        self._augmented = augmentation is not None
+        self._height, self._width, channels = data.images.shape[1:]
+        self._images = self.augmentation.pad(data.images.to(device))
+        self._labels = data.labels.to(device)
+        self._scale = (1 / deviation).to(device, torch.float32)
+        self._shift = (-mean / deviation).to(device, torch.float32)
+        batch_bytes = batch_size * self._height * self._width * channels * torch.float32.itemsize
+        self._batches_at_once = max(1, BYTES_AT_ONCE // batch_bytes)
+
+    def _draw(self, total: int) -> None:
+        if self._augmented:
+            self._draws = self.augmentation.draw(total, self._height, self._width, self.generator)
+
+    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = order.to(self._labels.device)
+        for start in range(first, self.steps, self._batches_at_once):
+            stop = min(start + self._batches_at_once, self.steps)
+            part = slice(start * self.batch_size, min(stop * self.batch_size, len(order)))
+            images, labels = self._make(order[part], part)
+            yield from zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True)
+
+    def _make(self, samples: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        if self._augmented:
+            images = self.augmentation.apply(self._images, samples, self._draws[part], self._scale, self._shift)
+        else:
+            images = self._images[samples] * self._scale
+            images += self._shift
+        # Seen as (batch, channels, height, width), what was made is in the channels-last format already.
+        return images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format), self._labels[samples]
+
+
+class ResidentData:
+    """A training and a test set in memory, normalised by the statistics of the training images."""
+
+    def __init__(self, train: ImageSet, test: ImageSet, classes: int, options: ResidentOptions) -> None:
+        self.options = options
+        self.classes = classes
+        self.mean, self.deviation = train.statistics()
+        labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
+        self.train = ImageSet(train.images, labels)
+        self.test = test
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """What a network must know of this data."""
+        return {
+            "classes": self.classes,
+            "image_size": self.train.images.shape[1],
+            "channels": self.train.images.shape[3],
+        }
+
+    def train_batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        last: str = "fill",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> ResidentBatches:
+        """Shuffled, augmented batches; ``seed`` decides order and augmentation."""
+        return ResidentBatches(
+            self.train,
+            batch_size,
+            mean=self.mean,
+            deviation=self.deviation,
+            device=device,
+            augmentation=self.options,
+            shuffle=True,
+            generator=torch.Generator(device).manual_seed(seed),
+            last=last,
+            memory_format=memory_format,
+        )
+
+    def test_batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> ResidentBatches:
+        """All test images in order, none twice; the last batch may be smaller."""
+        return ResidentBatches(
+            self.test, batch_size, mean=self.mean, deviation=self.deviation, device=device, memory_format=memory_format
+        )

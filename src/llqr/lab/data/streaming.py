@@ -1,0 +1,199 @@
+"""Image folders too large for memory: files are decoded by worker processes while the device computes.
+
+Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random resized crop (8 to 100 % of the area,
+aspect ratio 3/4 to 4/3) and a flip; test images the central square that 224 of 256 pixels would leave. Pillow decodes.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from llqr.lab.data.batches import Batches
+from llqr.lab.data.decode import decode
+
+# The usual statistics of ImageNet, in units of a byte.
+IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
+IMAGENET_DEVIATION = 255 * torch.tensor([0.229, 0.224, 0.225])
+IMAGE_ENDINGS = {".jpeg", ".jpg", ".png"}
+CENTRAL = 224 / 256
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class StreamingOptions:
+    """Options of a streamed data set: the size of the images it makes, and the processes that make them."""
+
+    image_size: int = 224
+    workers: int = 8
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}.")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The images of one split: paths and labels."""
+
+    paths: list[Path]
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def find_files(folder: Path, classes: list[str]) -> Files:
+    """Every image below ``folder``, which has one folder a class."""
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        found = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        if not found:
+            raise FileNotFoundError(
+                f"{folder / name} holds no images: expected at least one .JPEG, .jpg or .png there."
+            )
+        paths += found
+        labels += [label] * len(found)
+    return Files(paths, labels)
+
+
+def random_resized_box(width: int, height: int, chance: random.Random) -> Box:
+    """A box of 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3, or the central square if none fits."""
+    for _ in range(10):
+        area = width * height * chance.uniform(0.08, 1.0)
+        ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if w <= width and h <= height:
+            left, top = chance.uniform(0, width - w), chance.uniform(0, height - h)
+            return left, top, left + w, top + h
+    return central_box(width, height, 1.0)
+
+
+def central_box(width: int, height: int, fraction: float) -> Box:
+    """The central square whose side is ``fraction`` of the shorter side."""
+    side = fraction * min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+class Decoded(Dataset[tuple[Tensor, int]]):
+    """Images by ``(index, seed)``; the seed decides crop and flip, no seed means the central crop."""
+
+    def __init__(self, files: Files, size: int) -> None:
+        self.files, self.size = files, size
+
+    def __getitem__(self, request: tuple[int, int | None]) -> tuple[Tensor, int]:
+        from PIL.Image import Resampling, Transpose
+
+        index, seed = request
+        image = decode(self.files.paths[index])
+        chance = None if seed is None else random.Random(seed)
+        box = central_box(*image.size, CENTRAL) if chance is None else random_resized_box(*image.size, chance)
+        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
+        if chance is not None and chance.random() < 0.5:
+            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)), self.files.labels[index]
+
+
+class StreamingBatches(Batches):
+    """Batches of float images ``(batch, 3, size, size)`` and int64 labels on ``device``, decoded as they are needed."""
+
+    def __init__(
+        self,
+        files: Files,
+        batch_size: int,
+        *,
+        options: StreamingOptions,
+        device: torch.device | str = "cpu",
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        last: str = "keep",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        super().__init__(len(files), batch_size, shuffle=shuffle, generator=generator, last=last)
+        self.device, self.options, self.memory_format = torch.device(device), options, memory_format
+        self._data = Decoded(files, options.image_size)
+        self._scale = (1 / IMAGENET_DEVIATION).to(device)
+        self._shift = (-IMAGENET_MEAN / IMAGENET_DEVIATION).to(device)
+
+    def _draw(self, total: int) -> None:
+        self._seeds = torch.randint(2**62, (total,), generator=self.generator, device=self.generator.device)
+
+    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        samples = order[first * self.batch_size :].tolist()
+        seeds = self._seeds[first * self.batch_size :].tolist() if self.shuffle else [None] * len(samples)
+        requests = list(zip(samples, seeds, strict=True))
+        loader = DataLoader(
+            self._data,
+            batch_sampler=[requests[i : i + self.batch_size] for i in range(0, len(requests), self.batch_size)],
+            num_workers=self.options.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else it would draw from the global one
+        )
+        for images, labels in loader:
+            pixels = images.to(self.device, non_blocking=True) * self._scale
+            pixels += self._shift
+            made = pixels.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+            yield made, labels.to(self.device, non_blocking=True)
+
+
+class StreamingData:
+    """A training and a test set of image files under ``folder``."""
+
+    def __init__(self, folder: Path, options: StreamingOptions) -> None:
+        for split in ("train", "val"):
+            if not (folder / split).is_dir():
+                raise FileNotFoundError(
+                    f"{folder / split} is missing: expected {folder.name}/ to hold train/<class>/*.JPEG and "
+                    "val/<class>/*.JPEG. Set data.root to the folder that contains it."
+                )
+        self.options = options
+        self.class_names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+        self.train = find_files(folder / "train", self.class_names)
+        self.test = find_files(folder / "val", self.class_names)
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """What a network must know of this data."""
+        return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
+
+    def train_batches(
+        self,
+        batch_size: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        last: str = "fill",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> StreamingBatches:
+        """Shuffled, augmented batches; ``seed`` decides order and augmentation, on the CPU whatever the device."""
+        return StreamingBatches(
+            self.train,
+            batch_size,
+            options=self.options,
+            device=device,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(seed),
+            last=last,
+            memory_format=memory_format,
+        )
+
+    def test_batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> StreamingBatches:
+        """All test images in order, none twice; the last batch may be smaller."""
+        return StreamingBatches(self.test, batch_size, options=self.options, device=device, memory_format=memory_format)

@@ -1,0 +1,33 @@
+"""The device a run is made on, chosen and described."""
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from llqr.lab.strict import ConfigurationError
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the first CUDA device if there is one, and the CPU otherwise."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"--device is {name}, but PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What a measured time depends on."""
+    facts: dict[str, Any] = {"device": str(device), "platform": platform.platform(), "cpus": os.cpu_count()}
+    facts["threads"] = torch.get_num_threads()
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts

@@ -1,0 +1,64 @@
+"""From the settings of a run to its optimizer and its learning rate."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+import llqr
+from llqr.lab.recipe import Base, LrSchedule, Run
+from llqr.lab.tasks import Task
+
+BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+class ObservedGeometry(llqr.Geometry):
+    """A geometry that keeps what every refresh reported until it is collected."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._reports: list[llqr.Refresh] = []
+
+    def refresh(self, batch: Any) -> llqr.Refresh:
+        report = super().refresh(batch)
+        self._reports.append(report)
+        return report
+
+    def collect(self) -> list[llqr.Refresh]:
+        """The reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+
+def optimizer_for(run: Run, model: nn.Module, task: Task) -> llqr.Optimizer:
+    """The method of a run, put together from its components, whatever the recipe calls it."""
+    base = base_optimizer(run.base, model)
+    geometry = None
+    if run.geometry is not None:
+        geometry = ObservedGeometry(model, task.loss, forward=task.forward, **run.geometry.arguments())
+    name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
+    if run.probe is not None:
+        name = f"{name}+{run.probe.kind}" if name else run.probe.kind
+    settings = {} if run.probe is None else run.probe.arguments()
+    return llqr.build(name or "sgdm", base, geometry=geometry, model=model, **settings)
+
+
+def base_optimizer(base: Base, model: nn.Module) -> torch.optim.Optimizer:
+    """The base optimizer, in one kernel a step where the device has one."""
+    options: dict[str, Any] = {"lr": base.lr, "weight_decay": base.weight_decay}
+    if base.name == "sgd":
+        options |= {"momentum": base.momentum, "nesterov": base.nesterov}
+    if next(model.parameters()).device.type == "cuda":
+        options["fused"] = True
+    return BASES[base.name](model.parameters(), **options)
+
+
+def lr_factor(schedule: LrSchedule, step: int, total: int) -> float:
+    """What the base learning rate is multiplied by at ``step`` of ``total``, counted from 0."""
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.name == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

@@ -1,0 +1,85 @@
+"""Pyramidal residual networks (Han et al., 2017), additive: every block is a little wider than the one before it.
+
+PyramidNet-110 with alpha = 270 is here what Han et al. publish under that name: 3 stages of 18 *basic* blocks, widths
+growing from 16 by 5 a block to 286, 28,485,477 parameters with 10 classes. ``block="bottleneck"`` gives the network of
+the same depth and alpha that some public SAM code trains under the same name: 3 stages of 12 bottlenecks, widths
+growing by 7.5 a block and multiplied by 4 at the output, 18,323,787 parameters.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llqr.lab.models.initialise import he_normal
+
+LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
+
+
+class PyramidBlock(nn.Module):
+    """Norm first, no ReLU before the first convolution, a norm at the end, and a shortcut without parameters.
+
+    The shortcut averages 2x2 pixels where the residual is strided, and fills the channels it lacks with zeros.
+    """
+
+    def __init__(self, fan_in: int, width: int, stride: int, block: str) -> None:
+        super().__init__()
+        kernels, fan_out = ((3, 3), width) if block == "basic" else ((1, 3, 1), 4 * width)
+        widths = [fan_in, *[width] * (len(kernels) - 1), fan_out]
+        # The first 3x3 convolution carries the stride.
+        strides = [stride if index == kernels.index(3) else 1 for index in range(len(kernels))]
+        layers: list[nn.Module] = []
+        for index, kernel in enumerate(kernels):
+            layers.append(nn.BatchNorm2d(widths[index]))
+            if index > 0:
+                layers.append(nn.ReLU())
+            layers.append(
+                nn.Conv2d(widths[index], widths[index + 1], kernel, strides[index], padding=kernel // 2, bias=False)
+            )
+        self.residual = nn.Sequential(*layers, nn.BatchNorm2d(fan_out))
+        self.stride = stride
+        self.new_channels = fan_out - fan_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = F.avg_pool2d(x, 2, ceil_mode=True) if self.stride == 2 else x
+        return self.residual(x) + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+
+
+class PyramidNet(nn.Module):
+    """A 3x3 stem of width ``width`` with BatchNorm, three stages, norm, ReLU, global mean and linear head."""
+
+    def __init__(self, depth: int, alpha: int, block: str, width: int, classes: int, channels: int) -> None:
+        super().__init__()
+        if block not in LAYERS_PER_BLOCK:
+            raise ValueError(f"block must be one of {', '.join(LAYERS_PER_BLOCK)}, got {block!r}.")
+        per_stage, rest = divmod(depth - 2, 3 * LAYERS_PER_BLOCK[block])
+        if rest or per_stage < 1:
+            raise ValueError(f"depth must be {3 * LAYERS_PER_BLOCK[block]} n + 2 for {block} blocks, got {depth}.")
+        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
+        fan_in, blocks = width, []
+        for index in range(3 * per_stage):
+            planes = round(width + alpha * (index + 1) / (3 * per_stage))
+            stride = 2 if index in (per_stage, 2 * per_stage) else 1
+            blocks.append(PyramidBlock(fan_in, planes, stride, block))
+            fan_in = planes if block == "basic" else 4 * planes
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(fan_in)
+        self.head = nn.Linear(fan_in, classes)
+        he_normal(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+
+
+def pyramidnet110(
+    *,
+    classes: int = 10,
+    image_size: int = 32,
+    channels: int = 3,
+    depth: int = 110,
+    alpha: int = 270,
+    block: str = "basic",
+    width: int = 16,
+) -> PyramidNet:
+    """PyramidNet-110, alpha = 270; ``width`` is that of the stem, to which alpha is added on the way."""
+    if image_size < 4:
+        raise ValueError(f"image_size must be at least 4 for pyramidnet110, which halves it twice, got {image_size}.")
+    return PyramidNet(depth, alpha, block, width, classes, channels)

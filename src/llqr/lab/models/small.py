@@ -1,0 +1,51 @@
+"""Two small networks for quick runs, examples and tests: an MLP and a CNN."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from llqr.lab.models.initialise import he_normal
+
+
+def mlp(
+    *, classes: int = 10, image_size: int = 8, channels: int = 1, hidden: Sequence[int] = (64, 64)
+) -> nn.Sequential:
+    """Flatten, then linear layers with ReLU between them; ``hidden`` gives the widths."""
+    widths = [channels * image_size**2, *hidden]
+    if any(width < 1 for width in widths):
+        raise ValueError(f"hidden must hold positive widths, got {list(hidden)}.")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+class Cnn(nn.Module):
+    """Three 3x3 convolutions with BatchNorm and ReLU, halving the image twice, a global mean and a linear head."""
+
+    def __init__(self, classes: int, channels: int, width: int) -> None:
+        super().__init__()
+        sizes = [channels, width, 2 * width, 4 * width]
+        self.features = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(fan_in, fan_out, 3, stride=stride, padding=1, bias=False),
+                    nn.BatchNorm2d(fan_out),
+                    nn.ReLU(),
+                )
+                for (fan_in, fan_out), stride in zip(pairwise(sizes), (1, 2, 2), strict=True)
+            )
+        )
+        self.head = nn.Linear(sizes[-1], classes)
+        he_normal(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean(dim=(2, 3)))
+
+
+def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> Cnn:
+    """The small CNN; ``width`` is the number of channels of its first convolution."""
+    if image_size < 4:
+        raise ValueError(f"image_size must be at least 4 for cnn, which halves it twice, got {image_size}.")
+    return Cnn(classes, channels, width)

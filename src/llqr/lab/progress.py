@@ -1,0 +1,73 @@
+"""What is shown while runs are made: bars on a terminal, a line now and then elsewhere. All of it on stderr."""
+
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_UPDATES = 0.1
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class Display:
+    """One bar for the run under way and, when there are several, one for all of them.
+
+    Args:
+        runs: how many runs there will be.
+        quiet: show nothing.
+    """
+
+    def __init__(self, runs: int = 1, *, quiet: bool = False) -> None:
+        console = Console(stderr=True, quiet=quiet)
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self._all = self._bars.add_task("all runs", total=runs, state="") if runs > 1 else None
+        self._run: TaskID | None = None
+        self._label = ""
+        self._shown = self._said = 0.0
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def begin(self, label: str, total: int, done: int) -> None:
+        """A run of ``total`` steps begins, or goes on after ``done`` of them."""
+        self._label, self._said = label, time.monotonic()
+        self._run = self._bars.add_task(label, total=total, completed=done, state="")
+
+    def advance(self, done: int) -> None:
+        """So many steps are done. Cheap: most calls only look at the clock."""
+        now = time.monotonic()
+        if now - self._shown >= SECONDS_BETWEEN_UPDATES:
+            self._shown = now
+            self._bars.update(self._run, completed=done)
+
+    def epoch(self, epoch: int, metric: str, loss: float) -> None:
+        """An epoch is done and has been measured."""
+        state = f"epoch {epoch}: {metric}, train loss {loss:.4f}"
+        self._bars.update(self._run, state=state)
+        now = time.monotonic()
+        if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = now
+            self._console.print(f"{self._label}: {state}", highlight=False)
+
+    def end(self, outcome: str) -> None:
+        """A run is done, now or already before."""
+        if self._run is not None:
+            self._bars.remove_task(self._run)
+            self._run = None
+        if self._all is not None:
+            self._bars.advance(self._all)
+        self._console.print(outcome, highlight=False)

@@ -1,0 +1,43 @@
+"""When to stop before the end: on Ctrl-C, on SIGTERM, or when the time is up. The loop asks after every step."""
+
+import math
+import signal
+import time
+from types import FrameType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """While entered, turns signals into a wish to stop that `requested` shows; a second signal interrupts at once.
+
+    Args:
+        max_minutes: how long from now until `requested`.
+    """
+
+    def __init__(self, max_minutes: float | None = None) -> None:
+        self.reason = ""
+        self._limit = max_minutes
+        self._deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._previous: dict[signal.Signals, object] = {}
+
+    @property
+    def requested(self) -> bool:
+        if not self.reason and time.monotonic() >= self._deadline:
+            self.reason = f"the limit of {self._limit:g} minutes"
+        return bool(self.reason)
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.reason:
+            raise KeyboardInterrupt
+        self.reason = signal.Signals(number).name

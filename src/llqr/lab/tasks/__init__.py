@@ -1,0 +1,16 @@
+"""Tasks by name: what is learned, how its loss is computed and what is measured on the test set."""
+
+import torch
+
+from llqr.lab.recipe import Recipe
+from llqr.lab.tasks.classification import ClassificationTask
+from llqr.lab.tasks.task import Batch, Task
+
+__all__ = ["Batch", "Task", "load"]
+
+TASKS: dict[str, type[Task]] = {"classification": ClassificationTask}
+
+
+def load(recipe: Recipe, device: torch.device) -> Task:
+    """The task of a recipe with its data read; a `DataError` if that is missing or damaged."""
+    return TASKS[recipe.task.name].load(recipe, device)

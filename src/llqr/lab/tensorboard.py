@@ -1,0 +1,29 @@
+"""The log of a run for TensorBoard, beside the JSON lines and with the same names."""
+
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.runs import flatten
+from llqr.lab.strict import ConfigurationError
+
+
+class Board:
+    """Writes every number of an epoch's record; what an earlier command wrote beyond ``epoch`` is superseded."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigurationError(
+                "--tensorboard needs TensorBoard, which is not installed: pip install 'llqr[lab]'."
+            ) from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        for key, value in flatten(record):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._writer.add_scalar(key.replace(".", "/"), value, record["epoch"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,88 @@
+"""Mean exit times from a pothole under gradient noise, by simulation with the real optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llqr.theory.arguments import Array, positive
+from llqr.theory.landscapes import PotholeOnSlope
+from llqr.theory.pothole import Pothole
+from llqr.theory.trajectories import Method, iterate
+
+
+@dataclass(frozen=True)
+class ExitSettings:
+    """One pothole on a slope and one learning rate, for SAM and LLQR+SAM alike."""
+
+    lambda_bar: float = 0.25
+    lambda_eps: float = 20.0
+    r_eps: float = 1.0
+    tilt_fraction: float = 0.08
+    edge: float = 0.05
+    eta: float = 0.005
+    steps: int = 2000
+    """Runs are cut here: a mean over visits that had not ended by then is a lower bound."""
+
+    @property
+    def landscape(self) -> PotholeOnSlope:
+        well = Pothole(self.lambda_eps, self.r_eps, edge=self.edge)
+        return PotholeOnSlope(self.lambda_bar, self.tilt_fraction * self.lambda_eps * self.r_eps, well)
+
+
+@dataclass(frozen=True)
+class ExitTimes:
+    """Exit times (in steps) at every pair of `rho` and `sigma`: the mean over seeds and the share cut off."""
+
+    rho: Array
+    sigma: Array
+    mean: Array
+    cut: Array
+
+
+def exit_times(
+    method: Method,
+    rho: npt.ArrayLike,
+    sigma: npt.ArrayLike,
+    *,
+    seeds: int = 64,
+    settings: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ExitTimes:
+    """Start `seeds` iterates at the well's bottom for each pair `(rho[i], sigma[i])` and time their way out.
+
+    `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
+    """
+    radii, scales = (np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma)))
+    cells = radii.size
+    landscape = settings.landscape
+    deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
+    points = iterate(
+        method,
+        landscape.loss,
+        start,
+        lr=settings.eta,
+        steps=settings.steps,
+        rho=torch.from_numpy(radii.ravel()).repeat_interleave(seeds),
+        metric=landscape.metric,
+        noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
+    )
+    times = torch.full((cells * seeds,), settings.steps + 1)
+    for step, x in enumerate(points, start=1):
+        out = x.squeeze(-1).abs() > settings.r_eps
+        times = torch.where(out, times.clamp(max=step), times)
+        if step % 100 == 0:
+            progress(step, settings.steps)
+            if bool((times <= step).all()):
+                break
+    progress(settings.steps, settings.steps)
+    cut = (times > settings.steps).view(cells, seeds).double().mean(1)
+    mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
+    return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))

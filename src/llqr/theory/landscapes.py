@@ -1,0 +1,107 @@
+"""Differentiable toy landscapes: a flat bowl with a sharp ring, its one-dimensional slice, and a pothole on a slope.
+
+Each landscape knows its average geometry, so that `metric` (`U = H_bar^-1` as a map of gradients) is what a perfectly
+slow LLQR would have learned: the bowl, never the well. `loss` maps points `(..., dim)` to `(...)`; the constants may be
+tensors with one value per row, so that one call evaluates many landscapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llqr.theory.pothole import Number, Pothole
+
+
+@dataclass(frozen=True)
+class RingLandscape:
+    """`L = 1/2 theta.H_bar theta + well(|theta| - radius)` in the plane, with `H_bar = diag(curvature)`.
+
+    The flat basin is the bowl's bottom at the origin, the sharp one an annular well; `curvature=(a, a)` is the isotropic
+    landscape, two different values the anisotropic variant.
+    """
+
+    curvature: tuple[Number, Number]
+    well: Pothole
+    radius: float = 5.0
+    flat_radius: float = 1.0
+    """An iterate has reached the flat basin once it is this close to the origin."""
+
+    def loss(self, theta: Tensor) -> Tensor:
+        bowl = 0.5 * (self.average_curvature(theta) * theta**2).sum(-1)
+        return bowl + self.well.loss(torch.linalg.vector_norm(theta, dim=-1) - self.radius)
+
+    def metric(self, gradient: Tensor) -> Tensor:
+        """`U g` with `U = H_bar^-1`."""
+        return gradient / self.average_curvature(gradient)
+
+    def average_curvature(self, like: Tensor) -> Tensor:
+        first, second = (torch.as_tensor(value, dtype=like.dtype) for value in self.curvature)
+        return torch.stack(torch.broadcast_tensors(first, second), dim=-1)
+
+    def in_well(self, theta: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(theta, dim=-1) - self.radius).abs() < self.well.radius
+
+    def in_flat_basin(self, theta: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(theta, dim=-1) < self.flat_radius
+
+    def along_ray(self, r: Tensor, angle: Number = 0.0) -> Tensor:
+        """The one-dimensional slice: the loss at distance `r` from the origin in the direction `angle`."""
+        return self.loss(r.unsqueeze(-1) * _direction(angle, r.dtype))
+
+    def bottom(self, angle: Number = 0.0) -> Tensor:
+        """The lowest point of the well on the ray at `angle` (radians), by bisection of the radial slope."""
+        direction = _direction(angle, torch.float64)
+        bowl = (self.average_curvature(direction) * direction**2).sum(-1)
+        wall = bowl * (self.radius - self.well.core) < self.well.wall_slope
+        if not bool(torch.as_tensor(wall).all()):
+            raise ValueError("the well holds nothing: its walls must be steeper than the bowl is there.")
+        low, high = bowl * 0 + self.radius - self.well.core, bowl * 0 + self.radius
+        for _ in range(80):
+            middle = 0.5 * (low + high)
+            rising = bowl * middle + self.well.slope(middle - self.radius) > 0
+            low, high = torch.where(rising, low, middle), torch.where(rising, middle, high)
+        return (0.5 * (low + high)).unsqueeze(-1) * direction
+
+
+@dataclass(frozen=True)
+class PotholeOnSlope:
+    """`L = 1/2 lambda_bar x^2 + tilt x + well(x)`: one pothole direction, with a way down out of the well.
+
+    The bowl's own minimum lies at `-tilt / lambda_bar`; inside the core the loss is the paper's quadratic model around
+    a minimum moved by `tilt / (lambda_bar + lambda_eps)`. Points have shape `(..., 1)`.
+    """
+
+    lambda_bar: Number
+    tilt: Number
+    well: Pothole
+
+    def loss(self, x: Tensor) -> Tensor:
+        x = x.squeeze(-1)
+        return 0.5 * self.lambda_bar * x**2 + self.tilt * x + self.well.loss(x)
+
+    def metric(self, gradient: Tensor) -> Tensor:
+        return gradient / torch.as_tensor(self.lambda_bar, dtype=gradient.dtype).unsqueeze(-1)
+
+    @property
+    def minimum(self) -> Number:
+        """The bottom of the well (of the quadratic core; meaningful for `hardening = 0`)."""
+        return -self.tilt / (self.lambda_bar + self.well.sharpness)
+
+    @property
+    def downhill_radius(self) -> Number:
+        """Distance from the minimum to the well's rim on the downhill side, where iterates leave."""
+        return self.well.radius + self.minimum
+
+
+def _direction(angle: Number, dtype: torch.dtype) -> Tensor:
+    angle = torch.as_tensor(angle, dtype=dtype)
+    return torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
+
+
+def spread_angles(count: int) -> Tensor:
+    """`count` directions evenly spread over the circle, none of them on an axis."""
+    return (torch.arange(count, dtype=torch.float64) + 0.5) * (2 * math.pi / count)

@@ -1,0 +1,184 @@
+"""Escape phase diagrams, measured: in which cells of a grid does the iterate leave its pothole?
+
+Every cell is one row of one real optimizer: a pothole on a slope (`PotholeOnSlope`), started next to the bottom of the
+well. A cell counts as escaped once its iterate has been outside the well. `rho / sqrt(lambda_bar) = r_eps` is the
+paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from llqr.theory.arguments import Array, positive
+from llqr.theory.landscapes import PotholeOnSlope
+from llqr.theory.pothole import Pothole
+from llqr.theory.trajectories import Method, iterate
+
+Cells = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PhaseSettings:
+    """The pothole of every cell. The tilt is what leads out of it once the well no longer restores."""
+
+    r_eps: float = 1.0
+    lambda_eps: float = 200.0
+    tilt_fraction: float = 0.08
+    """Slope of the bowl over the well's steepest slope `lambda_eps r_eps`."""
+    edge: float = 0.05
+    eta: float = 1e-4
+    steps: int = 4000
+
+    def __post_init__(self) -> None:
+        for name in ("r_eps", "lambda_eps", "tilt_fraction", "eta"):
+            positive(name, getattr(self, name))
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+
+    @property
+    def restoring_radius(self) -> float:
+        """How far downhill of its minimum the well still pulls back harder than it does closer in.
+
+        The tilt moves the minimum downhill by `tilt_fraction r_eps`, and the last `edge` of the well is its rim.
+        """
+        return (1 - self.edge - self.tilt_fraction) * self.r_eps
+
+    def landscape(self, lambda_bar: Tensor) -> PotholeOnSlope:
+        well = Pothole(self.lambda_eps, self.r_eps, edge=self.edge)
+        return PotholeOnSlope(lambda_bar, self.tilt_fraction * self.lambda_eps * self.r_eps, well)
+
+
+@dataclass(frozen=True)
+class PhaseDiagram:
+    """`escaped[i, j]` at `rows[i]`, `columns[j]`, beside the prediction; columns are `rho` or probe lengths."""
+
+    rows: Array
+    columns: Array
+    escaped: Cells
+    predicted: Cells
+
+    @property
+    def agreement(self) -> float:
+        """Fraction of all cells in which simulation and prediction agree."""
+        return float((self.escaped == self.predicted).mean())
+
+    @property
+    def agreement_off_line(self) -> float:
+        """The same, without cells that touch the predicted line: those with a neighbour predicted otherwise."""
+        far = ~near_line(self.predicted)
+        return float((self.escaped == self.predicted)[far].mean())
+
+    def agreement_with(self, threshold: npt.ArrayLike) -> float:
+        """Fraction of all cells in which simulation agrees with `columns > threshold`, one threshold per row."""
+        return float((self.escaped == (self.columns > np.asarray(threshold)[:, None])).mean())
+
+    @property
+    def monotone(self) -> bool:
+        """Once a radius escapes, all larger ones do: no row goes back from escaped to trapped."""
+        return bool((np.diff(self.escaped.astype(np.int8), axis=1) >= 0).all())
+
+    @property
+    def boundary(self) -> Array:
+        """Per row, the geometric mean of the last trapped and the first escaped column; NaN where one is missing."""
+        first = self.escaped.argmax(1)
+        known = self.escaped.any(1) & (first > 0)
+        edge = np.sqrt(self.columns[first] * self.columns[np.maximum(first - 1, 0)])
+        return np.where(known, edge, np.nan)
+
+
+def near_line(predicted: Cells) -> Cells:
+    """Cells one of whose eight neighbours is predicted differently."""
+    padded = np.pad(predicted, 1, mode="edge")
+    rows, columns = predicted.shape
+    near = np.zeros_like(predicted)
+    for down in range(3):
+        for right in range(3):
+            near |= padded[down : down + rows, right : right + columns] != predicted
+    return near
+
+
+def escape_diagram(
+    method: Method,
+    lambda_bar: npt.ArrayLike,
+    rho: npt.ArrayLike,
+    settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PhaseDiagram:
+    """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
+    bar, radius = positive("lambda_bar", lambda_bar), positive("rho", rho)
+    grid_bar, grid_rho = np.meshgrid(bar, radius, indexing="ij")
+    escaped = leaves(method, grid_bar.ravel(), grid_rho.ravel(), settings, progress=progress)
+    envelope = grid_rho / np.sqrt(grid_bar) if method == "llqr+sam" else grid_rho
+    return PhaseDiagram(bar, radius, escaped.reshape(grid_bar.shape), envelope > settings.r_eps)
+
+
+def rate_diagram(
+    rate: npt.ArrayLike,
+    envelope: npt.ArrayLike,
+    settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
+    lambda_bar: float = 0.5,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PhaseDiagram:
+    """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
+
+    A learning rate belongs to a whole optimizer, so each row of the diagram is an optimizer of its own. `settings.eta` is
+    not used, and each row runs long enough for the slope alone to carry an iterate out of the well.
+    """
+    rates, reach = positive("rate", rate), positive("envelope", envelope)
+    mu = 1 + settings.lambda_eps / lambda_bar
+    cells = []
+    for done, value in enumerate(rates):
+        steps = int(np.ceil(4 / (value * settings.tilt_fraction))) + 100
+        at = PhaseSettings(
+            settings.r_eps, settings.lambda_eps, settings.tilt_fraction, settings.edge, float(value / mu), steps
+        )
+        cells.append(leaves("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
+        progress(done + 1, len(rates))
+    predicted = np.broadcast_to(reach > settings.r_eps, (len(rates), len(reach)))
+    return PhaseDiagram(rates, reach, np.stack(cells), predicted.copy())
+
+
+def finite_rate_envelope(rate: npt.ArrayLike, settings: PhaseSettings) -> Array:
+    """The envelope above which the *probe* of a hovering iterate leaves the restoring part: `(1 - eta mu / 2)` of it.
+
+    From `probe_reach`: a probe looks `2 / (2 - eta mu)` envelopes far. Zero from `eta mu = 2` on, where plain descent
+    leaves the well as well.
+    """
+    return np.maximum(settings.restoring_radius * (1 - positive("rate", rate) / 2), 0.0)
+
+
+def leaves(
+    method: Method,
+    lambda_bar: Array,
+    rho: Array,
+    settings: PhaseSettings,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Cells:
+    """Which of the potholes `(lambda_bar[i], rho[i])` the method leaves within `settings.steps` steps."""
+    bar = torch.from_numpy(np.ascontiguousarray(lambda_bar))
+    landscape = settings.landscape(bar)
+    start = torch.as_tensor(landscape.minimum - 1e-6 * settings.r_eps).unsqueeze(-1)
+    points = iterate(
+        method,
+        landscape.loss,
+        start,
+        lr=settings.eta,
+        steps=settings.steps,
+        rho=torch.from_numpy(np.ascontiguousarray(rho)),
+        metric=landscape.metric,
+    )
+    outside = torch.zeros(len(bar), dtype=torch.bool)
+    for step, x in enumerate(points, start=1):
+        outside |= x.squeeze(-1).abs() > settings.r_eps
+        if step % 100 == 0:
+            progress(step, settings.steps)
+            if bool(outside.all()):
+                break
+    progress(settings.steps, settings.steps)
+    return outside.numpy()

@@ -1,0 +1,71 @@
+"""The profile of a sharp, localized well in one coordinate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+"""A constant, or one value per simulated row."""
+
+
+@dataclass(frozen=True)
+class Pothole:
+    """A well around `z = 0` that is exactly zero, with zero slope, for `|z| >= radius`.
+
+    Its slope is `sharpness z (1 + hardening (z / radius)^2)` up to `(1 - edge) radius` and falls linearly to zero at
+    `radius`. With `hardening = 0` the core is the paper's `1/2 lambda_eps z^2` and `radius` is its `r_eps`; a positive
+    `hardening` gives a round bottom with hard walls. The loss is continuously differentiable.
+    """
+
+    sharpness: Number
+    radius: Number
+    hardening: Number = 0.0
+    edge: Number = 0.1
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "sharpness": ("positive", lambda value: value > 0),
+            "radius": ("positive", lambda value: value > 0),
+            "hardening": ("at least 0", lambda value: value >= 0),
+            "edge": ("between 0 and 1, both excluded", lambda value: (value > 0) & (value < 1)),
+        }
+        for name, (wanted, holds) in allowed.items():
+            value = getattr(self, name)
+            if not bool(torch.as_tensor(holds(torch.as_tensor(value))).all()):
+                raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+    @property
+    def core(self) -> Number:
+        """Half-width of the part in which the well restores as a spring does."""
+        return (1 - self.edge) * self.radius
+
+    @property
+    def wall_slope(self) -> Number:
+        """The steepest slope, at the rim of the core."""
+        return self.sharpness * self.core * (1 + self.hardening * (self.core / self.radius) ** 2)
+
+    @property
+    def depth(self) -> Number:
+        return self._spring(self.core) + 0.5 * self.wall_slope * (self.radius - self.core)
+
+    def loss(self, z: Tensor) -> Tensor:
+        """The well's share of the loss: `-depth` at the centre, zero outside."""
+        distance = z.abs()
+        inside = torch.minimum(distance, torch.as_tensor(self.core, dtype=z.dtype))
+        to_rim = (self.radius - distance).clamp(min=0)
+        width = self.radius - self.core
+        rim = -0.5 * self.wall_slope * to_rim**2 / width
+        return torch.where(distance < self.core, self._spring(inside) - self.depth, rim)
+
+    def slope(self, z: Tensor) -> Tensor:
+        """Derivative of `loss`."""
+        distance = z.abs()
+        spring = self.sharpness * distance * (1 + self.hardening * (distance / self.radius) ** 2)
+        rim = self.wall_slope * (self.radius - distance).clamp(min=0) / (self.radius - self.core)
+        return torch.where(distance < self.core, spring, rim) * z.sign()
+
+    def _spring(self, z: Number) -> Number:
+        return self.sharpness * (0.5 * z**2 + 0.25 * self.hardening * z**4 / self.radius**2)

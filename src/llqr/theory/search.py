@@ -1,0 +1,136 @@
+"""How the constants of the toy figures were found: a seeded random search, every candidate run by the real optimizers.
+
+Landscapes and radii are drawn at one fixed learning rate, rounded to three digits, and judged by the claims of both
+figures on more and more starts and seeds, the last time on sixteen times as many as the figures show. Of those that never
+fail, the winner keeps the claims in the most jittered copies: the figures should not hang on a third digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from llqr.theory.toys import NOISE_VARIANCE, ToyConstants, off_bottom_starts, run, shared_noise
+
+LEARNING_RATE = 0.04
+VARIED = ("lambda_bar", "sharpness", "well_radius", "hardening", "edge", "rho")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finalist of the search and how well it did."""
+
+    constants: ToyConstants
+    robustness: float
+    """Fraction of jittered copies for which every claim of both figures holds on every start and seed."""
+    worst_ratio: float
+    """Smallest ratio, over noise seeds, of SAM's path length to LLQR+SAM's (unjittered constants)."""
+
+
+def search(
+    candidates: int = 40000,
+    finalists: int = 24,
+    seeds: int = 32,
+    steps: int = 800,
+    copies: int = 16,
+    jitter: float = 0.01,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> list[Found]:
+    """The finalists, most robust first (ties: the larger path ratio)."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = draw(candidates, generator)
+    pool = _take(drawn, _worth_running(drawn))
+    progress(f"{candidates} landscapes drawn, {_count(pool)} with a well that holds and can be left")
+    for count in (4, seeds, 16 * seeds):
+        holds, ratio = _judge(pool, count, steps)
+        order = torch.argsort(ratio, descending=True)
+        pool = _take(pool, order[holds[order]])
+        progress(f"{_count(pool)} keep every claim on {count} starts and seeds")
+        pool = _take(pool, torch.arange(_count(pool)) < (finalists if count >= seeds else candidates))
+    _, ratio = _judge(pool, seeds, steps)
+    holds, _ = _judge(_jittered(pool, copies, jitter, generator), seeds, steps)
+    robustness = holds.view(_count(pool), copies).double().mean(1)
+    found = [
+        Found(_row(pool, i), float(robustness[i]), float(ratio[i])) for i in range(_count(pool))
+    ]
+    return sorted(found, key=lambda one: (one.robustness, one.worst_ratio), reverse=True)
+
+
+def draw(count: int, generator: torch.Generator) -> ToyConstants:
+    """`count` random landscapes, one per row, with `0.2 < eta mu < 1.5` at the well's bottom and probes inside the well.
+
+    Probes that end inside the well matter: an iterate whose probe reaches past the well can come to rest one probe length
+    away from it, with the probe at the bottom, and then never sees the flat basin.
+    """
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
+
+    lambda_bar = torch.exp(uniform(-2.3, -0.7))
+    radius = uniform(0.4, 1.0)
+    drawn = {
+        "lambda_bar": lambda_bar,
+        "sharpness": lambda_bar * (uniform(0.2, 1.5) / LEARNING_RATE - 1),
+        "well_radius": radius,
+        "hardening": torch.exp(uniform(0.0, 4.0)),
+        "edge": uniform(0.1, 0.3),
+        "rho": lambda_bar.sqrt() * radius * uniform(0.1, 1.0),
+    }
+    return ToyConstants(lr=LEARNING_RATE, **{name: _three_digits(value) for name, value in drawn.items()})
+
+
+def as_dict(constants: ToyConstants) -> dict[str, float]:
+    return {field.name: float(getattr(constants, field.name)) for field in fields(constants)}
+
+
+def _judge(constants: ToyConstants, seeds: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Per row: whether every claim of both figures holds on every start and seed, and the worst path ratio."""
+    rows = _count(constants)
+    repeated = _take(constants, torch.arange(rows).repeat_interleave(seeds))
+    bottom = repeated.landscape.bottom(torch.full((rows * seeds,), 0.8, dtype=torch.float64))
+    ejected = run(repeated, bottom, steps, shared_noise(seeds, steps, NOISE_VARIANCE).repeat(1, rows, 1))
+    escaped = run(repeated, off_bottom_starts(repeated, seeds, repeats=rows), steps)
+    claims = torch.stack([*ejected.ejection_claims().values(), *escaped.escape_claims().values()])
+    ratio = ejected.path_to_flat("sam") / ejected.path_to_flat("llqr+sam")
+    return claims.all(0).view(rows, seeds).all(1), ratio.view(rows, seeds).amin(1)
+
+
+def _worth_running(constants: ToyConstants) -> Tensor:
+    """A wall clearly steeper than the bowl; SAM's kick from it clears well and probe, LLQR+SAM's does not cross the bowl."""
+    ring = constants.landscape
+    kick = constants.lr * ring.well.wall_slope
+    holds = ring.well.wall_slope > 1.5 * ring.radius * constants.lambda_bar
+    clears = kick > 1.2 * (constants.well_radius + constants.rho)
+    stays_near = kick / constants.lambda_bar < ring.radius
+    return torch.as_tensor(holds & clears & stays_near)
+
+
+def _jittered(constants: ToyConstants, copies: int, jitter: float, generator: torch.Generator) -> ToyConstants:
+    """Each row `copies` times, every constant multiplied by a factor within `1 +- jitter`."""
+    copied = _take(constants, torch.arange(_count(constants)).repeat_interleave(copies))
+    shape = (len(VARIED), _count(copied))
+    factors = 1 + jitter * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
+    return replace(copied, **{name: getattr(copied, name) * factors[i] for i, name in enumerate(VARIED)})
+
+
+def _take(constants: ToyConstants, rows: Tensor) -> ToyConstants:
+    """The rows named by indices or by a mask."""
+    return replace(constants, **{name: getattr(constants, name)[rows] for name in VARIED})
+
+
+def _row(constants: ToyConstants, row: int) -> ToyConstants:
+    return replace(constants, **{name: float(getattr(constants, name)[row]) for name in VARIED})
+
+
+def _count(constants: ToyConstants) -> int:
+    return len(torch.as_tensor(constants.lambda_bar))
+
+
+def _three_digits(values: Tensor) -> Tensor:
+    """Rounded, so that the constants that are printed are the ones that were run."""
+    scale = 10.0 ** (2 - values.abs().log10().floor())
+    return (values * scale).round() / scale

@@ -1,0 +1,163 @@
+"""The two toy figures: escape from inside the sharp well, and ejection from its bottom by gradient noise.
+
+Both use one landscape (a flat bowl with a sharp ring, `RingLandscape`), one learning rate for all four methods and one
+radius for the two SAM methods. `SHOWN` holds the constants; `llqr.theory.search` is how they were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llqr.theory.landscapes import RingLandscape, spread_angles
+from llqr.theory.pothole import Number, Pothole
+from llqr.theory.trajectories import METHODS, Method, Trajectory, simulate
+
+NOISE_VARIANCE = 1e-9
+SAM_METHODS: tuple[Method, ...] = ("sam", "llqr+sam")
+PLAIN_METHODS: tuple[Method, ...] = ("sgd", "llqr")
+
+
+@dataclass(frozen=True)
+class ToyConstants:
+    """What the toy figures need to know. Any field but `lr` may hold one value per row of the simulation."""
+
+    lambda_bar: Number
+    sharpness: Number
+    well_radius: Number
+    hardening: Number
+    edge: Number
+    rho: Number
+    lr: float
+    anisotropy: Number = 1.0
+    """`lambda_bar` of the second axis over that of the first."""
+
+    @property
+    def landscape(self) -> RingLandscape:
+        well = Pothole(self.sharpness, self.well_radius, self.hardening, self.edge)
+        return RingLandscape((self.lambda_bar, self.anisotropy * self.lambda_bar), well)
+
+
+@dataclass(frozen=True)
+class ToyRuns:
+    """The trajectories of all four methods from the same starts, under the same noise if there is any."""
+
+    constants: ToyConstants
+    trajectories: Mapping[Method, Trajectory]
+
+    @property
+    def landscape(self) -> RingLandscape:
+        return self.constants.landscape
+
+    def losses(self, method: Method) -> Tensor:
+        """Loss above the flat minimum, `(steps + 1, rows)`."""
+        flat = self.landscape.loss(torch.zeros_like(self.trajectories[method].positions[0]))
+        return self.trajectories[method].losses(self.landscape.loss) - flat
+
+    def stays(self, method: Method) -> Tensor:
+        """Rows that never leave the sharp well."""
+        return self.trajectories[method].first(lambda points: ~self.landscape.in_well(points)) < 0
+
+    def flat_step(self, method: Method) -> Tensor:
+        """Per row, the step at which the iterate first enters the flat basin; -1 if it never does."""
+        return self.trajectories[method].first(self.landscape.in_flat_basin)
+
+    def path_to_flat(self, method: Method) -> Tensor:
+        """Per row, the path length until the flat basin is first entered (all of it where that never happens)."""
+        return self.trajectories[method].path_length(self.flat_step(method))
+
+    def escape_claims(self) -> dict[str, Tensor]:
+        """The claims of the first figure, row by row."""
+        flat = {method: self.flat_step(method) for method in SAM_METHODS}
+        decay = {method: self.losses(method).mean(0) for method in SAM_METHODS}
+        return {
+            "SGD and LLQR stay in the sharp well": self.stays("sgd") & self.stays("llqr"),
+            "SAM and LLQR+SAM leave it": ~self.stays("sam") & ~self.stays("llqr+sam"),
+            "LLQR+SAM reaches the flat basin first": _sooner(flat["llqr+sam"], flat["sam"]),
+            "LLQR+SAM's mean loss over the run is lower": decay["llqr+sam"] < decay["sam"],
+        }
+
+    def ejection_claims(self) -> dict[str, Tensor]:
+        """The claims of the second figure, row by row."""
+        return {
+            "SGD and LLQR stay in the sharp well": self.stays("sgd") & self.stays("llqr"),
+            "SAM and LLQR+SAM reach the flat basin": (self.flat_step("sam") > 0) & (self.flat_step("llqr+sam") > 0),
+            "LLQR+SAM's path there is at most half of SAM's": self.path_to_flat("llqr+sam")
+            <= 0.5 * self.path_to_flat("sam"),
+        }
+
+
+SHOWN = ToyConstants(
+    lambda_bar=0.354, sharpness=6.4, well_radius=0.756, hardening=16.8, edge=0.268, rho=0.287, lr=0.04
+)
+"""The constants of both figures, found by `llqr.theory.search.search()`."""
+
+
+def escape(constants: ToyConstants = SHOWN, starts: int = 32, steps: int = 800, seed: int = 0) -> ToyRuns:
+    """The first figure: `starts` points inside the sharp well but off its bottom, no noise."""
+    return run(constants, off_bottom_starts(constants, starts, seed), steps)
+
+
+def ejection(
+    constants: ToyConstants = SHOWN,
+    seeds: int = 32,
+    steps: int = 800,
+    variance: float = NOISE_VARIANCE,
+    angle: float = 0.8,
+) -> ToyRuns:
+    """The second figure: from the well's bottom, `seeds` noise schedules, each shared by the four methods."""
+    start = constants.landscape.bottom(torch.full((seeds,), angle, dtype=torch.float64))
+    return run(constants, start, steps, shared_noise(seeds, steps, variance))
+
+
+def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repeats: int = 1) -> Tensor:
+    """Points all around the ring, 5% to 20% of the core's half-width off its bottom, on either side.
+
+    `repeats` gives the same `starts` points over and over, for constants that have one value per row.
+    """
+    bottom = constants.landscape.bottom(spread_angles(starts).repeat(repeats))
+    generator = torch.Generator().manual_seed(seed)
+    offset = 0.05 + 0.15 * torch.rand(starts, generator=generator, dtype=torch.float64)
+    side = 1 - 2 * (torch.arange(starts) % 2)
+    outward = bottom / torch.linalg.vector_norm(bottom, dim=-1, keepdim=True)
+    return bottom + ((side * offset).repeat(repeats) * constants.landscape.well.core).unsqueeze(-1) * outward
+
+
+def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
+    """Gaussian schedules `(steps, seeds, 2)`; column `s` is seeded by `s` alone, whatever `seeds` is."""
+    if variance <= 0:
+        raise ValueError(f"variance must be positive, got {variance!r}.")
+    columns = [
+        torch.randn(steps, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed in range(seeds)
+    ]
+    return variance**0.5 * torch.stack(columns, dim=1)
+
+
+def run(constants: ToyConstants, start: Tensor, steps: int, noise: Tensor | None = None) -> ToyRuns:
+    """All four methods from `start`, each by the library's own optimizer."""
+    landscape = constants.landscape
+    return ToyRuns(
+        constants,
+        {
+            method: simulate(
+                method,
+                landscape.loss,
+                start,
+                lr=constants.lr,
+                steps=steps,
+                rho=constants.rho if method in SAM_METHODS else None,
+                metric=landscape.metric,
+                noise=None if noise is None else noise.__getitem__,
+            )
+            for method in METHODS
+        },
+    )
+
+
+def _sooner(first: Tensor, second: Tensor) -> Tensor:
+    """`first` happened, and before `second` (which may never have happened: -1)."""
+    return (first >= 0) & ((second < 0) | (first < second))

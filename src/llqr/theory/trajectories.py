@@ -1,0 +1,162 @@
+"""Trajectories of the library's own optimizers on toy losses: many independent points in one parameter.
+
+Every row of a parameter `(rows, dim)` is its own trajectory. The loss is summed over rows, so each row's gradient is its
+own, and the probe is normalised row by row. Nothing of SAM or LLQR is written here: `torch.optim.SGD`, `llqr.SAM`,
+`llqr.LLQR` and `llqr.LLQRSAM` take the steps, with the metric `U` given as a `llqr.FixedGeometry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+import llqr
+
+Method = Literal["sgd", "llqr", "sam", "llqr+sam"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+Loss = Callable[[Tensor], Tensor]
+"""Points `(rows, dim)` to losses `(rows,)`."""
+MetricMap = Callable[[Tensor], Tensor]
+"""A gradient `(rows, dim)` to `U g`."""
+
+
+def iterate(
+    method: Method,
+    loss: Loss,
+    start: Tensor,
+    *,
+    lr: float,
+    steps: int,
+    rho: float | Tensor | None = None,
+    metric: MetricMap | None = None,
+    noise: Callable[[int], Tensor] | None = None,
+) -> Iterator[Tensor]:
+    """Yield the points `(rows, dim)` after each of `steps` steps of `method`.
+
+    Args:
+        method: `sgd`, `llqr` (transport by `U`), `sam` (Euclidean probe) or `llqr+sam` (probe and transport by `U`).
+        start: float64 points, shape `(rows, dim)`.
+        lr: the learning rate `eta`, one for all rows.
+        rho: the probe radius of the SAM methods; a tensor `(rows,)` gives every row its own.
+        metric: `g -> U g`, needed by the LLQR methods.
+        noise: step -> a perturbation, broadcastable to `(rows, dim)`, of the gradient that updates the weights. It is
+            added *before* `U` transports that gradient, as minibatch noise would be, and never enters the probe.
+    """
+    parameter = torch.nn.Parameter(start.detach().clone())
+    optimizer, passes = _optimizer(method, parameter, lr, rho, metric)
+    for step in range(steps):
+        yield _step(optimizer, parameter, loss, passes, None if noise is None else noise(step))
+
+
+def _step(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, loss: Loss, passes: int, noise: Tensor | None
+) -> Tensor:
+    calls = 0
+
+    def closure() -> float:
+        nonlocal calls
+        calls += 1
+        parameter.grad = None
+        total = loss(parameter).sum()
+        if noise is not None and calls == passes:
+            total = total + (noise * parameter).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        return float(total.detach())
+
+    optimizer.step(closure)
+    if calls != passes:
+        raise RuntimeError(f"the optimizer evaluated the loss {calls} times in one step, expected {passes}.")
+    return parameter.detach()
+
+
+def _optimizer(
+    method: Method,
+    parameter: torch.nn.Parameter,
+    lr: float,
+    rho: float | Tensor | None,
+    metric: MetricMap | None,
+) -> tuple[torch.optim.Optimizer, int]:
+    """The optimizer and how many times one of its steps evaluates the loss."""
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+    if "sam" in method and (rho is None or not bool((torch.as_tensor(rho) > 0).all())):
+        raise ValueError(f"rho must be positive for {method}, got {rho!r}.")
+    if "llqr" in method and metric is None:
+        raise ValueError(f"metric must be given for {method}.")
+    base = torch.optim.SGD([parameter], lr=lr)
+    if method == "sgd":
+        return base, 1
+    if method == "sam":
+        return llqr.SAM(base, rho=_radius(rho), norm=_row_norm(rho)), 2
+    geometry = llqr.FixedGeometry([(parameter, metric)])
+    if method == "llqr":
+        return llqr.LLQR(base, geometry), 1
+    return llqr.LLQRSAM(base, geometry, rho=_radius(rho), norm=_row_norm(rho)), 2
+
+
+def _radius(rho: float | Tensor | None) -> float:
+    return 1.0 if isinstance(rho, Tensor) or rho is None else rho
+
+
+def _row_norm(rho: float | Tensor | None) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
+    """`sqrt(v . U v)` of each row, so that rows do not see one another; divided by the row's own `rho` if it has one."""
+
+    def norm(v: list[Tensor], d: list[Tensor]) -> list[Tensor]:
+        # The smallest normal number keeps a row that sits exactly on a minimum from dividing zero by zero.
+        tiny = torch.finfo(torch.float64).tiny
+        divisors = [((a * b).sum(-1, keepdim=True) + tiny).sqrt() for a, b in zip(v, d, strict=True)]
+        if isinstance(rho, Tensor):
+            divisors = [divisor / rho.unsqueeze(-1) for divisor in divisors]
+        return divisors
+
+    return norm
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """All points of a run, `positions` of shape `(steps + 1, rows, dim)`, the start first."""
+
+    positions: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.positions) - 1
+
+    def losses(self, loss: Loss) -> Tensor:
+        """The loss at every point, `(steps + 1, rows)`."""
+        return torch.stack([loss(points) for points in self.positions])
+
+    def first(self, inside: Callable[[Tensor], Tensor]) -> Tensor:
+        """Per row, the first step (0 is the start) whose point satisfies `inside`; -1 where none does."""
+        hits = torch.stack([inside(points) for points in self.positions])
+        return torch.where(hits.any(0), hits.to(torch.int64).argmax(0), -1)
+
+    def path_length(self, until: Tensor | None = None) -> Tensor:
+        """Per row, the length of the path to step `until` (to the end where `until` is -1 or None)."""
+        lengths = (self.positions[1:] - self.positions[:-1]).norm(dim=-1).cumsum(0)
+        lengths = torch.cat([torch.zeros_like(lengths[:1]), lengths])
+        if until is None:
+            return lengths[-1]
+        stop = torch.where(until < 0, self.steps, until)
+        return lengths.gather(0, stop.unsqueeze(0)).squeeze(0)
+
+
+def simulate(
+    method: Method,
+    loss: Loss,
+    start: Tensor,
+    *,
+    lr: float,
+    steps: int,
+    rho: float | Tensor | None = None,
+    metric: MetricMap | None = None,
+    noise: Callable[[int], Tensor] | None = None,
+) -> Trajectory:
+    """`iterate`, with every point kept."""
+    points = iterate(method, loss, start, lr=lr, steps=steps, rho=rho, metric=metric, noise=noise)
+    return Trajectory(torch.stack([start.detach().clone(), *(point.clone() for point in points)]))

@@ -1,0 +1,15 @@
+"""What all tests share: reproducible random numbers, one thread, and hypothesis without a clock."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "llqr", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("llqr")
+
+
+@pytest.fixture(autouse=True)
+def _reproducible():
+    torch.manual_seed(0)

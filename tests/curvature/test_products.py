@@ -1,0 +1,89 @@
+"""Every engine's `H v` against dense float64 references, on one network of every kind."""
+
+import functools
+
+import pytest
+import torch
+from references import dense_fisher, dense_gauss_newton, dense_gradient, dense_newton, flat, relative_error, trainable
+from small_models import case
+
+from llqr.curvature import NEWTON, NGD, Curvature, Problem, frozen
+from llqr.curvature.engines import ENGINES
+
+MODELS = ["mlp", "batch-norm-cnn", "vit", "vit-fused", "translator"]
+TOLERANCE = dict.fromkeys(ENGINES, 1e-10) | {"finite-differences": 1e-4}
+
+
+@functools.cache
+def dense(name, divergence):
+    drawn = case(name)
+    drawn.model.eval()
+    if divergence == "ngd":
+        return dense_fisher(drawn.model, drawn.batch[0])
+    return dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
+
+
+# Tracing second derivatives is slow, and a fused projection adds no operation that the unfused one has not.
+COMBINATIONS = [
+    pytest.param(name, engine, divergence, id=f"{name}-{engine}-{divergence.name}")
+    for name in MODELS
+    for engine in ENGINES
+    for divergence in (NGD, NEWTON)
+    if (name, engine, divergence) != ("vit-fused", "forward", NEWTON)
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "divergence"), COMBINATIONS)
+def test_products_equal_the_dense_reference(name, engine, divergence):
+    drawn, h = case(name), dense(name, divergence.name)
+    parameters = trainable(drawn.model)
+    with frozen(drawn.model, torch.device("cpu")), torch.no_grad():
+        problem = Problem(drawn.model, drawn.loss_fn, drawn.batch, parameters)
+        curvature = Curvature(problem, divergence, ENGINES[engine])
+        for _ in range(2):
+            v = {key: torch.randn_like(p) for key, p in parameters.items()}
+            assert relative_error(flat(curvature.product(v)), h @ flat(v)) < TOLERANCE[engine]
+    drawn.model.eval()
+    assert relative_error(flat(curvature.gradient), dense_gradient(drawn.model, drawn.loss_fn, drawn.batch)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["mlp", "translator"])
+def test_the_summed_hessian_of_the_mean_loss_is_fishers(name):
+    """Two ways to the same reference: `N J^T Q J` by autograd, and the softmax covariance written out."""
+    drawn = case(name)
+    terms = drawn.batch[1].numel()
+    summed = terms * dense_gauss_newton(drawn.model, drawn.loss_fn, drawn.batch)
+    assert relative_error(summed, dense_fisher(drawn.model, drawn.batch[0])) < 1e-12
+
+
+def test_fused_attention_has_finite_differences():
+    """torch's fused kernel, which the exact engines refuse, against the same network spelled out."""
+    drawn, spelled_out = case("vit-kernel"), case("vit-fused")
+    parameters = trainable(drawn.model)
+    with frozen(drawn.model, torch.device("cpu")), torch.no_grad():
+        problem = Problem(drawn.model, drawn.loss_fn, drawn.batch, parameters)
+        curvature = Curvature(problem, NGD, ENGINES["finite-differences"])
+        v = {key: torch.randn_like(p) for key, p in parameters.items()}
+        product = flat(curvature.product(v))
+    spelled_out.model.eval()
+    assert relative_error(product, dense_fisher(spelled_out.model, drawn.batch[0]) @ flat(v)) < 1e-4
+
+
+@pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", ["autocast", "parameters"])
+def test_finite_differences_rise_above_the_rounding_of_bfloat16(dtype, divergence):
+    """A step fit for float32 outputs would be lost in the noise of a network that computes in bfloat16."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+    x, y = torch.randn(64, 32), torch.randint(10, (64,))
+    loss_fn = torch.nn.functional.cross_entropy
+    with torch.no_grad():
+        exact = Curvature(Problem(model, loss_fn, (x, y), trainable(model)), divergence, ENGINES["double-backward"])
+        v = exact.gradient
+        expected = flat(exact.product(v))
+        autocast = torch.bfloat16 if dtype == "autocast" else None
+        if autocast is None:
+            model, x, v = model.bfloat16(), x.bfloat16(), {name: part.bfloat16() for name, part in v.items()}
+        problem = Problem(model, loss_fn, (x, y), trainable(model), autocast=autocast)
+        product = flat(Curvature(problem, divergence, ENGINES["finite-differences"]).product(v))
+    assert relative_error(product, expected) < (0.01 if divergence is NGD else 0.06)

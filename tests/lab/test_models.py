@@ -1,0 +1,165 @@
+"""The networks: sizes of the literature, shapes, and derivatives of the kinds a curvature product needs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, vjp
+
+from llqr.lab import models
+from llqr.lab.models.vit import ViT
+
+# name, arguments, parameters: original papers and the reference implementations they point to.
+PUBLISHED = [
+    ("vgg16-bn", {"classes": 10}, 14_728_266),
+    ("vgg16-bn", {"classes": 100}, 14_774_436),
+    ("resnet18", {"classes": 10}, 11_173_962),
+    ("resnet18", {"classes": 100}, 11_220_132),
+    ("wrn28-10", {"classes": 10}, 36_479_194),
+    ("wrn28-10", {"classes": 100}, 36_536_884),
+    ("pyramidnet110", {"classes": 10}, 28_485_477),
+    ("pyramidnet110", {"classes": 100}, 28_511_307),
+    ("pyramidnet110", {"alpha": 48}, 1_772_706),
+    ("pyramidnet110", {"alpha": 84}, 3_904_446),
+    ("pyramidnet110", {"depth": 164, "block": "bottleneck"}, 27_216_021),
+    ("pyramidnet110", {"depth": 272, "alpha": 200, "block": "bottleneck"}, 26_210_842),
+    ("resnet50", {}, 25_557_032),
+    ("vit-ti", {}, 5_717_416),
+    ("vit-s", {}, 22_050_664),
+    ("vit-b", {}, 86_567_656),
+    ("vit-l", {}, 304_326_632),
+    ("vit-ti", {"image_size": 64, "patch": 8, "classes": 200}, 5_427_080),
+]
+SMALL = {
+    "mlp": {"image_size": 8, "channels": 1},
+    "cnn": {"image_size": 8, "channels": 1, "width": 4},
+    "vgg16-bn": {"image_size": 32, "width": 2},
+    "resnet18": {"image_size": 16, "width": 2},
+    "wrn28-10": {"image_size": 8, "depth": 10, "widen": 1},
+    "pyramidnet110": {"image_size": 9, "depth": 8, "alpha": 6},
+    "resnet50": {"image_size": 32, "width": 2},
+    "vit-ti": {"image_size": 16, "patch": 8, "depth": 2, "dim": 12, "attention": "explicit"},
+    "vit-s": {"image_size": 16, "patch": 8, "depth": 1, "dim": 12, "attention": "explicit", "fused": False},
+    "vit-b": {"image_size": 16, "patch": 8, "depth": 1, "dim": 24, "attention": "explicit"},
+    "vit-l": {"image_size": 16, "patch": 8, "depth": 1, "dim": 32, "attention": "explicit"},
+}
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "arguments", "count"), PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name, arguments, count):
+    with torch.device("meta"):
+        assert parameters(models.build(name, **arguments)) == count
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_projections_have_the_promised_names_and_the_same_size(fused):
+    with torch.device("meta"):
+        model = models.build("vit-b", fused=fused)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("blocks.0.attn.")}
+    names = {name.removeprefix("blocks.0.attn.").split(".")[0] for name in shapes}
+    assert names == ({"qkv", "proj"} if fused else {"q", "k", "v", "proj"})
+    assert parameters(model) == 86_567_656
+    assert model.class_token.shape == (1, 1, 768)
+    assert model.positions.shape == (1, 197, 768)
+
+
+def test_fused_and_separate_projections_compute_the_same():
+    torch.manual_seed(0)
+    settings = {"dim": 24, "depth": 2, "heads": 3, "classes": 5, "image_size": 16, "patch": 8}
+    fused, separate = ViT(**settings).double(), ViT(**settings, fused=False).double()
+    state = fused.state_dict()
+    for name in list(state):
+        if ".qkv." in name:
+            for letter, part in zip("qkv", state.pop(name).chunk(3), strict=True):
+                state[name.replace("qkv", letter)] = part
+    separate.load_state_dict(state)
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    torch.testing.assert_close(separate(images), fused(images), rtol=0, atol=1e-13)
+
+
+def test_explicit_attention_is_the_fused_kernel_written_out():
+    torch.manual_seed(0)
+    model = models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5).double()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    kernel = model(images)
+    model.use_attention("explicit")
+    torch.testing.assert_close(model(images), kernel, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="attention must be one of sdpa, explicit"):
+        model.use_attention("flash")
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_has_forward_mode_and_second_derivatives(name):
+    """``w . (J v) == (J^T w) . v`` and ``u . (H v) == v . (H u)``: forward and reverse mode agree, H is symmetric."""
+    torch.manual_seed(0)
+    arguments = SMALL[name]
+    model = models.build(name, classes=5, **arguments).double().eval()
+    images = torch.randn(2, arguments.get("channels", 3), *[arguments["image_size"]] * 2, dtype=torch.float64)
+    weights = {key: value.detach() for key, value in model.named_parameters()}
+    u, v = ({key: torch.randn_like(value) for key, value in weights.items()} for _ in range(2))
+
+    def outputs(values):
+        return functional_call(model, values, (images,))
+
+    def dot(first, second):
+        return sum((first[key] * second[key]).sum() for key in weights)
+
+    logits, pulled_back = vjp(outputs, weights)
+    cotangent = torch.randn_like(logits)
+    pushed_forward = jvp(outputs, (weights,), (v,))[1]
+    assert logits.shape == (2, 5)
+    torch.testing.assert_close((cotangent * pushed_forward).sum(), dot(pulled_back(cotangent)[0], v))
+
+    gradient = grad(lambda values: nn.functional.cross_entropy(outputs(values), torch.tensor([0, 1])))
+    hv, hu = (jvp(gradient, (weights,), (direction,))[1] for direction in (v, u))
+    assert dot(u, hv) != 0
+    torch.testing.assert_close(dot(u, hv), dot(v, hu))
+
+
+@pytest.mark.parametrize("name", [name for name in models.names() if name != "mlp"])
+def test_channels_last_changes_the_layout_and_nothing_else(name):
+    torch.manual_seed(0)
+    arguments = SMALL[name]
+    model = models.build(name, classes=5, **arguments).double().eval()
+    images = torch.randn(2, arguments.get("channels", 3), *[arguments["image_size"]] * 2, dtype=torch.float64)
+    expected = model(images)
+    model.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), expected)
+
+
+def test_a_wider_image_is_pooled_rather_than_refused():
+    with torch.device("meta"):
+        for name in ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110"):
+            model = models.build(name, classes=200, image_size=64)
+            assert model(torch.empty(2, 3, 64, 64)).shape == (2, 200)
+
+
+def test_the_start_is_decided_by_the_seed():
+    torch.manual_seed(3)
+    first = models.build("cnn")
+    torch.manual_seed(3)
+    second = models.build("cnn")
+    third = models.build("cnn")
+    weight = first.features[0][0].weight
+    assert torch.equal(weight, second.features[0][0].weight)
+    assert not torch.equal(weight, third.features[0][0].weight)
+
+
+def test_bad_requests_name_the_argument():
+    with pytest.raises(ValueError, match=r"model must be one of mlp, cnn, .*vit-l, got 'resnet19'"):
+        models.build("resnet19")
+    with pytest.raises(TypeError, match=r"'resnet18'.*'widht'"):
+        models.build("resnet18", widht=16)
+    with pytest.raises(ValueError, match="image_size must be at least 32 for vgg16-bn"):
+        models.build("vgg16-bn", image_size=16)
+    with pytest.raises(ValueError, match="patch must divide image_size"):
+        models.build("vit-b", image_size=30)
+    with pytest.raises(ValueError, match="depth must be 6 n"):
+        models.build("pyramidnet110", depth=111)
+    with pytest.raises(ValueError, match="block must be one of basic, bottleneck"):
+        models.build("pyramidnet110", block="wide")
+    with pytest.raises(ValueError, match="heads must divide dim"):
+        models.build("vit-ti", dim=100)

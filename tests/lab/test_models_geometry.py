@@ -1,0 +1,39 @@
+"""Every network of the laboratory learns a metric of every structure from both divergences."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import llqr
+from llqr.lab import models
+
+# Small members of every family: no block has more than a few hundred entries, so that a dense metric fits.
+SMALL = {
+    "mlp": {"image_size": 4, "channels": 3, "hidden": [8]},
+    "cnn": {"image_size": 8, "width": 2, "channels": 3},
+    "vgg16-bn": {"image_size": 32, "width": 1},
+    "resnet18": {"image_size": 8, "width": 1},
+    "wrn28-10": {"image_size": 4, "depth": 10, "widen": 1, "width": 2},
+    "pyramidnet110": {"image_size": 4, "depth": 8, "alpha": 3, "width": 2},
+    "resnet50": {"image_size": 32, "width": 1},
+    "vit-ti": {"image_size": 8, "patch": 4, "depth": 1, "dim": 6, "attention": "explicit"},
+    "vit-s": {"image_size": 8, "patch": 4, "depth": 1, "dim": 6, "attention": "explicit", "fused": False},
+    "vit-b": {"image_size": 8, "patch": 4, "depth": 1, "dim": 12, "attention": "explicit"},
+    "vit-l": {"image_size": 8, "patch": 4, "depth": 1, "dim": 16, "attention": "explicit"},
+}
+
+
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+@pytest.mark.parametrize("name", models.names())
+def test_every_structure_is_learned_on_every_network(name, divergence):
+    torch.manual_seed(0)
+    model = models.build(name, classes=3, **SMALL[name]).double()
+    size = SMALL[name]["image_size"]
+    batch = torch.randn(4, 3, size, size, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    for structure in llqr.STRUCTURES:
+        geometry = llqr.Geometry(
+            model, cross_entropy, structure=structure, divergence=divergence, steps=2, engine="double-backward"
+        )
+        result = geometry.refresh(batch)
+        assert result.accepted, (structure, result.reason)
+        assert result.objective_after < result.objective_before, structure

@@ -1,0 +1,1 @@
+"""One file per thing that users of SAM and of second-order optimizers trip over."""

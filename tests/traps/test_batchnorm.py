@@ -1,0 +1,138 @@
+"""Trap 9: normalisation statistics. They move once a step, by the first pass, whatever the class that keeps them."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+
+from .training import assert_same_bits, batches, closure_of, cross_entropy, quick_geometry, sgd, train, weights
+
+
+class InPlaceNorm(nn.Module):
+    """Not a BatchNorm, and keeps its statistics in buffers that it writes in place, under names of its own."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mu", torch.zeros(features))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
+        self.gain = nn.Parameter(torch.ones(features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mu.lerp_(x.detach().mean(0), 0.1)
+            self.calls += 1
+        return (x - self.mu) * self.gain
+
+
+class ReplacingNorm(InPlaceNorm):
+    """Puts new tensors in the place of its buffers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mu = 0.9 * self.mu + 0.1 * x.detach().mean(0)
+            self.calls = self.calls + 1
+        return (x - self.mu) * self.gain
+
+
+NORMS = [nn.BatchNorm1d, InPlaceNorm, ReplacingNorm]
+
+
+def network(norm: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), norm(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def forward_only(model: nn.Module, batch) -> dict[str, torch.Tensor]:
+    """The buffers after one pass at the present weights, which is what a step must leave."""
+    before = weights(model)
+    others = {name: b.clone() for name, b in model.named_buffers() if name not in before}
+    with torch.no_grad():
+        model(batch[0])
+    after = buffers(model)
+    model.load_state_dict(before)
+    for name, buffer in others.items():
+        model.get_buffer(name).copy_(buffer)
+    return after
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_statistics_move_once_a_step(norm, given):
+    model = network(norm)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None)
+    for batch in batches(4):
+        expected = forward_only(model, batch)
+        opt.step(closure_of(opt, model, batch))
+        assert_same_bits(buffers(model), expected)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_refresh_leaves_no_trace(norm):
+    model, (batch,) = network(norm), batches(1)
+    geometry = quick_geometry(model, every=1)
+    opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.5)
+    before = weights(model)
+    geometry.refresh(batch)
+    assert_same_bits(weights(model), before)
+    assert model.training
+    expected = forward_only(model, batch)
+    train(opt, model, [batch])
+    assert_same_bits(buffers(model), expected)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_closure_that_raises_in_the_second_pass_leaves_the_first_ones_statistics(norm):
+    model, (batch,) = network(norm), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5)
+    expected = forward_only(model, batch)
+    passes = []
+
+    def closure():
+        loss = closure_of(opt, model, batch)()
+        passes.append(loss)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure)
+    assert_same_bits(buffers(model), expected)
+
+
+def test_the_model_is_found_also_where_the_closure_calls_its_parts():
+    encoder, head = network(nn.BatchNorm1d), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    opt = llqr.SAM(torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1), rho=0.5)
+    for steps, (x, y) in enumerate(batches(2), start=1):
+
+        def closure(x=x, y=y):
+            opt.zero_grad()
+            loss = cross_entropy(head(encoder(x)), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        assert encoder[1].num_batches_tracked == head[0].num_batches_tracked == steps
+
+
+def test_a_warm_up_updates_statistics_as_the_base_would():
+    model = network(nn.BatchNorm1d)
+    opt = llqr.SAM(sgd(model), start_after=2)
+    train(opt, model, batches(4))
+    assert model[1].num_batches_tracked == 4
+
+
+def test_frozen_statistics_stay_frozen():
+    model = network(nn.BatchNorm1d)
+    train(llqr.SAM(sgd(model)), model, batches(1))
+    model[1].eval()
+    before = buffers(model)
+    opt = llqr.SAM(sgd(model))
+    train(opt, model, batches(2))
+    assert_same_bits(buffers(model), before)
+    assert not model[1].training
+    assert model[0].training

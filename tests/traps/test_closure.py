@@ -1,0 +1,191 @@
+"""Trap 1: `step(closure)` that trusts gradients left by the caller, calls the closure once, or returns None."""
+
+import functools
+
+import pytest
+import torch
+
+import llqr
+
+from .training import assert_same_bits, batches, closure_of, mlp, quick_geometry, sam_by_hand, sgd, train, weights
+
+
+def test_steps_equal_sam_written_by_hand():
+    data = batches(5, dtype=torch.float64)
+    ours, reference = mlp(torch.float64), mlp(torch.float64)
+    opt, base = llqr.SAM(sgd(ours), rho=0.3), sgd(reference)
+    losses = train(opt, ours, data)
+    expected = [sam_by_hand(reference, base, batch, rho=0.3) for batch in data]
+    torch.testing.assert_close(losses, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
+
+
+def test_calls_the_closure_twice_and_returns_the_loss_of_the_first_call():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.3)
+    seen = []
+
+    def closure():
+        loss = closure_of(opt, model, batch)()
+        seen.append(loss.item())
+        return loss
+
+    returned = opt.step(closure)
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
+    assert returned.item() == seen[0]
+    assert not returned.requires_grad
+
+
+def test_a_closure_may_return_a_plain_number():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    closure = closure_of(opt, model, batch)
+    first = closure().item()
+    assert opt.step(lambda: closure().item()) == first
+
+
+def test_gradients_left_by_the_caller_do_not_matter():
+    data = batches(3)
+    fresh, dirty = mlp(), mlp()
+    opt = llqr.SAM(sgd(fresh))
+    train(opt, fresh, data)
+    other = llqr.SAM(sgd(dirty))
+    for batch in data:
+        for p in dirty.parameters():
+            p.grad = torch.full_like(p, 7.0)
+        other.step(closure_of(other, dirty, batch))
+    assert_same_bits(weights(dirty), weights(fresh))
+
+
+@pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM, llqr.Optimizer])
+def test_a_closure_that_forgets_zero_grad_is_still_right(make):
+    data = batches(3)
+    careful, careless = mlp(), mlp()
+    train(make(sgd(careful)), careful, data)
+    opt = make(sgd(careless))
+    for x, y in data:
+
+        def closure(x=x, y=y):
+            loss = torch.nn.functional.cross_entropy(careless(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    assert_same_bits(weights(careless), weights(careful))
+
+
+def test_works_under_no_grad_and_with_any_callable():
+    data = batches(2)
+    plain, wrapped = mlp(), mlp()
+    train(llqr.SAM(sgd(plain)), plain, data)
+    opt = llqr.SAM(sgd(wrapped))
+
+    def run(batch):
+        return closure_of(opt, wrapped, batch)()
+
+    with torch.no_grad():
+        for batch in data:
+            opt.step(functools.partial(run, batch))
+    assert_same_bits(weights(wrapped), weights(plain))
+
+
+def test_a_closure_without_backward_is_named():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    with pytest.raises(RuntimeError, match=r"closure: .*backward"):
+        opt.step(lambda: model(batch[0]).sum())
+
+
+def test_a_probe_without_closure_is_an_error_and_changes_nothing():
+    model, (batch,) = mlp(), batches(1)
+    geometry = quick_geometry(model)
+    opt = llqr.LLQRSAM(sgd(model), geometry)
+    before = weights(model)
+    with pytest.raises(TypeError, match="closure"):
+        opt.step(batch=batch)
+    assert_same_bits(weights(model), before)
+    assert geometry.refreshes == 0
+    assert geometry.due
+
+
+def test_without_a_probe_gradients_may_be_there_already():
+    data = batches(4)
+    given, called = mlp(), mlp()
+    opt, other = llqr.LLQR(sgd(given), quick_geometry(given)), llqr.LLQR(sgd(called), quick_geometry(called))
+    for batch in data:
+        opt.zero_grad()
+        torch.nn.functional.cross_entropy(given(batch[0]), batch[1]).backward()
+        assert opt.step(batch=batch) is None
+    train(other, called, data)
+    assert_same_bits(weights(given), weights(called))
+
+
+def test_a_warm_up_needs_no_closure():
+    model, data = mlp(), batches(2)
+    opt = llqr.SAM(sgd(model), start_after=1)
+    torch.nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()
+    opt.step()
+    with pytest.raises(TypeError, match="closure"):
+        opt.step()
+
+
+def test_start_after_is_the_base_optimizer_until_then():
+    data = batches(4)
+    warm, plain = mlp(), mlp()
+    opt, base = llqr.SAM(sgd(warm), rho=0.5, start_after=3), sgd(plain)
+    train(opt, warm, data[:3])
+    for batch in data[:3]:
+        closure_of(base, plain, batch)()
+        base.step()
+    assert_same_bits(weights(warm), weights(plain))
+    opt.step(closure_of(opt, warm, data[3]))
+    closure_of(base, plain, data[3])()
+    base.step()
+    assert any(not a.equal(b) for a, b in zip(warm.parameters(), plain.parameters(), strict=True))
+
+
+def test_rho_may_be_a_function_of_the_step():
+    data = batches(3, dtype=torch.float64)
+    ours, reference = mlp(torch.float64), mlp(torch.float64)
+    train(llqr.SAM(sgd(ours), rho=lambda step: 0.1 * (step + 1)), ours, data)
+    base = sgd(reference)
+    for step, batch in enumerate(data):
+        sam_by_hand(reference, base, batch, rho=0.1 * (step + 1))
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("make", [llqr.LLQR, llqr.LLQRSAM])
+def test_a_due_refresh_without_batch_is_an_error(make):
+    model, (batch,) = mlp(), batches(1)
+    opt = make(sgd(model), quick_geometry(model))
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"batch: a refresh is due at step 0.*batch="):
+        opt.step(closure_of(opt, model, batch))
+    assert_same_bits(weights(model), before)
+    opt.step(closure_of(opt, model, batch), batch=batch)
+    opt.step(closure_of(opt, model, batch))  # not due: none needed
+
+
+def test_a_batch_may_be_a_function_that_is_only_called_when_due():
+    model, data = mlp(), batches(4)
+    opt = llqr.LLQR(sgd(model), quick_geometry(model, every=3))
+    draws = []
+
+    def draw():
+        draws.append(opt.steps)
+        return data[0]
+
+    for batch in data:
+        opt.step(closure_of(opt, model, batch), batch=draw)
+    assert draws == [0, 3]
+
+
+def test_refuses_what_cannot_be_wrapped():
+    model = mlp()
+    with pytest.raises(TypeError, match=r"base: .*Linear"):
+        llqr.SAM(model[0])
+    with pytest.raises(TypeError, match="LBFGS"):
+        llqr.SAM(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TypeError, match="geometry"):
+        llqr.LLQR(sgd(model), "diagonal")

@@ -1,0 +1,114 @@
+"""Trap 4: `param_groups` that stop being the base optimizer's objects."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+
+from .training import batches, closure_of, cross_entropy, mlp, sgd, train
+
+
+def assert_shared(opt: llqr.Optimizer) -> None:
+    assert opt.param_groups is opt.base.param_groups
+    assert opt.state is opt.base.state
+
+
+def test_groups_and_state_are_the_base_optimizers_objects():
+    model = mlp()
+    opt = llqr.SAM(sgd(model))
+    assert_shared(opt)
+    assert opt.defaults is opt.base.defaults
+    train(opt, model, batches(2))
+    assert_shared(opt)
+    assert set(opt.state) == set(model.parameters())
+
+
+@pytest.mark.parametrize("loaded", ["base", "wrapper"])
+def test_also_after_loading_a_state(loaded):
+    model, data = mlp(), batches(2)
+    opt = llqr.SAM(sgd(model))
+    train(opt, model, data)
+    if loaded == "base":
+        opt.base.load_state_dict(opt.base.state_dict())
+    else:
+        opt.load_state_dict(opt.state_dict())
+    assert_shared(opt)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, gamma=0.5)
+    train(opt, model, data)
+    scheduler.step()
+    assert opt.base.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_writing_to_either_is_writing_to_both():
+    opt = llqr.SAM(sgd(mlp()))
+    opt.param_groups[0]["lr"] = 7.0
+    assert opt.base.param_groups[0]["lr"] == 7.0
+    opt.param_groups = [dict(opt.param_groups[0], lr=8.0)]
+    assert opt.base.param_groups[0]["lr"] == 8.0
+    assert_shared(opt)
+
+
+def test_a_groups_own_rho_is_its_radius():
+    """One norm over all parameters, each group's displacement with its own radius."""
+    model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
+    first, last = list(model[0].parameters()), list(model[2].parameters())
+    base = torch.optim.SGD([{"params": first, "rho": 0.5}, {"params": last}], lr=0.1)
+    opt = llqr.SAM(base, rho=0.05)
+    closure = closure_of(opt, model, batch)
+    closure()
+    g = {p: p.grad.clone() for p in model.parameters()}
+    norm = torch.cat([part.flatten() for part in g.values()]).norm()
+    centre = {p: p.detach().clone() for p in model.parameters()}
+    opt.first_step()
+    for parameters, rho in ((first, 0.5), (last, 0.05)):
+        for p in parameters:
+            torch.testing.assert_close(p.detach() - centre[p], rho * g[p] / norm, rtol=1e-9, atol=1e-14)
+    opt.second_step()
+
+
+def test_a_rho_that_belongs_to_the_base_optimizer_is_not_a_radius():
+    """Adadelta's decay rate is called rho, 0.9 by default."""
+    model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
+    opt = llqr.SAM(torch.optim.Adadelta(model.parameters()), rho=0.05)
+    closure_of(opt, model, batch)()
+    centre = torch.cat([p.detach().flatten() for p in model.parameters()])
+    opt.first_step()
+    moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - centre
+    assert moved.norm().item() == pytest.approx(0.05)
+
+
+def test_add_param_group():
+    model, head, data = mlp(), nn.Linear(3, 3), batches(3)
+    opt = llqr.FriendlySAM(sgd(model))
+    train(opt, model, data[:1])
+    opt.add_param_group({"params": list(head.parameters()), "lr": 0.01, "rho": 0.4})
+    assert_shared(opt)
+    assert opt.param_groups[1]["momentum"] == 0.9
+    before = head.weight.detach().clone()
+    train(opt, nn.Sequential(model, head), data[1:])
+    assert not head.weight.equal(before)
+    assert head.weight in opt.state
+
+
+def test_parameters_a_geometry_does_not_know_pass_unchanged():
+    model, head, (batch,) = mlp(torch.float64), nn.Linear(3, 3, dtype=torch.float64), batches(1, dtype=torch.float64)
+    both = nn.Sequential(model, head)
+    base = torch.optim.SGD(both.parameters(), lr=1.0)
+    opt = llqr.LLQR(base, llqr.FixedGeometry([(p, lambda g: 5 * g) for p in model.parameters()]))
+    g = torch.autograd.grad(cross_entropy(both(batch[0]), batch[1]), list(both.parameters()))
+    before = [p.detach().clone() for p in both.parameters()]
+    opt.step(closure_of(opt, both, batch))
+    factors = [5.0] * 4 + [1.0] * 2
+    for p, w, part, u in zip(both.parameters(), before, g, factors, strict=True):
+        torch.testing.assert_close(p.detach(), w - u * part)
+
+
+def test_zero_grad_reaches_every_parameter():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    closure_of(opt, model, batch)()
+    opt.zero_grad(set_to_none=False)
+    assert all(p.grad.eq(0).all() for p in model.parameters())
+    opt.zero_grad()
+    assert all(p.grad is None for p in model.parameters())

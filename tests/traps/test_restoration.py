@@ -1,0 +1,136 @@
+"""Trap 10: weights left at the probe. They come back bit by bit, from a copy, whatever the closure does."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
+
+
+class TwoHeads(nn.Module):
+    """Uses one head in some passes and both in others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.left, self.right = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+        self.both = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.trunk(x).tanh()
+        return self.left(h) + self.right(h) if self.both else self.left(h)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("used_in", [1, 2])
+def test_a_parameter_with_a_gradient_in_one_pass_only(used_in, set_to_none):
+    model, (batch,) = TwoHeads(), batches(1)
+    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=1.0), rho=0.5)
+    passes = []
+
+    def closure():
+        passes.append(1)
+        model.both = len(passes) == used_in
+        opt.zero_grad(set_to_none)
+        loss = cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    before = weights(model)
+    seen = []
+    opt.base.register_step_pre_hook(lambda *_: seen.append(weights(model)))
+    opt.step(closure)
+    assert_same_bits(seen[0], before)
+    for name, p in model.right.named_parameters():
+        moved = not p.equal(before[f"right.{name}"])
+        assert moved == (used_in == 2), "the update follows the gradient at the probe, and there is none without it"
+    assert not model.left.weight.equal(before["left.weight"])
+
+
+@pytest.mark.parametrize("where", ["before zero_grad", "before backward", "after backward"])
+@pytest.mark.parametrize("failing_pass", [1, 2])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_closure_that_raises(learned, failing_pass, where):
+    model, data = mlp(), batches(3)
+    geometry = quick_geometry(model, "e-kfac") if learned else None
+    opt = llqr.FriendlySAM(sgd(model), rho=0.7, geometry=geometry)
+    opt.step(closure_of(opt, model, data[0]), batch=data[0])
+    before, steps = weights(model), opt.steps
+    passes = []
+
+    def closure():
+        passes.append(1)
+
+        def fail(here: str) -> None:
+            if len(passes) == failing_pass and where == here:
+                raise RuntimeError("out of memory")
+
+        fail("before zero_grad")
+        opt.zero_grad()
+        loss = cross_entropy(model(data[1][0]), data[1][1])
+        fail("before backward")
+        loss.backward()
+        fail("after backward")
+        return loss
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        opt.step(closure)
+    assert len(passes) == failing_pass
+    assert_same_bits(weights(model), before)
+    assert opt.steps == steps
+    opt.step(closure_of(opt, model, data[2]))  # and goes on
+    assert not model[0].weight.equal(before["0.weight"])
+
+
+def test_weights_come_back_bit_by_bit_where_adding_and_subtracting_would_not():
+    """A radius far above the weights: `(w + eps) - eps` would lose every bit of `w`."""
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model, lr=0.0), rho=1e12)
+    before = weights(model)
+    opt.step(closure_of(opt, model, batch))
+    assert_same_bits(weights(model), before)
+
+
+def test_the_probe_really_is_elsewhere():
+    model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
+    opt = llqr.SAM(sgd(model), rho=0.7)
+    places = []
+
+    def closure():
+        places.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        return closure_of(opt, model, batch)()
+
+    opt.step(closure)
+    assert (places[1] - places[0]).norm().item() == pytest.approx(0.7, rel=1e-6)
+
+
+def test_a_norm_of_ones_own_that_returns_nonsense():
+    """The displacement cannot be added; nothing may have moved."""
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), norm=lambda v, d: [torch.ones(7, 1, 1) for _ in d])
+    before = weights(model)
+    with pytest.raises(RuntimeError):
+        opt.step(closure_of(opt, model, batch))
+    assert_same_bits(weights(model), before)
+    closure_of(opt, model, batch)()
+    with pytest.raises(RuntimeError):
+        opt.first_step()
+    assert_same_bits(weights(model), before)
+    opt.probe.norm = "metric"
+    opt.step(closure_of(opt, model, batch))
+
+
+def test_a_base_step_that_raises_leaves_the_weights_at_the_centre():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5)
+
+    @opt.base.register_step_pre_hook
+    def fail(*_):
+        raise RuntimeError("no")
+
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="no"):
+        opt.step(closure_of(opt, model, batch))
+    assert_same_bits(weights(model), before)

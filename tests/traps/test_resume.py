@@ -1,0 +1,175 @@
+"""Trap 6: resume that loses momentum, the metric, the friendly mean or a counter. Here it is bit-exact."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+
+from .training import assert_same_bits, assert_same_state, batches, closure_of, mlp, quick_geometry, sgd, train, weights
+
+BASES = {
+    "sgdm": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+}
+RHO = lambda step: 0.1 + 0.02 * step  # noqa: E731  a counter that is lost would change the radius
+
+
+def run(name: str, base: str, structure: str, start_after: int = 2):
+    """A fresh model, optimizer and scheduler for a method."""
+    model = mlp()
+    settings: dict = {"rho": RHO, "start_after": start_after} if "sam" in name else {}
+    if "llqr" in name:
+        settings["geometry"] = quick_geometry(model, structure)
+    opt = llqr.build(name, BASES[base](model), **settings)
+    return model, opt, torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=10)
+
+
+def advance(model, opt, scheduler, data) -> None:
+    for batch in data:
+        opt.step(closure_of(opt, model, batch), batch=batch)
+        scheduler.step()
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+CASES = [
+    (name, base, structure)
+    for name in llqr.method_names()
+    for base in BASES
+    for structure in (("e-kfac", "diagonal") if "llqr" in name else ("",))
+]
+
+
+@pytest.mark.parametrize(("name", "base", "structure"), CASES)
+def test_bit_exact(name, base, structure):
+    data = batches(7)
+    straight = run(name, base, structure)
+    advance(*straight, data)
+    first = run(name, base, structure)
+    advance(*first, data[:4])
+    saved = through_a_file([part.state_dict() for part in first])
+    second = run(name, base, structure)
+    with torch.no_grad():
+        for p in second[0].parameters():
+            p.add_(1.0)
+    for part, state in zip(second, saved, strict=True):
+        part.load_state_dict(state)
+    advance(*second, data[4:])
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+    resumed, expected = second[1].state_dict(), straight[1].state_dict()
+    assert_same_state(resumed, expected)
+    assert resumed["llqr"]["steps"] == 7
+    if structure:
+        assert resumed["llqr"]["geometry"]["counters"]["refreshes"] == 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_also_when_saved_on_a_refresh_or_before_anything_was_learned(steps):
+    data = batches(5)
+    straight = run("llqr+fsam", "sgdm", "e-kfac", start_after=0)
+    advance(*straight, data)
+    first = run("llqr+fsam", "sgdm", "e-kfac", start_after=0)
+    advance(*first, data[:steps])
+    second = run("llqr+fsam", "sgdm", "e-kfac", start_after=0)
+    for part, whole in zip(second, first, strict=True):
+        part.load_state_dict(through_a_file(whole.state_dict()))
+    advance(*second, data[steps:])
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+
+
+def test_a_run_may_go_back_to_an_earlier_state():
+    """Loading replaces everything that was learned since, also where the saved state had nothing."""
+    data = batches(6)
+    model, opt, scheduler = run("llqr+fsam", "sgdm", "diagonal", start_after=0)
+    start = through_a_file([part.state_dict() for part in (model, opt, scheduler)])
+    advance(model, opt, scheduler, data[:5])
+    for part, state in zip((model, opt, scheduler), start, strict=True):
+        part.load_state_dict(state)
+    assert not opt.geometry.metric.learned
+    fresh = run("llqr+fsam", "sgdm", "diagonal", start_after=0)
+    for trained in ((model, opt, scheduler), fresh):
+        advance(*trained, data)
+    assert_same_bits(weights(model), weights(fresh[0]))
+
+
+def test_a_loaded_state_is_not_shared_with_the_dictionary():
+    data = batches(4)
+    model, opt, _ = run("llqr+fsam", "sgdm", "kfac", start_after=0)
+    train(opt, model, data[:2])
+    state = through_a_file(opt.state_dict())
+    copy = through_a_file(opt.state_dict())
+    opt.load_state_dict(state)
+    train(opt, model, data[2:])
+    assert_same_state(state["llqr"], copy["llqr"])
+
+
+def saved(name: str = "llqr+sam", structure: str = "kfac") -> dict:
+    model, opt, _ = run(name, "sgdm", structure)
+    train(opt, model, batches(1))
+    return opt.state_dict()
+
+
+def test_mismatches_are_named():
+    state = saved()
+    with pytest.raises(ValueError, match="saved with the probe 'sam', this optimizer has 'fsam'"):
+        run("llqr+fsam", "sgdm", "kfac")[1].load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with the probe 'sam', this optimizer has None"):
+        run("llqr", "sgdm", "kfac")[1].load_state_dict(state)
+    with pytest.raises(ValueError, match="geometry"):
+        run("sam", "sgdm", "")[1].load_state_dict(state)
+    with pytest.raises(ValueError, match="geometry"):
+        run("llqr+sam", "sgdm", "kfac")[1].load_state_dict(saved("sam"))
+    with pytest.raises(ValueError, match=r"structure of 0\.weight"):
+        run("llqr+sam", "sgdm", "e-kfac")[1].load_state_dict(state)
+    with pytest.raises(ValueError, match="not saved by this optimizer"):
+        run("sam", "sgdm", "")[1].load_state_dict(BASES["sgdm"](mlp()).state_dict())
+
+
+def test_other_parameters_are_named():
+    state = saved("sam")
+    wider = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+    with pytest.raises(ValueError, match=r"parameter 0 was saved with shape \[8, 5\], here it is \[9, 5\]"):
+        llqr.SAM(sgd(wider)).load_state_dict(state)
+    with pytest.raises(ValueError, match="saved for 4 parameters, this optimizer has 2"):
+        llqr.SAM(sgd(mlp()[0])).load_state_dict(state)
+
+
+def test_names_are_compared_where_they_are_known():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    named = list(model.named_parameters())
+    one = llqr.SAM(torch.optim.SGD(named, lr=0.1))
+    other = llqr.SAM(torch.optim.SGD([*named[2:], *named[:2]], lr=0.1))
+    one.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"'0\.weight' stands where this optimizer has '1\.weight'"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_a_refused_state_changes_nothing():
+    model, opt, _ = run("llqr+sam", "sgdm", "e-kfac")
+    train(opt, model, batches(2))
+    before = through_a_file(opt.state_dict())
+    state = saved()
+    with pytest.raises(ValueError):
+        opt.load_state_dict(state)
+    assert_same_state(opt.state_dict(), before)
+
+
+def test_the_base_may_load_what_a_plain_optimizer_saved():
+    """How a run that was started without the wrapper goes on with it."""
+    model, plain, data = mlp(), mlp(), batches(3)
+    base = sgd(plain)
+    for batch in data:
+        closure_of(base, plain, batch)()
+        base.step()
+    opt = llqr.SAM(sgd(model))
+    opt.base.load_state_dict(base.state_dict())
+    momentum = opt.state[model[0].weight]["momentum_buffer"]
+    assert momentum.equal(base.state[plain[0].weight]["momentum_buffer"])

@@ -1,0 +1,86 @@
+"""Trap 1, for loops that cannot use closures: `first_step` and `second_step`."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
+
+METHODS = {
+    "sam": lambda model: llqr.SAM(sgd(model), rho=0.3, model=model),
+    "asam": lambda model: llqr.ASAM(sgd(model), rho=0.3, model=model),
+    "fishersam": lambda model: llqr.FisherSAM(sgd(model), rho=0.3, model=model),
+    "fsam": lambda model: llqr.FriendlySAM(sgd(model), rho=0.3, model=model),
+    "llqr+sam": lambda model: llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=0.3),
+    "warm-up": lambda model: llqr.SAM(sgd(model), rho=0.3, start_after=2, model=model),
+    "sgdm": lambda model: llqr.Optimizer(sgd(model)),
+}
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("by_argument", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_the_closure_form(method, by_argument):
+    """Statistics included. (A refresh reads them, before the first pass in one form and after it in the other.)"""
+    data = batches(4)
+    make = mlp if method == "llqr+sam" else normalised
+    called, looped = make(), make()
+    train(METHODS[method](called), called, data)
+    opt = METHODS[method](looped)
+    for x, y in data:
+        cross_entropy(looped(x), y).backward()
+        opt.first_step(batch=(x, y), zero_grad=by_argument)
+        if not by_argument:
+            opt.zero_grad()
+        cross_entropy(looped(x), y).backward()
+        opt.second_step(zero_grad=by_argument)
+        if not by_argument:
+            opt.zero_grad()
+    assert_same_bits(weights(looped), weights(called))
+
+
+def test_calls_out_of_order_are_named():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    closure = closure_of(opt, model, batch)
+    closure()
+    with pytest.raises(RuntimeError, match="call first_step"):
+        opt.second_step()
+    opt.first_step()
+    with pytest.raises(RuntimeError, match="called twice"):
+        opt.first_step()
+    with pytest.raises(RuntimeError, match="second_step"):
+        opt.step(closure)
+    opt.second_step()
+    opt.step(closure)
+
+
+def test_restore_gives_up_a_step():
+    model, (batch,) = normalised(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model)
+    closure = closure_of(opt, model, batch)
+    closure()
+    before = weights(model)
+    opt.first_step()
+    closure()
+    assert not model[0].weight.equal(before["0.weight"])
+    opt.restore()
+    assert_same_bits(weights(model), before)
+    opt.restore()
+    assert_same_bits(weights(model), before)
+    assert opt.steps == 0
+    opt.step(closure)
+
+
+def test_a_due_refresh_needs_a_batch():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model))
+    closure_of(opt, model, batch)()
+    with pytest.raises(ValueError, match=r"batch: a refresh is due"):
+        opt.first_step()
