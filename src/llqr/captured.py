@@ -6,11 +6,12 @@ activations A saved. A refresh copies the batch in, replays A once and B once a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .curvature import Batch, QuadraticModel
 from .metric import Metric
@@ -25,14 +26,14 @@ class CapturedRefresh:
     def __init__(self, linearise: Linearise, batch: Batch, metric: Metric, inner: Inner) -> None:
         self.inner = inner
         self._metric = metric
-        self._batch = _map(batch, torch.clone)
+        self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         self._descent = Descent(metric, working_copy(metric), inner)
         self._warm_up(linearise)
         self._a, self._b = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._a):
+        with torch.cuda.graph(self._a, capture_error_mode="thread_local"):
             self._curvature = linearise(self._batch)
             self._objective = Objective(metric, self._curvature, inner.damping)
-        with torch.cuda.graph(self._b, pool=self._a.pool()):
+        with torch.cuda.graph(self._b, pool=self._a.pool(), capture_error_mode="thread_local"):
             self._value = self._descent.step(self._objective)
 
     def _warm_up(self, linearise: Linearise) -> None:
@@ -68,22 +69,11 @@ class CapturedRefresh:
         return self._curvature, Solution(learned, before, self._value.clone())
 
 
-def _map(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: _map(value, function) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)(_map(value, function) for value in tree)
-    return tree
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map(tree, lambda tensor: (found.append(tensor), tensor)[1])  # type: ignore[func-returns-value]
-    return found
-
-
-def _signature(tree: Any) -> Any:
-    """The tree with every tensor replaced by what a replay cannot change."""
-    return _map(tree, lambda t: (tuple(t.shape), t.dtype, t.device))  # type: ignore[arg-type, return-value]
+def _signature(batch: Batch) -> Any:
+    """What a replay cannot change: the structure of the batch, and its tensors' shapes, dtypes and devices."""
+    leaves, structure = pytree.tree_flatten(batch)
+    return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -26,7 +26,8 @@ from .curvature import (
     frozen,
     several_ranks,
 )
-from .curvature.divergence import Scale
+from .curvature.divergence import Scale, check_scale
+from .curvature.engines import ENGINES
 from .metric import Metric, StructureSpec
 from .metric.layout import MAX_SIDE
 from .metric.structure import Bounds, Factors
@@ -148,6 +149,9 @@ class Geometry:
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
+        if engine not in ("auto", *ENGINES):
+            raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join(ENGINES)}")
+        check_scale(curvature_scale)
         self.metric = Metric(
             self.model,
             self.parameters,
@@ -198,6 +202,7 @@ class Geometry:
     def refresh(self, batch: Batch | Callable[[], Batch]) -> Refresh:
         """Learn `U` on one batch, and say what happened. On a numerical failure the old metric stays."""
         started = time.perf_counter()
+        self._check_place()
         step = self._step
         device = next(iter(self.parameters.values())).device
         inner = replace(self._inner, lr=at(self._lr, step))
@@ -226,8 +231,18 @@ class Geometry:
             seconds=time.perf_counter() - started,
         )
 
+    def _check_place(self) -> None:
+        """The factors live where the parameters were when the geometry was made."""
+        for block in self.metric.blocks:
+            parameter = self.parameters[block.parameter]
+            if (parameter.device, parameter.dtype) != (block.device, block.dtype):
+                raise RuntimeError(
+                    f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {parameter.device}, "
+                    f"{parameter.dtype}; make the geometry after moving the model"
+                )
+
     def _solve(self, batch: Batch, inner: Inner) -> tuple[QuadraticModel, Solution]:
-        if not self._capture:
+        if not self._capture or not self.metric.groups:
             curvature = self._linearise(batch)
             return curvature, solve(self.metric, curvature, inner)
         if self._captured is None or not self._captured.fits(batch, inner):
@@ -250,7 +265,7 @@ class Geometry:
             warnings.warn(
                 f"engine: chose finite-differences, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         self.engine = engine.name
         curvature = Curvature(problem, self.divergence, engine, self._scale)

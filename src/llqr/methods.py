@@ -179,7 +179,8 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
     if learned and geometry is None:
         raise ValueError(f"geometry: {name!r} needs one, pass geometry=llqr.Geometry(model, loss_fn)")
     if not learned and geometry is not None:
-        raise ValueError(f"geometry: {name!r} has none; did you mean 'llqr+{plain}'?")
+        learning = "llqr" if plain in BASES else f"llqr+{plain}"
+        raise ValueError(f"geometry: {name!r} has none; did you mean {learning!r}?")
     if divergence and isinstance(geometry, Geometry) and geometry.divergence.name != divergence:
         raise ValueError(f"geometry: {name!r} wants the divergence {divergence!r}, got {geometry.divergence.name!r}")
     if plain in BASES:

@@ -23,14 +23,16 @@ def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> list[Tensor]:
     """`v.d`, parameter by parameter; `|v|^2` when there is no metric between them."""
     if all(a is b for a, b in zip(v, d, strict=True)):
         return _euclidean_squares(v, d)
-    return [(a.to(_wide(a)) * b.to(_wide(b))).sum() for a, b in zip(v, d, strict=True)]
+    products = torch._foreach_mul(_widened(v), _widened(d))
+    # A signed sum in multi-tensor kernels: the sum of all magnitudes, less twice that of the negative terms.
+    magnitudes = torch._foreach_norm(products, 1)
+    negatives = torch._foreach_norm(torch._foreach_clamp_max(products, 0.0), 1)
+    return list(torch._foreach_sub(magnitudes, torch._foreach_mul(negatives, 2.0)))
 
 
 def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> list[Tensor]:
     """`|d|^2`, parameter by parameter."""
-    widths = {_wide(part) for part in d}
-    dtype = torch.float64 if torch.float64 in widths else torch.float32
-    norms = torch._foreach_norm(list(d), 2, dtype=dtype)
+    norms = torch._foreach_norm(_widened(d), 2)
     return list(torch._foreach_mul(norms, norms))
 
 
@@ -51,8 +53,8 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
     if not norm.startswith("layer-"):
         home = squares[0].device
         root = _root(torch.stack([square.to(home) for square in squares]).sum())
-        places = {part.device: root.to(part.device) for part in d}
-        return [places[part.device] for part in d]
+        places = {device: root.to(device) for device in {part.device for part in d}}
+        return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     sums: dict[int, Tensor] = {}
     for layer, square in zip(layers, squares, strict=True):
@@ -65,5 +67,6 @@ def _root(square: Tensor) -> Tensor:
     return torch.where(square > 0, (square + TINY).sqrt(), float("inf"))
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype.itemsize >= 4 else torch.float32
+def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """At least float32, because a sum of many small squares is lost in half precision."""
+    return [tensor if tensor.dtype.itemsize >= 4 else tensor.float() for tensor in tensors]

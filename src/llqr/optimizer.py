@@ -35,8 +35,8 @@ class Optimizer(torch.optim.Optimizer):
         probe: where SAM looks; None for plain descent.
         geometry: the learned metric `U`; None for the identity.
         transport: whether the update gradient goes through `U` (False is the paper's LLQR^Delta).
-        model: protects the model's buffers (BatchNorm statistics) during the second pass. Found by itself when `step`
-            gets a closure; needed only for `first_step` / `second_step`.
+        model: protects the model's buffers (BatchNorm statistics) during the second pass. By default found at the
+            first step: the modules that own the parameters, and others whose buffers the first pass writes to.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step see the same random numbers.
 
@@ -111,6 +111,7 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
+            self._surroundings.known = self._surroundings.given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -138,7 +139,6 @@ class Optimizer(torch.optim.Optimizer):
         if closure is None:
             self._update(grad_scaler)
             return None
-        closure = torch.enable_grad()(closure)
         random = self._random_state() if self._probing and self._same_dropout else None
         loss = self._first_pass(closure)
         if self._probing:
@@ -156,13 +156,16 @@ class Optimizer(torch.optim.Optimizer):
         if self._weights.held:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         self._refresh_if_due(batch)
-        if self._probing:
-            try:
+        if not self._surroundings.known:
+            with self._surroundings.finding(self._order()):
+                pass
+        try:
+            if self._probing:
                 self._perturb(grad_scaler)
-                self._surroundings.hold_buffers()
-            except BaseException:
-                self.restore()
-                raise
+            self._surroundings.hold_buffers()  # in a warm-up too: such a loop runs its second pass regardless
+        except BaseException:
+            self.restore()
+            raise
         if zero_grad:
             self.zero_grad()
 
@@ -199,9 +202,10 @@ class Optimizer(torch.optim.Optimizer):
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
             if not self._surroundings.known and self.probe is not None:
-                contexts.enter_context(self._surroundings.watching())
+                contexts.enter_context(self._surroundings.finding(self._order()))
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
+            contexts.enter_context(torch.enable_grad())
             self._forget_gradients()
             loss = closure()
         # A copy: a captured closure writes both passes' losses into the same memory.
@@ -216,35 +220,30 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 torch.cuda.set_rng_state(state, device)
         self._forget_gradients()
-        closure()
+        with torch.enable_grad():
+            closure()
 
     def _perturb(self, grad_scaler: Any) -> None:
         """`theta <- theta + eps`, after keeping a copy of `theta`."""
         assert self.probe is not None
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters, grads = self._gradients()
         if not parameters:
             raise RuntimeError(
                 "closure: no parameter of the optimizer got a gradient; does the closure call backward()?"
             )
-        self._check_supported(parameters)
-        grads = amp.centre_gradients(grad_scaler, (self, self.base), [p.grad for p in parameters])
+        grads = amp.centre_gradients(grad_scaler, (self, self.base), grads)
         self._weights.take(parameters)
+        # Under a caller's autocast the second pass would otherwise run on low-precision copies of the centre's weights.
+        torch.clear_autocast_cache()
         if amp.overflowed(grad_scaler, grads):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, and then the scaler skips the step and shrinks its scale.
             torch._foreach_mul_(parameters, float("nan"))
             return
-        point = Point(
-            parameters,
-            grads,
-            self._surroundings.layers(parameters),
-            self._surroundings.is_bias(parameters),
-            self._own_radius(parameters),
-        )
+        layers, biases = self._surroundings.roles(parameters)
+        point = Point(parameters, grads, layers, biases, self._own_radius(parameters))
         eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
         torch._foreach_add_(parameters, eps)
-        # Under a caller's autocast the second pass would otherwise run on low-precision copies of the centre's weights.
-        torch.clear_autocast_cache()
 
     def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
         """The `"rho"` of every parameter's group, unless that is a setting of the base optimizer (Adadelta has one)."""
@@ -258,9 +257,7 @@ class Optimizer(torch.optim.Optimizer):
         if grad_scaler is not None:
             amp.unscale_once(grad_scaler, self, self.base)
         if self.geometry is not None and self.transport:
-            parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-            self._check_supported(parameters)
-            grads = [p.grad for p in parameters]
+            parameters, grads = self._gradients()
             moved = self._transported(parameters, grads)
             if grads and any(a is not b for a, b in zip(grads, moved, strict=True)):
                 torch._foreach_copy_(grads, moved)
@@ -277,29 +274,39 @@ class Optimizer(torch.optim.Optimizer):
         return v if self.geometry is None else self.geometry.transport(parameters, v)
 
     def _forget_gradients(self) -> None:
-        """In place, so that a closure that forgets to zero them, or a captured one that cannot, is still right."""
-        dense = []
+        """So that a closure that forgets to zero them is still right.
+
+        On a CUDA device in place: a captured closure cannot zero them, and writes to their memory wherever they are.
+        """
+        kept = []
         for parameter in self._order():
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 continue
-            if parameter.grad.layout == torch.strided:
-                dense.append(parameter.grad)
+            if gradient.is_cuda and gradient.layout == torch.strided:
+                kept.append(gradient)
             else:
                 parameter.grad = None
-        if dense:
-            torch._foreach_zero_(dense)
+        if kept:
+            torch._foreach_zero_(kept)
 
-    def _check_supported(self, parameters: list[Tensor]) -> None:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            if parameter.grad.layout != torch.strided or parameter.is_complex():
-                kind = "complex" if parameter.is_complex() else "sparse"
-                number = {p: i for i, p in enumerate(self._order())}[parameter]
-                who = self._surroundings.names().get(parameter, f"number {number}")
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that have a gradient, and the gradients beside them."""
+        parameters, grads = [], []
+        for i, parameter in enumerate(self._order()):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided or gradient.is_complex():
+                kind = "complex" if gradient.is_complex() else "sparse"
+                who = self._surroundings.name(parameter) or f"number {i}"
                 raise TypeError(f"parameters: {who!r} has a {kind} gradient, which is not supported")
+            parameters.append(parameter)
+            grads.append(gradient)
+        return parameters, grads
 
     def _random_state(self) -> list[tuple[torch.device, Tensor]]:
-        devices = {p.device for group in self.param_groups for p in group["params"] if p.device.type == "cuda"}
+        devices = {parameter.device for parameter in self._order() if parameter.is_cuda}
         states = [(torch.device("cpu"), torch.get_rng_state())]
         return states + [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
@@ -331,12 +338,13 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError("state_dict: no 'llqr' entry, so it was not saved by this optimizer; load it into `base`")
         own = state.pop("llqr")
         self._check_state(own)
-        self._check_names(state["param_groups"])
-        self.base.load_state_dict(state)
+        self._check_groups(state["param_groups"])
+        # The geometry first: what it refuses must not leave the rest half loaded.
         if self.geometry is not None:
             self.geometry.load_state_dict(own["geometry"])
         if self.probe is not None:
             self.probe.load_state_dict(own["probe"], self._order())
+        self.base.load_state_dict(state)
         self.steps = int(own["steps"])
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -355,8 +363,11 @@ class Optimizer(torch.optim.Optimizer):
             if list(theirs) != ours:
                 raise ValueError(f"state_dict: parameter {i} was saved with shape {list(theirs)}, here it is {ours}")
 
-    def _check_names(self, groups: list[dict[str, Any]]) -> None:
-        """Where both were built from `named_parameters`, the order of the parameters must be the same."""
+    def _check_groups(self, groups: list[dict[str, Any]]) -> None:
+        """The same sizes and, where both were built from `named_parameters`, the same names in the same order."""
+        sizes = [[len(group["params"]) for group in some] for some in (groups, self.param_groups)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"state_dict: saved groups of {sizes[0]} parameters, this optimizer has {sizes[1]}")
         saved = [name for group in groups for name in group.get("param_names", ())]
         mine = [name for group in self.param_groups for name in group.get("param_names", ())]
         for theirs, ours in zip(saved, mine, strict=False):

@@ -122,8 +122,10 @@ class FriendlySAMProbe(SAMProbe):
         self._mean: dict[Tensor, Tensor] = {}
 
     def filtered(self, point: Point) -> list[Tensor]:
-        pairs = zip(point.parameters, point.grads, strict=True)
-        means = [self._mean.setdefault(parameter, torch.zeros_like(g)) for parameter, g in pairs]
+        for parameter, g in zip(point.parameters, point.grads, strict=True):
+            if parameter not in self._mean:
+                self._mean[parameter] = torch.zeros_like(g)
+        means = [self._mean[parameter] for parameter in point.parameters]
         v = list(torch._foreach_sub(point.grads, means))
         torch._foreach_lerp_(means, point.grads, 1 - self.lam)
         return v

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
+
+#: What a copy must share with its tensor in order to hold it bit by bit.
+_KIND = attrgetter("shape", "dtype", "device")
 
 
 class Snapshot:
@@ -14,12 +19,21 @@ class Snapshot:
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
         self._copies: list[Tensor] = []
+        self._kinds: list[tuple[Any, ...]] = []
+        self._alike: list[list[int]] = []
         self.held = False
 
     @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
-        if not self._fits(tensors):
+        kinds: list[tuple[Any, ...]] = list(map(_KIND, tensors))
+        if kinds != self._kinds:
             self._copies = [torch.empty_like(tensor) for tensor in tensors]
+            self._kinds = kinds
+            # One multi-tensor kernel wants one dtype on one device.
+            groups: dict[tuple[object, ...], list[int]] = {}
+            for i, (_, *place) in enumerate(kinds):
+                groups.setdefault(tuple(place), []).append(i)
+            self._alike = list(groups.values())
         self._tensors = list(tensors)
         self._copy(self._copies, self._tensors)
         self.held = True
@@ -31,16 +45,9 @@ class Snapshot:
             self._copy(self._tensors, self._copies)
             self.held = False
 
-    def _fits(self, tensors: Sequence[Tensor]) -> bool:
-        pairs = zip(tensors, self._copies, strict=False)
-        return len(tensors) == len(self._copies) and all(
-            t.shape == c.shape and t.dtype == c.dtype and t.device == c.device for t, c in pairs
-        )
-
-    @staticmethod
-    def _copy(into: list[Tensor], source: list[Tensor]) -> None:
-        if into:
-            torch._foreach_copy_(into, source)
+    def _copy(self, into: list[Tensor], source: list[Tensor]) -> None:
+        for group in self._alike:
+            torch._foreach_copy_([into[i] for i in group], [source[i] for i in group])
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_tensors": [], "_copies": [], "held": False}
+        return {"_tensors": [], "_copies": [], "_kinds": [], "_alike": [], "held": False}

@@ -5,13 +5,13 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from references import dense_fisher, dense_gauss_newton, dense_newton, flat, relative_error, trainable
-from small_models import mlp, tokens_loss
 from torch import nn
 
 import llqr
 from llqr.curvature import NEWTON, NGD, Curvature, Problem, divergence_named
 from llqr.curvature.engines import ENGINES
+from references import dense_fisher, dense_gauss_newton, dense_newton, flat, relative_error, trainable
+from small_models import mlp, tokens_loss
 
 WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
 ROWS = 7
@@ -43,7 +43,11 @@ LOSSES = {
     "cross-entropy": lambda: (F.cross_entropy, (inputs(), classes()), ROWS),
     "tokens": lambda: (tokens_loss, (inputs(3, 5), classes(3, 5)), 15),
     "ignored by default": lambda: (F.cross_entropy, (inputs(), with_ignored(-100)), 5),
-    "ignored by a module": lambda: (nn.CrossEntropyLoss(ignore_index=2), (inputs(), torch.tensor([2, 0, 1, 2, 1, 0, 0])), 5),
+    "ignored by a module": lambda: (
+        nn.CrossEntropyLoss(ignore_index=2),
+        (inputs(), torch.tensor([2, 0, 1, 2, 1, 0, 0])),
+        5,
+    ),
     "ignored by a partial": lambda: (
         functools.partial(F.cross_entropy, ignore_index=-1),
         (inputs(), with_ignored(-1)),
@@ -103,7 +107,9 @@ def test_newton_is_the_hessian_of_the_mean_loss(loss):
         assert relative_error(product_of(model, loss_fn, batch, NEWTON, v, engine), expected) < tolerance
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "tokens", "ignored tokens", "ignored by a module", "label smoothing"])
+@pytest.mark.parametrize(
+    "loss", ["cross-entropy", "tokens", "ignored tokens", "ignored by a module", "label smoothing"]
+)
 def test_for_unweighted_cross_entropy_that_is_fishers_matrix(loss):
     model = mlp()
     loss_fn, batch, _ = LOSSES[loss]()
@@ -141,7 +147,7 @@ def test_a_loss_linear_in_the_outputs_has_no_curvature():
     assert product_of(model, F.l1_loss, (inputs(), targets), NGD, v).count_nonzero() == 0
 
 
-# -- divergences of one's own -------------------------------------------------------------------------------------------
+# -- divergences of one's own ------------------------------------------------------------------------------------------
 
 
 def renyi(z, z0, alpha):

@@ -9,8 +9,10 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from llqr.lab import checkpoint, recipe, tasks
+from llqr.lab.cli import main
 from llqr.lab.errors import DataError
 from llqr.lab.experiment import carry_out
 from llqr.lab.progress import Display
@@ -22,7 +24,11 @@ from llqr.lab.train import Execution, Training
 CPU = torch.device("cpu")
 SETTINGS = [
     "training.epochs=3",
-    *(f"geometries.{name}.{setting}" for name in ("ngd", "newton") for setting in ("every=10", "steps=3")),
+    *(
+        f"geometries.{name}.{setting}"
+        for name in ("ngd", "newton")
+        for setting in ("every=10", "steps=2", "batch_size=32")
+    ),
 ]
 
 
@@ -95,28 +101,61 @@ def test_stopping_anywhere_changes_nothing(tmp_path, method):
     assert_same_end(whole.folder, parts.folder)
 
 
+def test_dropout_goes_on_with_the_same_random_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        recipe.Recipe, "build_model", lambda self: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    )
+    whole, parts = plan_for(tmp_path / "whole", "sam"), plan_for(tmp_path / "parts", "sam")
+    assert go_on(whole, Stop())
+    assert not go_on(parts, StopAfter(30))
+    assert go_on(parts, Stop())
+    assert_same_end(whole.folder, parts.folder)
+
+
 def test_a_stop_in_the_middle_of_an_epoch_takes_effect_at_once(tmp_path):
     plan = plan_for(tmp_path, "sgdm")
-    assert not go_on(plan, StopAfter(30))
+    assert not go_on(plan, StopAfter(6))
     state = torch.load(plan.folder / "checkpoint.pt", weights_only=True)
-    assert (state["epoch"], state["batches"]["position"]) == (1, 6)
-    assert len((plan.folder / "log.jsonl").read_text().splitlines()) == 1
+    assert (state["epoch"], state["batches"]["position"]) == (0, 6)
+    assert not (plan.folder / "log.jsonl").read_text()
 
 
-def command(out, *extra):
-    settings = [part for setting in ("training.epochs=4", "training.batch_size=4") for part in ("--set", setting)]
+CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.steps=2")
+
+
+def command(out):
+    settings = [part for change in CHANGES for part in ("--set", change)]
     arguments = ["train", "digits/mlp", "--method", "llqr-ngd+sam", "--out", str(out), "--quiet", "--device", "cpu"]
-    return [sys.executable, "-m", "llqr", *arguments, *settings, *extra]
+    return [*arguments, *settings, "--checkpoint-minutes", "0"]
 
 
-def start(out, *extra):
+def folder_of(out):
+    return out / "digits/mlp/llqr-ngd+sam/seed0"
+
+
+def start(out):
+    """The command in a process of its own."""
+    arguments = [sys.executable, "-m", "llqr", *command(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(out, *extra), env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
-def wait_for_epochs(process, log, epochs):
+def finish(out):
+    """The same command in this process, to its end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            main(command(out))
+    finally:
+        torch.set_num_threads(threads)
+    assert exit_.value.code == 0
+
+
+def wait_for_epochs(process, epochs, out):
     """Until the log of the process has so many lines."""
     deadline = time.monotonic() + 120
+    log = folder_of(out) / "log.jsonl"
     while time.monotonic() < deadline:
         if log.exists() and len(log.read_text().splitlines()) >= epochs:
             return
@@ -128,50 +167,49 @@ def wait_for_epochs(process, log, epochs):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     out = tmp_path_factory.mktemp("uninterrupted")
-    process = start(out)
-    assert process.wait(120) == 0, process.stderr.read().decode()
-    return out / "digits/mlp/llqr-ngd+sam/seed0"
+    finish(out)
+    return folder_of(out)
 
 
 def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
-    folder = tmp_path / "digits/mlp/llqr-ngd+sam/seed0"
-    process = start(tmp_path, "--checkpoint-minutes", "0")
-    wait_for_epochs(process, folder / "log.jsonl", 2)
+    folder = folder_of(tmp_path)
+    process = start(tmp_path)
+    wait_for_epochs(process, 2, tmp_path)
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert not (folder / "result.json").exists()
     # What the killed process wrote after its checkpoint must not stay in the log.
     with (folder / "log.jsonl").open("a") as log:
         log.write('{"epoch": 3, "trai')
-    process = start(tmp_path)
-    assert process.wait(120) == 0, process.stderr.read().decode()
+    finish(tmp_path)
     assert_same_end(uninterrupted, folder)
     assert len(json.loads((folder / "config.json").read_text())["resumed"]) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_a_checkpoint_and_exit_code_75(tmp_path, uninterrupted, number):
-    folder = tmp_path / "digits/mlp/llqr-ngd+sam/seed0"
+def test_a_terminated_process_leaves_a_checkpoint_and_exit_code_75(tmp_path, uninterrupted):
     process = start(tmp_path)
-    wait_for_epochs(process, folder / "log.jsonl", 1)
-    process.send_signal(number)
+    wait_for_epochs(process, 1, tmp_path)
+    process.terminate()
     message = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 75, message
-    assert f"stopped by {number.name}" in message
+    assert "stopped by SIGTERM" in message
     assert "Traceback" not in message
-    assert not (folder / "result.json").exists()
-    process = start(tmp_path)
-    assert process.wait(120) == 0, process.stderr.read().decode()
-    assert_same_end(uninterrupted, folder)
+    assert not (folder_of(tmp_path) / "result.json").exists()
+    finish(tmp_path)
+    assert_same_end(uninterrupted, folder_of(tmp_path))
 
 
-def test_a_second_signal_interrupts_at_once():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number):
+    before = signal.getsignal(number)
     with Stop() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
+        assert not stop.requested
+        os.kill(os.getpid(), number)
         assert stop.requested
+        assert stop.reason == number.name
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
 
 
 def test_a_finished_run_is_read_and_not_made_again(tmp_path):

@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 import torch
-from small_models import Attention, ViT, mlp, translator
 from torch import nn
 
 from llqr import Metric
 from llqr.metric.layout import blocks_of, layer_of
+from small_models import Attention, ViT, mlp, translator
 
 
 class Table(nn.Module):
@@ -144,7 +144,8 @@ def test_bad_rules_are_named(structure, message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "cheaper"), [("kfac", "diag-kfac"), ("e-kfac", "diag-kfac"), ("kfac-psd", "diag-kfac"), ("dense", "diagonal")]
+    ("kind", "cheaper"),
+    [("kfac", "diag-kfac"), ("e-kfac", "diag-kfac"), ("kfac-psd", "diag-kfac"), ("dense", "diagonal")],
 )
 def test_large_blocks_fall_back_and_say_so(kind, cheaper):
     with pytest.warns(UserWarning, match=rf"max_side=5: {kind} -> {cheaper} for 0.weight \(6, 4\)") as caught:

@@ -119,6 +119,65 @@ def test_the_model_is_found_also_where_the_closure_calls_its_parts():
         assert encoder[1].num_batches_tracked == head[0].num_batches_tracked == steps
 
 
+class MovingCentre(nn.Module):
+    """A loss without parameters that moves a centre along, as in self-distillation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.centre.lerp_(outputs.detach().mean(0), 0.1)
+        return cross_entropy(outputs - self.centre, targets)
+
+
+def test_a_loss_that_keeps_statistics_is_found_too():
+    model, criterion = network(nn.BatchNorm1d), MovingCentre()
+    opt = llqr.SAM(sgd(model), rho=0.5)
+    for x, y in batches(3):
+        seen = []
+
+        def closure(x=x, y=y, seen=seen):
+            opt.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            seen.append(criterion.centre.clone())
+            return loss
+
+        opt.step(closure)
+        assert criterion.centre.equal(seen[0])
+        assert not criterion.centre.equal(seen[1])
+
+
+def test_the_model_is_found_in_the_two_call_form_and_among_added_parameters():
+    model, head, (batch,) = network(nn.BatchNorm1d), nn.Sequential(nn.BatchNorm1d(3)), batches(1)
+    opt = llqr.SAM(sgd(model))
+    closure = closure_of(opt, model, batch)
+    closure()
+    opt.first_step()
+    closure()
+    opt.second_step()
+    assert model[1].num_batches_tracked == 1
+    opt.add_param_group({"params": list(head.parameters())})
+    opt.step(closure_of(opt, lambda x: head(model(x)), batch))
+    assert (model[1].num_batches_tracked, head[0].num_batches_tracked) == (2, 1)
+
+
+def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():
+    """Per-layer norms: each of the two layers called "0" moves by rho / sqrt(2)."""
+    encoder, head = nn.Sequential(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(4, 3)).double()
+    (batch,) = batches(1, dtype=torch.float64)
+    opt = llqr.SAM(
+        torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1), rho=0.3, norm="layer-euclidean"
+    )
+    closure_of(opt, lambda x: head(encoder(x)), batch)()
+    before = [weights(encoder), weights(head)]
+    opt.first_step()
+    for model, start in zip((encoder, head), before, strict=True):
+        moved = torch.cat([(p.detach() - start[name]).flatten() for name, p in model.named_parameters()])
+        assert moved.norm().item() == pytest.approx(0.3 / 2**0.5, rel=1e-6)
+
+
 def test_a_warm_up_updates_statistics_as_the_base_would():
     model = network(nn.BatchNorm1d)
     opt = llqr.SAM(sgd(model), start_after=2)

@@ -115,13 +115,18 @@ def test_sparse_gradients_are_refused_by_name(make):
     assert_same_bits(weights(model), before)
 
 
-def test_sparse_gradients_are_refused_by_number_where_no_model_is_known():
-    model = Sparse()
-    opt = llqr.SAM(torch.optim.SGD([*model.head.parameters(), *model.table.parameters()], lr=0.1))
-    closure_of(opt, model, SPARSE_BATCH)()
-    model.head.weight.grad = None
+def test_sparse_gradients_are_refused_by_number_where_there_is_no_module():
+    spare, dense, table = (nn.Parameter(torch.ones(3, 2)) for _ in range(3))
+    opt = llqr.SAM(torch.optim.SGD([spare, dense, table], lr=0.1))
+
+    def closure():
+        opt.zero_grad()
+        loss = (dense.sum() * nn.functional.embedding(torch.tensor([0, 1]), table, sparse=True)).sum()
+        loss.backward()
+        return loss
+
     with pytest.raises(TypeError, match="'number 2' has a sparse gradient"):
-        opt.first_step()
+        opt.step(closure)
 
 
 def test_sparse_gradients_are_the_bases_business_without_probe_and_metric():

@@ -142,6 +142,13 @@ def test_other_parameters_are_named():
         llqr.SAM(sgd(mlp()[0])).load_state_dict(state)
 
 
+def test_other_groups_are_named():
+    model = mlp()
+    split = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
+    with pytest.raises(ValueError, match=r"saved groups of \[4\] parameters, this optimizer has \[2, 2\]"):
+        llqr.SAM(split).load_state_dict(saved("sam"))
+
+
 def test_names_are_compared_where_they_are_known():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     named = list(model.named_parameters())

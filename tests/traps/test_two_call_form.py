@@ -15,7 +15,7 @@ METHODS = {
     "fsam": lambda model: llqr.FriendlySAM(sgd(model), rho=0.3, model=model),
     "llqr+sam": lambda model: llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=0.3),
     "warm-up": lambda model: llqr.SAM(sgd(model), rho=0.3, start_after=2, model=model),
-    "sgdm": lambda model: llqr.Optimizer(sgd(model)),
+    "sgdm": lambda model: llqr.Optimizer(sgd(model), model=model),
 }
 
 

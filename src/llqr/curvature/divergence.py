@@ -13,6 +13,13 @@ OutputHessian = Callable[[Tensor], Tensor]
 Scale = str | float
 
 
+def check_scale(scale: Scale | None) -> None:
+    if scale is None or scale in ("sum", "mean"):
+        return
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
+        raise ValueError(f"curvature_scale: expected 'sum', 'mean' or a positive number, got {scale!r}")
+
+
 @dataclass(frozen=True)
 class Divergence:
     """`H = scale * (J^T Q J [+ second derivatives of the network])`, with `Q` the loss's own Hessian in the outputs.

@@ -14,8 +14,9 @@ Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[[Tensor, Any], Tensor]
 Batch = tuple[Any, Any] | Mapping[str, Any]
 
-#: Where the targets are looked for in a batch that is a mapping.
-TARGET_KEYS = ("targets", "target", "labels", "label", "y")
+#: Where the targets are looked for in a batch that is a mapping, in this order: beside "labels", a sequence model's
+#: "target" is an input.
+TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 
 
 class Problem:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.box import SIMPLE
+from rich.table import Column, Table
 
 import llqr
 from llqr.lab import compare as comparison
-from llqr.lab import options, planning, recipe, storage
+from llqr.lab import options, planning, recipe, reporting, storage
 from llqr.lab.errors import EXIT_CODES
 from llqr.lab.experiment import carry_out
 from llqr.lab.options import Named, load_recipe
@@ -22,6 +22,8 @@ from llqr.lab.progress import Display
 from llqr.lab.runs import Plan, plans
 from llqr.lab.stop import Stop
 from llqr.lab.strict import ConfigurationError
+from llqr.lab.terminal import show
+from llqr.lab.toy import app as toy
 from llqr.lab.train import Execution
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
@@ -33,6 +35,8 @@ stderr.
 app = typer.Typer(
     help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
 )
+app.add_typer(toy, name="toy")
+reporting.mount(app)
 
 
 def show_version(wanted: bool) -> None:
@@ -95,11 +99,13 @@ def compare(
     as_json: options.Json = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Train several methods with several seeds and print them side by side."""
+    """Train several methods with several seeds, print them side by side and write report.html."""
     chosen = _recipe_for(name, data, model, overrides, data_dir)
     wanted = plans(chosen.name, chosen.recipe, chosen.methods(methods), list(range(seeds)), out)
     execution = options.execution(device, capture, checkpoint_minutes, tensorboard)
     _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
+    if not dry_run:
+        reporting.after_comparison([plan.folder for plan in wanted], out / "report.html", execution.device, quiet=quiet)
 
 
 @app.command()
@@ -152,10 +158,10 @@ def recipes(as_json: options.Json = False) -> None:
             )
         )
         return
-    table = Table("recipe", "title", "methods of the table", "seeds", "variants")
+    table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
     for name, one in found.items():
         table.add_row(name, one.title, ", ".join(one.columns), str(one.seeds), ", ".join(one.variants))
-    Console().print(table)
+    show(table)
 
 
 @app.command("storage")
@@ -165,7 +171,7 @@ def show_storage(as_json: options.Json = False) -> None:
     if as_json:
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
-        Console().print(storage.as_table(rows))
+        show(storage.as_table(rows))
 
 
 def _recipe_for(
@@ -204,7 +210,7 @@ def _make(
     """Carry out the plans and print what came of them, or only say what they are."""
     if dry_run:
         if as_json:
-            print(json.dumps([planning.describe(plan) for plan in wanted], indent=1))
+            print(json.dumps(planning.describe(wanted), indent=1))
         else:
             print("\n".join(planning.explain(wanted)))
         return
@@ -215,7 +221,7 @@ def _make(
         print(json.dumps({"runs": results, "summaries": [asdict(summary) for summary in summaries]}, indent=1))
         return
     for _, rows in groupby(summaries, key=lambda summary: summary.recipe):
-        Console().print(comparison.as_table(list(rows)))
+        show(comparison.as_table(list(rows)))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

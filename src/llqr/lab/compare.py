@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 
@@ -54,7 +55,7 @@ def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
 def as_table(summaries: Sequence[Summary]) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over the seeds."""
     first = summaries[0]
-    table = Table(title=first.recipe)
+    table = Table(title=first.recipe, box=SIMPLE)
     table.add_column("method")
     headings = (f"best {first.metric}", f"last {first.metric}", "n", "s/epoch", f"time / {first.method}")
     for heading in headings:

@@ -21,6 +21,8 @@ def choose_device(name: str) -> torch.device:
         raise ConfigurationError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"--device is {name}, but PyTorch sees {torch.cuda.device_count()} CUDA devices.")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # streams and graphs are made on the current device
     return device
 
 

@@ -31,17 +31,22 @@ class ObservedGeometry(llqr.Geometry):
         return reports
 
 
-def optimizer_for(run: Run, model: nn.Module, task: Task) -> llqr.Optimizer:
-    """The method of a run, put together from its components, whatever the recipe calls it."""
+def optimizer_for(run: Run, model: nn.Module, task: Task, *, capture: bool = False) -> llqr.Optimizer:
+    """The method of a run, put together from its components, whatever the recipe calls it.
+
+    With ``capture`` a refresh is replayed as CUDA graphs, unless it is computed in pieces.
+    """
     base = base_optimizer(run.base, model)
     geometry = None
     if run.geometry is not None:
-        geometry = ObservedGeometry(model, task.loss, forward=task.forward, **run.geometry.arguments())
+        recorded = capture and run.geometry.micro_batch is None
+        settings = run.geometry.arguments() | {"forward": task.forward, "capture": recorded}
+        geometry = ObservedGeometry(model, task.loss, **settings)
     name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
     if run.probe is not None:
         name = f"{name}+{run.probe.kind}" if name else run.probe.kind
-    settings = {} if run.probe is None else run.probe.arguments()
-    return llqr.build(name or "sgdm", base, geometry=geometry, model=model, **settings)
+    probe = {} if run.probe is None else run.probe.arguments()
+    return llqr.build(name or "sgdm", base, geometry=geometry, model=model, **probe)
 
 
 def base_optimizer(base: Base, model: nn.Module) -> torch.optim.Optimizer:

@@ -23,7 +23,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Capture = Annotated[
     bool | None,
     typer.Option(
-        "--capture/--no-capture", help="Record both passes of a step as CUDA graphs (default: on a CUDA device)."
+        "--capture/--no-capture", help="Record passes and refreshes as CUDA graphs (default: on a CUDA device)."
     ),
 ]
 MaxMinutes = Annotated[

@@ -4,51 +4,62 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from llqr import Metric
 from llqr.lab import data
-from llqr.lab.runs import Plan, flatten, plain
+from llqr.lab.recipe import Run
+from llqr.lab.runs import Plan, flatten
 
 MIB = 2**20
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data: its configuration, and sizes from a model that takes no memory."""
-    with torch.device("meta"):
-        model = plan.recipe.build_model()
-    geometry, training = plan.run.geometry, plan.run.training
-    sizes: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    count = data.source(plan.run.data.name).train_count
+def describe(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Plans as plain data: their configuration, and sizes from models that take no memory."""
+    models: dict[str, nn.Module] = {}
+    metrics: dict[tuple[str, str], Metric] = {}
+    described = []
+    for plan in plans:
+        name, run = plan.name, plan.run
+        if name not in models:
+            with torch.device("meta"):
+                models[name] = plan.recipe.build_model()
+        sizes = {"parameters": sum(parameter.numel() for parameter in models[name].parameters()), "steps": steps(run)}
+        if run.geometry is not None:
+            structure = run.geometry.structure
+            if (name, structure) not in metrics:
+                metrics[name, structure] = Metric(models[name], structure=structure)
+            metric = metrics[name, structure]
+            sizes |= {"metric_scalars": metric.stored(), "metric_bytes": metric.memory()["total"]}
+        described.append(plan.to_dict() | {"folder": str(plan.folder)} | sizes)
+    return described
+
+
+def steps(run: Run) -> int:
+    """How many steps a run takes, known without reading its data."""
+    training, count = run.training, data.source(run.data.name).train_count
     batches = count // training.batch_size if training.last == "drop" else -(-count // training.batch_size)
-    sizes["steps"] = training.epochs * batches
-    if geometry is not None:
-        metric = Metric(model, structure=geometry.structure)
-        sizes |= {"metric_scalars": metric.stored(), "metric_bytes": metric.memory()["total"]}
-    return plain(
-        {"recipe": plan.name, "folder": str(plan.folder), "seed": plan.seed, "run": plan.run.to_dict()} | sizes
-    )
+    return training.epochs * batches
 
 
 def explain(plans: Sequence[Plan]) -> Iterator[str]:
     """Lines for a reader: for every recipe what all its methods share, and then in what they differ."""
-    names = list(dict.fromkeys(plan.name for plan in plans))
-    for name in names:
+    for name in dict.fromkeys(plan.name for plan in plans):
         own = [plan for plan in plans if plan.name == name]
         seeds = list(dict.fromkeys(plan.seed for plan in own))
-        methods = {plan.run.method: describe(plan) for plan in own if plan.seed == seeds[0]}
-        settings = {method: dict(flatten(found["run"])) for method, found in methods.items()}
-        first = next(iter(settings.values()))
-        shared = {k: v for k, v in first.items() if all(k in s and s[k] == v for s in settings.values())}
-        sizes = next(iter(methods.values()))
+        found = describe([plan for plan in own if plan.seed == seeds[0]])
+        settings = [dict(flatten(one["run"])) for one in found]
+        shared = {k: v for k, v in settings[0].items() if all(k in other and other[k] == v for other in settings)}
         yield f"# {name}: {own[0].recipe.title}"
-        yield f"# {sizes['parameters']:,} parameters, {sizes['steps']:,} steps, seeds {', '.join(map(str, seeds))}"
+        sizes = f"{found[0]['parameters']:,} parameters, {found[0]['steps']:,} steps"
+        yield f"# {sizes}, seeds {', '.join(map(str, seeds))}"
         yield from _lines(shared)
-        for method, found in methods.items():
-            if len(methods) > 1:
-                yield f"\n## {method}"
-                yield from _lines({k: v for k, v in settings[method].items() if k not in shared})
-            yield f"# {_memory(found)}"
-            yield f"# files: {found['folder']}"
+        for one, its_settings in zip(found, settings, strict=True):
+            if len(found) > 1:
+                yield f"\n## {one['run']['method']}"
+                yield from _lines({k: v for k, v in its_settings.items() if k not in shared})
+            yield f"# {_memory(one)}"
+            yield f"# files: {one['folder']}"
         yield ""
 
 

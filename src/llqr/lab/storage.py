@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.table import Table
 
 from llqr import Metric
@@ -63,9 +64,9 @@ def rows() -> list[Storage]:
 
 def as_table(found: list[Storage]) -> Table:
     """The rows for a terminal."""
-    table = Table(title="fp32 storage of the metric, for each device")
-    for heading in ("model", "structure", "shards", "model parameters", "metric scalars", "metric MiB", "total MiB"):
-        table.add_column(heading, justify="left" if heading in ("model", "structure") else "right")
+    table = Table(title="fp32 storage on each device", box=SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("model", "structure", "S", "parameters", "scalars of U", "U MiB", "total MiB"):
+        table.add_column(heading, justify="left" if heading in ("model", "structure") else "right", no_wrap=True)
     for row in found:
         counts = (f"{row.shards}", f"{row.model_params:,}", f"{row.precond_params:,}")
         table.add_row(row.model, row.structure, *counts, f"{row.precond_mib:,.2f}", f"{row.total_mib:,.2f}")

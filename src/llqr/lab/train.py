@@ -51,9 +51,11 @@ class Training:
         self.folder = RunFolder(plan.folder)
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
         self.model = task.place(plan.recipe.build_model()).train()
-        self.optimizer = optimizer_for(run, self.model, task)
+        self.optimizer = optimizer_for(run, self.model, task, capture=execution.capture)
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # A loader of its own: the size of an inner batch is free, and all methods see the same training batches.
         self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
@@ -195,9 +197,13 @@ class Training:
             "metric_bytes": 0 if self.geometry is None else self.geometry.memory()["allocated"],
             "refreshes": len(refreshes),
             "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
-            "device_peak_bytes": torch.cuda.max_memory_allocated() if self.execution.device.type == "cuda" else None,
+            "device_peak_bytes": self._peak_bytes(),
             "layers": None if self.geometry is None else spectrum.layer_means(self.geometry),
         }
+
+    def _peak_bytes(self) -> int | None:
+        device = self.execution.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def save(self) -> None:
         checkpoint.save(self.state_dict(), self.folder.checkpoint)
@@ -207,10 +213,12 @@ class Training:
         if not self.folder.checkpoint.exists():
             self.folder.log.restore([])
             return
+        state = checkpoint.load(self.folder.checkpoint, self.execution.device)
         try:
-            self.load_state_dict(checkpoint.load(self.folder.checkpoint, self.execution.device))
-        except (KeyError, ValueError) as error:
-            raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {error}") from error
+            self.load_state_dict(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {reason}") from error
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -14,13 +14,16 @@ class Block:
     """A piece of one parameter that owns one diagonal block of `U`.
 
     `shape` is `(m, n)` = (out, in) for a matrix and `(n,)` for a vector; `rows` selects the piece along the parameter's
-    first dimension when the parameter is fused; `layer` groups weight and bias.
+    first dimension when the parameter is fused; `layer` groups weight and bias. `native` and `strides` are the piece's
+    own shape and memory order (a channels-last convolution's, say).
     """
 
     name: str
     parameter: str
     layer: str
     shape: tuple[int, ...]
+    native: tuple[int, ...]
+    strides: tuple[int, ...]
     rows: tuple[int, int] | None
     dtype: torch.dtype
     device: torch.device
@@ -34,7 +37,5 @@ class Block:
         return len(self.shape) == 2
 
     def piece(self, tensor: Tensor) -> Tensor:
-        """This block's part of a tensor that has the parameter's shape."""
-        if self.rows is not None:
-            tensor = tensor[self.rows[0] : self.rows[1]]
-        return tensor.reshape(self.shape)
+        """This block's part of a tensor that has the parameter's shape, as a view in its native shape."""
+        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Diagonal(Flat):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["diagonal"] * g
 
+    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
+        return list(torch._foreach_mul(list(pieces), self.unpack(factors["diagonal"])))
+
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         return {"diagonal": r * g}
 
@@ -40,7 +43,7 @@ class Diagonal(Flat):
         return {"diagonal": factors["diagonal"].clamp(lower, upper)}
 
     def matrices(self, factors: Factors) -> list[Tensor]:
-        return [torch.diag(d) for d in factors["diagonal"].split(self.sizes)]
+        return [torch.diag(d.reshape(-1)) for d in self.unpack(factors["diagonal"])]
 
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
         for block, diagonal in zip(self.blocks, self.unpack(factors["diagonal"]), strict=True):

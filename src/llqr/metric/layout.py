@@ -34,14 +34,23 @@ def _split(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> Itera
     owner_name, _, local = name.rpartition(".")
     owner = modules.get(owner_name)
     layer = layer_of(name)
-    if not _is_fused(owner_name, local, owner, tensor):
-        yield Block(name, name, layer, _matrix_shape(tensor, owner), None, tensor.dtype, tensor.device)
-        return
-    third = tensor.shape[0] // 3
-    for i, part in enumerate("qkv"):
-        shape = _matrix_shape(tensor[:third], owner)
-        rows = (i * third, (i + 1) * third)
-        yield Block(f"{name}[{part}]", name, f"{layer}[{part}]", shape, rows, tensor.dtype, tensor.device)
+    parts: dict[str, tuple[int, int] | None] = {"": None}
+    if _is_fused(owner_name, local, owner, tensor):
+        third = tensor.shape[0] // 3
+        parts = {f"[{part}]": (i * third, (i + 1) * third) for i, part in enumerate("qkv")}
+    for suffix, rows in parts.items():
+        piece = tensor if rows is None else tensor[rows[0] : rows[1]]
+        yield Block(
+            name=name + suffix,
+            parameter=name,
+            layer=layer + suffix,
+            shape=_matrix_shape(piece, owner),
+            native=tuple(piece.shape),
+            strides=torch.empty_like(piece, device="meta").stride(),
+            rows=rows,
+            dtype=tensor.dtype,
+            device=tensor.device,
+        )
 
 
 def layer_of(name: str) -> str:

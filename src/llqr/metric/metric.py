@@ -117,28 +117,19 @@ class Metric:
                 return dict(grads)
             self._cast = self._cast or self._in_apply_dtype(self.factors())
             factors = self._cast
-        outputs: dict[str, Tensor] = {}
+        moved: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not any(block.parameter in grads for block in group.blocks):
                 continue
-            packed = self._pack_group(group, grads, next(iter(own.values())).dtype)
-            with torch.autocast(packed.device.type, enabled=False):  # the dtype is ours, whatever the caller's context
-                transported = group.apply(own, packed)
-            for block, piece in zip(group.blocks, group.unpack(transported), strict=True):
-                gradient = grads.get(block.parameter)
-                if gradient is None:
-                    continue
-                if block.rows is None:
-                    outputs[block.parameter] = piece.reshape(gradient.shape).to(gradient.dtype)
-                else:
-                    # Contiguous, so that a block of it is a view, whatever the memory format of the gradient.
-                    empty = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-                    block.piece(outputs.setdefault(block.parameter, empty)).copy_(piece)
-        return dict(grads) | outputs
+            pieces = self._pieces(group, grads, next(iter(own.values())).dtype)
+            with torch.autocast(pieces[0].device.type, enabled=False):  # the dtype is ours, whatever the context
+                applied = group.apply_pieces(own, pieces)
+            moved |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
+        return dict(grads) | self._assembled(moved, grads)
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
         """Gradients by name -> one packed tensor a group, in the dtype the factors are learned in."""
-        return [self._pack_group(group, grads, self.learning_dtype(group)) for group in self.groups]
+        return [group.pack(self._pieces(group, grads, self.learning_dtype(group))) for group in self.groups]
 
     def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `pack`, in the shapes of `like`; what no group covers is taken from `like`."""
@@ -147,11 +138,18 @@ class Metric:
             for group, stack in zip(self.groups, packed, strict=True)
             for block, piece in zip(group.blocks, group.unpack(stack), strict=True)
         }
+        return self._assembled(pieces, like)
+
+    def _assembled(self, pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has."""
         parts: dict[str, list[Tensor]] = {}
         for block in self.blocks:
-            parts.setdefault(block.parameter, []).append(pieces.get(block.name, block.piece(like[block.parameter])))
+            if block.parameter in like:
+                found = pieces.get(block.name)
+                own = block.piece(like[block.parameter]) if found is None else found
+                parts.setdefault(block.parameter, []).append(own)
         return {
-            name: (found[0] if len(found) == 1 else torch.cat(found)).reshape(like[name].shape).to(like[name].dtype)
+            name: (found[0] if len(found) == 1 else torch.cat(found)).to(like[name].dtype)
             for name, found in parts.items()
         }
 
@@ -159,15 +157,15 @@ class Metric:
         """Factors are learned in at least float32, whatever they are held in."""
         return factor_dtype(group.blocks[0], None)
 
-    def _pack_group(self, group: Structure, grads: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def _pieces(self, group: Structure, grads: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
         pieces = []
         for block in group.blocks:
             gradient = grads.get(block.parameter)
             if gradient is None:
-                pieces.append(torch.zeros(block.shape, dtype=dtype, device=block.device))
+                pieces.append(torch.zeros(block.native, dtype=dtype, device=block.device))
             else:
                 pieces.append(block.piece(gradient).to(dtype))
-        return group.pack(pieces)
+        return pieces
 
     def _in_apply_dtype(self, factors: list[Factors]) -> list[Factors]:
         if self.apply_dtype is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import prod
 from typing import ClassVar
 
@@ -45,11 +46,15 @@ class Structure(ABC):
 
     @abstractmethod
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """The inverse of `pack`, as views."""
+        """The inverse of `pack`, as views in the blocks' native shapes."""
 
     @abstractmethod
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         """`U g`."""
+
+    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """`U g`, one tensor a block in and out."""
+        return self.unpack(self.apply(factors, self.pack(pieces)))
 
     @abstractmethod
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
@@ -95,7 +100,7 @@ class Stacked(Structure):
         return torch.stack([piece.reshape(self.blocks[0].shape) for piece in pieces])
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        return list(packed.unbind(0))
+        return [matrix.view(block.native) for matrix, block in zip(packed.unbind(0), self.blocks, strict=True)]
 
     def clip(self, gradients: Factors, limit: float) -> Factors:
         return {name: gradient * _shrink(_norms(gradient), limit) for name, gradient in gradients.items()}
@@ -110,7 +115,10 @@ class Stacked(Structure):
 
 
 class Flat(Structure):
-    """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped."""
+    """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped.
+
+    Each block lies there in its parameter's own memory order, so that a few multi-tensor kernels serve all of them.
+    """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         order = {layer: i for i, layer in enumerate(dict.fromkeys(block.layer for block in blocks))}
@@ -118,13 +126,18 @@ class Flat(Structure):
         self.layers = list(order)
         self.sizes = [block.size for block in self.blocks]
         self.layer_sizes = [sum(b.size for b in self.blocks if b.layer == layer) for layer in self.layers]
+        self.offsets = [0, *accumulate(self.sizes)][:-1]
         self._repeats: Tensor | None = None
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
-        return torch.cat([piece.reshape(-1) for piece in pieces])
+        packed = pieces[0].new_empty(sum(self.sizes))
+        torch._foreach_copy_(self.unpack(packed), list(pieces))
+        return packed
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        return [piece.view(block.shape) for piece, block in zip(packed.split(self.sizes), self.blocks, strict=True)]
+        start = packed.storage_offset()
+        rows = zip(self.blocks, self.offsets, strict=True)
+        return [packed.as_strided(block.native, block.strides, start + offset) for block, offset in rows]
 
     def per_entry(self, per_layer: Tensor) -> Tensor:
         """Repeat one number a layer over the layer's entries (the output size is given: no host synchronisation)."""

@@ -54,9 +54,7 @@ def escapes(rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, r_eps: npt.ArrayLike)
     return np.asarray(hovering_envelope(rho, lambda_bar) > positive("r_eps", r_eps))
 
 
-def probe_reach(
-    eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike
-) -> Array:
+def probe_reach(eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike) -> Array:
     """How far from the minimum the hovering probe looks: envelope plus two-cycle, `2 / (2 - eta mu)` envelopes.
 
     The well stops restoring once this exceeds `r_eps`, so that the criterion at a finite learning rate reads
@@ -75,4 +73,4 @@ def scalar_step(
     """One step of the scalar map, `z <- (1 - eta mu) z - eta rho mu lambda_bar^-1/2 sign(z)`."""
     z = np.asarray(z, dtype=np.float64)
     rate = positive("eta", eta) * perceived_sharpness(lambda_bar, lambda_eps)
-    return (1 - rate) * z - rate * hovering_envelope(rho, lambda_bar) * np.sign(z)
+    return np.asarray((1 - rate) * z - rate * hovering_envelope(rho, lambda_bar) * np.sign(z))

@@ -58,7 +58,9 @@ def exit_times(
 
     `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
     """
-    radii, scales = (np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma)))
+    radii, scales = (
+        np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma))
+    )
     cells = radii.size
     landscape = settings.landscape
     deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)

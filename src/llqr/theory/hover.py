@@ -39,9 +39,7 @@ def hover(
     start: float = 1.0,
 ) -> Hovering:
     """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, until they hover; measure how far."""
-    bar, eps = (
-        np.ascontiguousarray(a, dtype=np.float64).ravel() for a in np.broadcast_arrays(lambda_bar, lambda_eps)
-    )
+    bar, eps = (np.ascontiguousarray(a, dtype=np.float64).ravel() for a in np.broadcast_arrays(lambda_bar, lambda_eps))
     if method == "sam":
         predicted = vanilla_two_cycle_amplitude(eta, rho, bar * perceived_sharpness(bar, eps))
     elif method == "llqr+sam":

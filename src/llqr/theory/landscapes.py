@@ -20,8 +20,8 @@ from llqr.theory.pothole import Number, Pothole
 class RingLandscape:
     """`L = 1/2 theta.H_bar theta + well(|theta| - radius)` in the plane, with `H_bar = diag(curvature)`.
 
-    The flat basin is the bowl's bottom at the origin, the sharp one an annular well; `curvature=(a, a)` is the isotropic
-    landscape, two different values the anisotropic variant.
+    The flat basin is the bowl's bottom at the origin, the sharp one an annular well; `curvature=(a, a)` is the
+    isotropic landscape, two different values the anisotropic variant.
     """
 
     curvature: tuple[Number, Number]
@@ -43,10 +43,12 @@ class RingLandscape:
         return torch.stack(torch.broadcast_tensors(first, second), dim=-1)
 
     def in_well(self, theta: Tensor) -> Tensor:
-        return (torch.linalg.vector_norm(theta, dim=-1) - self.radius).abs() < self.well.radius
+        inside: Tensor = (torch.linalg.vector_norm(theta, dim=-1) - self.radius).abs() < self.well.radius
+        return inside
 
     def in_flat_basin(self, theta: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(theta, dim=-1) < self.flat_radius
+        near: Tensor = torch.linalg.vector_norm(theta, dim=-1) < self.flat_radius
+        return near
 
     def along_ray(self, r: Tensor, angle: Number = 0.0) -> Tensor:
         """The one-dimensional slice: the loss at distance `r` from the origin in the direction `angle`."""

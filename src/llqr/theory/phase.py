@@ -127,8 +127,8 @@ def rate_diagram(
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 
-    A learning rate belongs to a whole optimizer, so each row of the diagram is an optimizer of its own. `settings.eta` is
-    not used, and each row runs long enough for the slope alone to carry an iterate out of the well.
+    A learning rate belongs to a whole optimizer, so each row of the diagram is an optimizer of its own. `settings.eta`
+    is not used, and each row runs long enough for the slope alone to carry an iterate out of the well.
     """
     rates, reach = positive("rate", rate), positive("envelope", envelope)
     mu = 1 + settings.lambda_eps / lambda_bar

@@ -26,16 +26,17 @@ class Pothole:
     edge: Number = 0.1
 
     def __post_init__(self) -> None:
-        allowed = {
-            "sharpness": ("positive", lambda value: value > 0),
-            "radius": ("positive", lambda value: value > 0),
-            "hardening": ("at least 0", lambda value: value >= 0),
-            "edge": ("between 0 and 1, both excluded", lambda value: (value > 0) & (value < 1)),
-        }
-        for name, (wanted, holds) in allowed.items():
-            value = getattr(self, name)
-            if not bool(torch.as_tensor(holds(torch.as_tensor(value))).all()):
-                raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+        sharpness, radius, hardening, edge = (
+            torch.as_tensor(value) for value in (self.sharpness, self.radius, self.hardening, self.edge)
+        )
+        for name, holds, wanted in (
+            ("sharpness", sharpness > 0, "positive"),
+            ("radius", radius > 0, "positive"),
+            ("hardening", hardening >= 0, "at least 0"),
+            ("edge", (edge > 0) & (edge < 1), "between 0 and 1, both excluded"),
+        ):
+            if not bool(holds.all()):
+                raise ValueError(f"{name} must be {wanted}, got {getattr(self, name)!r}.")
 
     @property
     def core(self) -> Number:

@@ -1,7 +1,8 @@
 """Selection between wells: the regenerative model of Appendix B, its bound, and its simulation.
 
-A cycle picks a well, starts at its centre and lasts until `|e| >= R`. Locally `e <- a e + sigma xi` with standard normal
-`xi`: a flat well has `a = 1` (nothing restores, nothing ejects), a sharp unstable one `a > 1` (the SAM kick ejects).
+A cycle picks a well, starts at its centre and lasts until `|e| >= R`. Locally `e <- a e + sigma xi` with standard
+normal `xi`: a flat well has `a = 1` (nothing restores, nothing ejects), a sharp
+unstable one `a > 1` (the SAM kick ejects).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def flat_exit_lower_bound(sigma: npt.ArrayLike, R: npt.ArrayLike) -> Array:
 
 
 def sharp_exit_upper_bound(sigma: float, R: float, growth: float) -> float:
-    """`E[tau] <= sum_n min(1, sqrt(2 / pi) R / s_n)` with `s_n` the standard deviation of `e_n`; `O(1 + log(R / sigma))`.
+    """`E[tau] <= sum_n min(1, sqrt(2 / pi) R / s_n)`, which is `O(1 + log(R / sigma))`, `s_n` the deviation of `e_n`.
 
     `tau > n` needs `|e_n| < R`, and a centred normal `e_n` has density at most `1 / (sqrt(2 pi) s_n)`.
     """
@@ -91,8 +92,8 @@ def select(
     *,
     R: float = 1.0,
     growth: float = 1.5,
-    sharp_fraction: float = 0.9,
-    cycles: int = 20000,
+    sharp_fraction: float = 0.5,
+    cycles: int = 8000,
     seed: int = 0,
 ) -> Selection:
     """Run `cycles` regeneration cycles at each noise scale; a cycle falls into a sharp well with `sharp_fraction`."""

@@ -91,12 +91,12 @@ class ToyRuns:
 
 
 SHOWN = ToyConstants(
-    lambda_bar=0.354, sharpness=6.4, well_radius=0.756, hardening=16.8, edge=0.268, rho=0.287, lr=0.04
+    lambda_bar=0.565, sharpness=29.3, well_radius=0.407, hardening=3.3, edge=0.123, rho=0.0977, lr=0.02
 )
 """The constants of both figures, found by `llqr.theory.search.search()`."""
 
 
-def escape(constants: ToyConstants = SHOWN, starts: int = 32, steps: int = 800, seed: int = 0) -> ToyRuns:
+def escape(constants: ToyConstants = SHOWN, starts: int = 32, steps: int = 1200, seed: int = 0) -> ToyRuns:
     """The first figure: `starts` points inside the sharp well but off its bottom, no noise."""
     return run(constants, off_bottom_starts(constants, starts, seed), steps)
 
@@ -104,7 +104,7 @@ def escape(constants: ToyConstants = SHOWN, starts: int = 32, steps: int = 800, 
 def ejection(
     constants: ToyConstants = SHOWN,
     seeds: int = 32,
-    steps: int = 800,
+    steps: int = 1200,
     variance: float = NOISE_VARIANCE,
     angle: float = 0.8,
 ) -> ToyRuns:
@@ -123,7 +123,8 @@ def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repea
     offset = 0.05 + 0.15 * torch.rand(starts, generator=generator, dtype=torch.float64)
     side = 1 - 2 * (torch.arange(starts) % 2)
     outward = bottom / torch.linalg.vector_norm(bottom, dim=-1, keepdim=True)
-    return bottom + ((side * offset).repeat(repeats) * constants.landscape.well.core).unsqueeze(-1) * outward
+    points: Tensor = bottom + ((side * offset).repeat(repeats) * constants.landscape.well.core).unsqueeze(-1) * outward
+    return points
 
 
 def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
@@ -134,7 +135,8 @@ def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
         torch.randn(steps, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for seed in range(seeds)
     ]
-    return variance**0.5 * torch.stack(columns, dim=1)
+    schedule: Tensor = variance**0.5 * torch.stack(columns, dim=1)
+    return schedule
 
 
 def run(constants: ToyConstants, start: Tensor, steps: int, noise: Tensor | None = None) -> ToyRuns:

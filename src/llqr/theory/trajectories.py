@@ -1,7 +1,7 @@
 """Trajectories of the library's own optimizers on toy losses: many independent points in one parameter.
 
-Every row of a parameter `(rows, dim)` is its own trajectory. The loss is summed over rows, so each row's gradient is its
-own, and the probe is normalised row by row. Nothing of SAM or LLQR is written here: `torch.optim.SGD`, `llqr.SAM`,
+Every row of a parameter `(rows, dim)` is its own trajectory. The loss is summed over rows, so each row's gradient is
+its own, and the probe is normalised row by row. Nothing of SAM or LLQR is written here: `torch.optim.SGD`, `llqr.SAM`,
 `llqr.LLQR` and `llqr.LLQRSAM` take the steps, with the metric `U` given as a `llqr.FixedGeometry`.
 """
 
@@ -86,13 +86,13 @@ def _optimizer(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     if "sam" in method and (rho is None or not bool((torch.as_tensor(rho) > 0).all())):
         raise ValueError(f"rho must be positive for {method}, got {rho!r}.")
-    if "llqr" in method and metric is None:
-        raise ValueError(f"metric must be given for {method}.")
     base = torch.optim.SGD([parameter], lr=lr)
     if method == "sgd":
         return base, 1
     if method == "sam":
         return llqr.SAM(base, rho=_radius(rho), norm=_row_norm(rho)), 2
+    if metric is None:
+        raise ValueError(f"metric must be given for {method}.")
     geometry = llqr.FixedGeometry([(parameter, metric)])
     if method == "llqr":
         return llqr.LLQR(base, geometry), 1
@@ -104,7 +104,7 @@ def _radius(rho: float | Tensor | None) -> float:
 
 
 def _row_norm(rho: float | Tensor | None) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
-    """`sqrt(v . U v)` of each row, so that rows do not see one another; divided by the row's own `rho` if it has one."""
+    """`sqrt(v . U v)` of each row, so that rows do not see one another, over the row's own `rho` if it has one."""
 
     def norm(v: list[Tensor], d: list[Tensor]) -> list[Tensor]:
         # The smallest normal number keeps a row that sits exactly on a minimum from dividing zero by zero.

@@ -75,7 +75,9 @@ class TwoScale:
     def eigenbasis(self) -> tuple[Array, Array, Array]:
         """`(lambda_bar, lambda_eps, V)` of a commuting pair, directions in the columns of `V`, in the order of `mu`."""
         if not self.commuting:
-            raise ValueError("H_bar and H_eps do not commute, so they have no shared eigenbasis; use the whitened form.")
+            raise ValueError(
+                "H_bar and H_eps do not commute, so they have no shared eigenbasis; use the whitened form."
+            )
         V = self._modes[1]
         # Inside an eigenspace of A the two may still differ: rotate each such group to diagonalise H_bar as well.
         start = 0
@@ -93,7 +95,9 @@ class TwoScale:
         g = e @ self.H
         d = g @ self.U
         norm = np.sqrt((g * d).sum(-1, keepdims=True))
-        return e - float(positive("eta", eta)) * (d + float(positive("rho", rho)) * (d @ self.H @ self.U) / _off_zero(norm))
+        return e - float(positive("eta", eta)) * (
+            d + float(positive("rho", rho)) * (d @ self.H @ self.U) / _off_zero(norm)
+        )
 
     def whitened_step(self, y: npt.ArrayLike, eta: float, rho: float) -> Array:
         """The recursion in `y = H_bar^1/2 e`: `y <- (I - eta A) y - eta rho A^2 y / |A y|`."""
@@ -108,7 +112,7 @@ class TwoScale:
         z = self._rows(z)
         norm = np.sqrt((self.mu**2 * lambda_bar * z**2).sum(-1, keepdims=True))
         shrink = float(positive("eta", eta)) * self.mu * (1 + float(positive("rho", rho)) * self.mu / _off_zero(norm))
-        return z - shrink * z
+        return np.asarray(z - shrink * z)
 
     def trajectory(self, e: npt.ArrayLike, eta: float, rho: float, steps: int) -> Array:
         """`steps` applications of `step`, the start included: shape `(steps + 1, *e.shape)`."""
@@ -120,12 +124,12 @@ class TwoScale:
         return mu, V
 
     def _power(self, exponent: float) -> Array:
-        return (self._basis * self._average**exponent) @ self._basis.T
+        return np.asarray((self._basis * self._average**exponent) @ self._basis.T)
 
     def _rows(self, e: npt.ArrayLike) -> Array:
         e = np.asarray(e, dtype=np.float64)
         if e.shape[-1:] != (self.dim,):
-            raise ValueError(f"the displacement must have {self.dim} entries in its last dimension, got shape {e.shape}.")
+            raise ValueError(f"the displacement must have {self.dim} entries in its last axis, got shape {e.shape}.")
         return e
 
 

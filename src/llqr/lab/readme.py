@@ -1,0 +1,67 @@
+"""Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``: made by a command, never typed.
+
+``<!-- table:NAME ROW ROW -->`` shows some rows of the table only.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from llqr.lab import tables
+from llqr.lab.results import Measurement
+from llqr.lab.strict import ConfigurationError
+from llqr.lab.tables import Cell, PaperTable
+
+MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
+
+
+def regenerate(text: str, measurements: Sequence[Measurement]) -> str:
+    """The text with every marked block made anew from the measurements."""
+    pieces, position = [], 0
+    for name, rows, start, end in _blocks(text):
+        table = tables.build(name, measurements)
+        unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
+        if unknown:
+            raise ConfigurationError(f"table:{name}: there is no row {unknown[0]!r}.")
+        pieces += [text[position:start], "\n", markdown(table, rows), "\n"]
+        position = end
+    return "".join([*pieces, text[position:]])
+
+
+def names(text: str) -> list[str]:
+    """The tables that a text shows."""
+    return [name for name, *_ in _blocks(text)]
+
+
+def _blocks(text: str) -> Iterator[tuple[str, list[str], int, int]]:
+    """Name, rows, and where the content of each block begins and ends."""
+    opened: re.Match[str] | None = None
+    for mark in MARK.finditer(text):
+        if (mark["end"] is None) == (opened is not None):
+            raise ConfigurationError(f"{mark.group()} at character {mark.start()} has no mark that it belongs to.")
+        if opened is not None:
+            yield opened["name"], opened["rows"].split(), opened.end(), mark.start()
+        opened = None if mark["end"] else mark
+    if opened is not None:
+        raise ConfigurationError(f"{opened.group()} at character {opened.start()} is not closed by <!-- /table -->.")
+
+
+def markdown(table: PaperTable, rows: Sequence[str] = ()) -> str:
+    """The measured cells beside the paper's, and what is missing in words."""
+    chosen = PaperTable(table.name, table.metric, [cell for cell in table.cells if not rows or cell.row in rows])
+    if not chosen.measured:
+        return "Nothing is measured yet."
+    lines = ["| | | measured | n | paper | n | difference |", "|:--|:--|--:|--:|--:|--:|--:|"]
+    lines += [_line(cell) for cell in chosen.measured]
+    lines += ["", f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."]
+    if chosen.missing:
+        lines += ["", f"Not measured yet: {chosen.missing_in_words()}."]
+    return "\n".join(lines)
+
+
+def _line(cell: Cell) -> str:
+    numbers = (part for number in (cell.measured, cell.paper) for part in _parts(number))
+    return f"| {cell.row} | {cell.column} | {' | '.join(numbers)} | {cell.difference_in_words} |"
+
+
+def _parts(number: tables.Number | None) -> tuple[str, str]:
+    return ("", "") if number is None else (str(number), "" if number.n is None else str(number.n))

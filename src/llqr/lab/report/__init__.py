@@ -1,0 +1,54 @@
+"""`llqr report`: runs as one static page that needs nothing but itself."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from llqr.lab.logged import LoggedRun
+from llqr.lab.report.outcomes import curves, summary
+from llqr.lab.report.provenance import configuration, every_run
+from llqr.lab.report.refreshes import refreshes
+from llqr.lab.report.section import Part, Section
+from llqr.lab.report.solutions import sharpness, slices
+from llqr.lab.runs import write_text
+
+__all__ = ["render", "write"]
+
+PARTS = (summary, curves, sharpness, slices, refreshes, every_run, configuration)
+"""What is told of the runs of a recipe, in this order; a part with nothing to tell is left out."""
+
+
+def write(runs: Sequence[LoggedRun], out: Path, notes: dict[Path, str] | None = None) -> None:
+    """Write the report on these runs to the file ``out``."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, render(runs, out.parent, notes))
+
+
+def render(runs: Sequence[LoggedRun], home: Path, notes: dict[Path, str] | None = None) -> str:
+    """The page; links lead from the folder ``home`` to the files of the runs.
+
+    ``notes`` say of runs, by their path, why their solutions were not measured.
+    """
+    names = list(dict.fromkeys(run.recipe for run in runs))
+    groups = {name: [run for run in runs if run.recipe == name] for name in names}
+    sections = [Section(name, own, home, _of(own, notes or {})) for name, own in groups.items()]
+    finished = sum(run.result is not None for run in runs)
+    counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
+    environment = Environment(
+        loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=False
+    )
+    page = environment.get_template("page.html")
+    return page.render(title=_title(sections), counts=counts, sections=[(one, _parts(one)) for one in sections])
+
+
+def _parts(section: Section) -> list[Part]:
+    return [part for part in (make(section) for make in PARTS) if part is not None]
+
+
+def _of(runs: Iterable[LoggedRun], notes: dict[Path, str]) -> dict[Path, str]:
+    return {run.path: notes[run.path] for run in runs if run.path in notes}
+
+
+def _title(sections: Sequence[Section]) -> str:
+    return sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"

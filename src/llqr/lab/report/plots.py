@@ -1,0 +1,106 @@
+"""Plots as SVG that stands inside a page: text stays text, and every plot of a page gives a method the same look."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people who see no red or no green can tell apart; yellow is too pale for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+SETTINGS = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.edgecolor": "#888888",
+    "axes.formatter.useoffset": False,
+}
+SIZE = (4.4, 2.8)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour and dashes of a method: beyond the colours there are, the next kind of dashes begins."""
+
+    colour: str
+    dashes: str | tuple[float, tuple[float, ...]]
+
+    @property
+    def dasharray(self) -> str:
+        """The dashes as SVG wants them."""
+        return "" if isinstance(self.dashes, str) else " ".join(f"{2 * length:g}" for length in self.dashes[1])
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """A look for every method."""
+    return {
+        method: Look(COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)])
+        for number, method in enumerate(methods)
+    }
+
+
+@dataclass
+class Plot:
+    """A plot that is being drawn. ``label`` is what it shows, in words, for those who cannot see it."""
+
+    label: str
+    x: str
+    y: str
+    looks: Mapping[str, Look]
+    _axes: Axes = field(init=False)
+
+    def __post_init__(self) -> None:
+        with mpl.rc_context(SETTINGS):
+            self._axes = Figure(figsize=SIZE, layout="constrained").subplots()
+        self._axes.set_xlabel(self.x)
+        self._axes.set_ylabel(self.y)
+
+    def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
+        """The mean of several curves as a line, from the lowest to the highest of them as a band."""
+        look, stacked = self.looks[method], np.array(several, dtype=float)
+        mean, low, high = (reduce(stacked, axis=0) for reduce in (np.mean, np.min, np.max))
+        if len(stacked) > 1:
+            self._axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        marker = "o" if len(x) == 1 else None
+        self._axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1.6, marker=marker)
+
+    def dots(self, method: str, row: int, values: Sequence[float], *, filled: bool) -> None:
+        """Values on a row of their own."""
+        colour = self.looks[method].colour
+        face = colour if filled else "white"
+        height = row + (-0.15 if filled else 0.15)
+        self._axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
+
+    def name_rows(self, names: Sequence[str]) -> None:
+        self._axes.set_yticks(range(len(names)), names)
+        self._axes.set_ylim(len(names) - 0.4, -0.6)
+        if self._axes.get_xlim()[0] > 0:
+            self._axes.set_xlim(left=0)
+
+    def logarithmic(self, axis: str = "y") -> None:
+        getattr(self._axes, f"set_{axis}scale")("log")
+
+    def focus(self, values: Sequence[float]) -> None:
+        """Show the range of these values, with a margin; what lies outside is cut off."""
+        low, high = min(values), max(values)
+        margin = 0.06 * (high - low) or 0.5
+        self._axes.set_ylim(low - margin, high + margin)
+
+    def svg(self) -> str:
+        """The picture, without the head of a file and without names that would clash with those of other pictures."""
+        file = io.StringIO()
+        with mpl.rc_context(SETTINGS | {"svg.hashsalt": self.label}):
+            self._axes.figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+        picture = file.getvalue()
+        picture = picture[picture.index("<svg") :]
+        picture = re.sub(r"<metadata>.*?</metadata>", "", picture, flags=re.DOTALL)
+        picture = re.sub(r'<g id="[^"]*"', "<g", picture)
+        return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", picture, count=1, flags=re.DOTALL)

@@ -1,0 +1,90 @@
+"""How the metric was learned, and what it became."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from llqr.lab.logged import LoggedRun
+from llqr.lab.report.plots import Plot
+from llqr.lab.report.section import Part, Section, sources
+from llqr.lab.report.tables import EMPTY, Cell, Row, Table
+
+MIB = 2**20
+HEADINGS = ("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "engine")
+HEADINGS += ("lowest U", "median U", "highest U", "MiB of U")
+
+
+def refreshes(section: Section) -> Part | None:
+    """A row a method that learns a metric, the objective of every refresh, and the metric over the epochs."""
+    learned = [run for run in section.runs if any(record["refreshes"] for record in run.records)]
+    if not learned:
+        return None
+    change = Plot("Change of J by a refresh, in % of its size", "step", "%", section.looks)
+    spectrum = Plot("Lowest and highest mean eigenvalue of U among layers", "epoch", "mean eigenvalue", section.looks)
+    rows = []
+    shown = section.by_method(learned)
+    for method, runs in shown:
+        rows.append(Row(_cells(section, method, runs)))
+        _plot_changes(change, method, runs)
+        epochs = min(len(run.records) for run in runs)
+        for key in ("min", "max"):
+            several = [[record["spectrum"][key] for record in run.records[:epochs]] for run in runs]
+            spectrum.curves(method, [record["epoch"] for record in runs[0].records[:epochs]], several)
+    sentence = (
+        "J is the objective that a refresh minimises; a rejected refresh kept the old metric. The mean eigenvalue of a "
+        "layer is trace(U) / n over its n weights; U starts at 1. " + sources("log.jsonl", learned)
+    )
+    legend = {method: section.looks[method] for method, _ in shown}
+    return Part("Refreshes of the metric", [sentence], [Table(HEADINGS, rows)], [change, spectrum], legend)
+
+
+def _cells(section: Section, method: str, runs: Sequence[LoggedRun]) -> list[Cell]:
+    logs = section.files(runs, "log.jsonl")
+    reports = [report for run in runs for report in _reports(run)]
+    changes = [change for change in map(_change, reports) if change is not None]
+    counts = [len(_reports(run)) for run in runs]
+    shares = [100 * _seconds(run, "refresh") / _seconds(run, "train") for run in runs]
+    rejected, seconds = sum(not report["accepted"] for report in reports), fmean(r["seconds"] for r in reports)
+    sizes = [run.result["metric_bytes"] / MIB for run in runs if run.result is not None]
+    return [
+        Cell(method, link=f"#{section.rows_of(method)}"),
+        Cell(f"{fmean(counts):g}", fmean(counts), f"a run, on average\n{logs}"),
+        Cell(str(rejected), rejected, f"in all {len(runs)} runs\n{logs}"),
+        Cell(f"{seconds:.3f}", seconds, f"on average\n{logs}"),
+        Cell(f"{fmean(shares):.1f} %", fmean(shares), f"of training, on average\n{logs}"),
+        Cell(f"{median(changes):.2f} %", median(changes), f"median\n{logs}") if changes else EMPTY,
+        Cell(", ".join(dict.fromkeys(report["engine"] for report in reports)), source=logs),
+        *(_layers([run.records[-1]["spectrum"] for run in runs], key, logs) for key in ("min", "median", "max")),
+        Cell(f"{fmean(sizes):,.2f}", fmean(sizes), section.files(runs, "result.json")) if sizes else EMPTY,
+    ]
+
+
+def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> Cell:
+    """The mean over runs at the end, and which layers it belongs to."""
+    spectra = list(spectra)
+    value = fmean(spectrum[key] for spectrum in spectra)
+    layers = dict.fromkeys(spectrum.get(f"{key}_layer", "") for spectrum in spectra)
+    named = f"layer {', '.join(layers)}\n" if any(layers) else ""
+    return Cell(f"{value:.4f}", value, f"{named}{source}")
+
+
+def _plot_changes(plot: Plot, method: str, runs: Sequence[LoggedRun]) -> None:
+    """At the steps at which all runs were refreshed with a number to show."""
+    found = [{report["step"]: _change(report) for report in _reports(run)} for run in runs]
+    steps = [step for step in found[0] if all(one.get(step) is not None for one in found)]
+    if steps:
+        plot.curves(method, steps, [[one[step] for step in steps] for one in found])
+
+
+def _reports(run: LoggedRun) -> list[dict[str, Any]]:
+    return [report for record in run.records for report in record["refreshes"]]
+
+
+def _seconds(run: LoggedRun, part: str) -> float:
+    return sum(record["seconds"][part] for record in run.records)
+
+
+def _change(report: dict[str, Any]) -> float | None:
+    """What a refresh did to the objective, in per cent of its size before."""
+    before, after = report["objective_before"], report["objective_after"]
+    return None if before is None or after is None or before == 0 else 100 * (after - before) / abs(before)

@@ -1,0 +1,99 @@
+"""The runs of one recipe, with what all parts of the report ask of them: groups, links, numbers with sources.
+
+Metric names come from the runs: nothing in the report knows what was learned or how it is measured.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.logged import LoggedRun
+from llqr.lab.report.plots import Look, Plot, looks
+from llqr.lab.report.tables import Sourced, Table
+
+
+@dataclass(frozen=True)
+class Part:
+    """A heading with what stands below it; ``folded`` tables are shown when asked for."""
+
+    title: str
+    sentences: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    plots: Sequence[Plot] = ()
+    legend: dict[str, Look] = field(default_factory=dict)
+    folded: Sequence[tuple[str, Table]] = ()
+    listings: Sequence[str] = ()
+
+
+class Section:
+    """The runs of one recipe.
+
+    Args:
+        name: the recipe.
+        runs: in the order in which methods are shown; the first method is what times are compared with.
+        home: the folder that the page goes to; links are relative to it.
+        notes: what could not be measured, by the path of the run.
+    """
+
+    def __init__(self, name: str, runs: Sequence[LoggedRun], home: Path, notes: dict[Path, str]) -> None:
+        self.name = name
+        self.anchor = anchor(name)
+        self.runs = runs
+        self.home = home
+        self.notes = notes
+        self.methods = list(dict.fromkeys(run.method for run in runs))
+        self.looks = looks(self.methods)
+        self.finished = [run for run in runs if run.result is not None]
+        self.measured = [run for run in runs if run.analysis is not None]
+        self.title = self.finished[0].result["title"] if self.finished else name
+
+    def by_method(self, runs: Iterable[LoggedRun]) -> list[tuple[str, list[LoggedRun]]]:
+        """The runs of every method that has some."""
+        groups: dict[str, list[LoggedRun]] = {}
+        for run in runs:
+            groups.setdefault(run.method, []).append(run)
+        return [(method, groups[method]) for method in self.methods if method in groups]
+
+    def results(self, method: str, *keys: str) -> list[Sourced]:
+        """A number of the results of all finished runs of a method."""
+        return [self.result(run, *keys) for run in self.finished if run.method == method]
+
+    def result(self, run: LoggedRun, *keys: str) -> Sourced:
+        return Sourced(_at(run.result, keys), self.link(run, "result.json"), ".".join(keys))
+
+    def analyses(self, runs: Iterable[LoggedRun], *keys: str) -> list[Sourced]:
+        """A number of the analyses of these runs, where it exists."""
+        found = [(self.link(run, "analysis.json"), _at(run.analysis, keys)) for run in runs]
+        return [Sourced(value, file, ".".join(keys)) for file, value in found if value is not None]
+
+    def rows_of(self, method: str) -> str:
+        """The name of the place on the page where the runs of a method are listed."""
+        return f"runs-{self.anchor}-{anchor(method)}"
+
+    def link(self, run: LoggedRun, file: str = "") -> str:
+        """The way from the page to a file of a run."""
+        return Path(os.path.relpath(run.path / file, self.home)).as_posix()
+
+    def files(self, runs: Iterable[LoggedRun], file: str) -> str:
+        """The files of this name, one a line."""
+        return "\n".join(self.link(run, file) for run in runs)
+
+
+def sources(file: str, runs: Sequence[LoggedRun]) -> str:
+    return f"From {file} of {len(runs)} {'run' if len(runs) == 1 else 'runs'}."
+
+
+def anchor(name: str) -> str:
+    """A name as the target of a link."""
+    return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-")
+
+
+def _at(table: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if table is None:
+            return None
+        table = table[key]
+    return table

@@ -1,0 +1,251 @@
+"""Which engine is chosen, and what engines do with models that are not as usual."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import llqr
+from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine
+from llqr.curvature.engines import ENGINES
+from references import dense_fisher, dense_newton, flat, relative_error, trainable
+from small_models import Case, case
+
+EXACT = [name for name in ENGINES if name != "finite-differences"]
+
+
+def geometry_of(drawn, **options):
+    return llqr.Geometry(drawn.model, drawn.loss_fn, steps=2, **options)
+
+
+def problem_of(drawn):
+    return Problem(drawn.model, drawn.loss_fn, drawn.batch, trainable(drawn.model))
+
+
+def curvature_of(drawn, divergence, engine):
+    with torch.no_grad():
+        return Curvature(problem_of(drawn), divergence, ENGINES[engine])
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch-norm-cnn", "vit"])
+def test_auto_takes_an_exact_engine_where_there_is_one(name):
+    drawn = case(name)
+    geometry = geometry_of(drawn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        refresh = geometry.refresh(drawn.batch)
+    assert refresh.engine == geometry.engine
+    assert refresh.engine in EXACT
+
+
+def test_auto_falls_back_on_fused_attention_and_says_so_once():
+    drawn = case("vit-kernel")
+    geometry = geometry_of(drawn, every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert geometry.refresh(drawn.batch).engine == "finite-differences"
+            geometry.advance()
+    (warning,) = [w for w in caught if w.category is llqr.RefreshWarning]
+    assert "engine: chose finite-differences, which is approximate, because" in str(warning.message)
+    assert warning.filename == __file__  # it points at who called refresh
+    for engine in ("forward", "double-backward"):
+        assert f"{engine}: " in str(warning.message)
+
+
+def test_an_engine_asked_for_by_name_is_taken_or_fails():
+    drawn = case("vit-kernel")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        assert geometry_of(drawn, engine="finite-differences").refresh(drawn.batch).engine == "finite-differences"
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        geometry_of(drawn, engine="double-backward").refresh(drawn.batch)
+
+
+def test_an_unknown_engine_lists_the_known_ones():
+    drawn = case("mlp")
+    with pytest.raises(
+        ValueError, match=r"engine: unknown 'reverse'; choose auto or one of forward, .*double-backward"
+    ):
+        geometry_of(drawn, engine="reverse").refresh(drawn.batch)
+
+
+def test_a_model_that_does_not_run_says_why():
+    drawn = case("mlp")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        geometry_of(drawn).refresh((torch.randn(3, 5, dtype=torch.float64), drawn.batch[1][:3]))
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+class Stopped(nn.Module):
+    """Holds a part of its computation constant by `torch.no_grad`, which forward mode does not see."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        h = self.first(x)
+        with torch.no_grad():
+            gate = h.sigmoid()
+        return self.last(h * gate)
+
+
+@pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
+def test_auto_does_not_take_an_engine_that_differentiates_what_the_model_holds_constant(divergence):
+    drawn = Case(Stopped(), F.cross_entropy, case("mlp").batch)
+    v = {name: torch.randn_like(p) for name, p in trainable(drawn.model).items()}
+    if divergence is NGD:
+        dense = dense_fisher(drawn.model, drawn.batch[0])
+    else:
+        dense = dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
+    with torch.no_grad():
+        engine, refused = choose_engine(problem_of(drawn), divergence)
+        product = Curvature(problem_of(drawn), divergence, engine).product(v)
+    assert engine.name == "double-backward"
+    assert "forward and backward derivatives of this model disagree" in refused[0]
+    assert relative_error(flat(product), dense @ flat(v)) < 1e-10
+
+
+# -- unusual models ----------------------------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """An unused parameter, a frozen one, a number, a tied one, and one used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.unused = nn.Parameter(torch.randn(3))
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.temperature * self.last(self.second(self.first(x).tanh()).tanh()) / self.temperature.exp()
+
+
+@pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unused_frozen_tied_and_0d_parameters(engine, divergence):
+    drawn = Case(Odd().double(), F.cross_entropy, case("mlp").batch)
+    parameters = trainable(drawn.model)
+    assert set(parameters) == {"unused", "first.weight", "first.bias", "temperature", "last.weight", "last.bias"}
+    curvature = curvature_of(drawn, divergence, engine)
+    v = {name: torch.randn_like(p) for name, p in parameters.items()}
+    with torch.no_grad():
+        product = curvature.product(v)
+    if divergence is NGD:
+        dense = dense_fisher(drawn.model, drawn.batch[0])
+    else:
+        dense = dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
+    assert product["unused"].equal(torch.zeros(3, dtype=torch.float64))
+    assert product["temperature"].shape == ()
+    assert relative_error(flat(product), dense @ flat(v)) < (1e-10 if engine in EXACT else 1e-4)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "e-kfac", "dense", "scalar"])
+def test_a_parameter_without_a_gradient_keeps_the_identity(structure):
+    drawn = Case(Odd().double(), F.cross_entropy, case("mlp").batch)
+    geometry = geometry_of(drawn, structure=structure, lr=0.1, ema=0.0, engine="double-backward")
+    assert geometry.refresh(drawn.batch).accepted
+    ones = {name: torch.ones_like(p) for name, p in geometry.parameters.items()}
+    moved = geometry.metric.apply(ones)
+    assert moved["unused"].equal(ones["unused"])
+    assert not moved["last.weight"].equal(ones["last.weight"])
+
+
+class Energy(nn.Module):
+    """One parameter, no batch dimension, a number for an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+
+    def forward(self, x):
+        return (self.theta * x).sin().sum()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_output_without_a_batch_dimension(engine):
+    x = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    drawn = Case(Energy(), lambda z, t: (z - t) ** 2, (x, torch.tensor(0.5, dtype=torch.float64)))
+    j = x * (drawn.model.theta.detach() * x).cos()
+    v = {"theta": torch.randn(2, dtype=torch.float64)}
+    with torch.no_grad():
+        product = curvature_of(drawn, NGD, engine).product(v)["theta"]
+    assert relative_error(product, 2 * j * (j @ v["theta"])) < (1e-10 if engine in EXACT else 1e-4)
+    assert geometry_of(drawn, engine=engine).refresh(drawn.batch).accepted
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3))
+    geometry = llqr.Geometry(model, F.cross_entropy, steps=2)
+    with pytest.raises(TypeError, match=r"model: the gradient of parameter '0.weight' is sparse"):
+        geometry.refresh((torch.randint(5, (7,)), torch.randint(3, (7,))))
+
+
+def test_mixed_dtypes_in_one_model():
+    class Cast(nn.Module):
+        def forward(self, x):
+            return x.float()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6).bfloat16(), nn.Tanh(), Cast(), nn.Linear(6, 3))
+    batch = torch.randn(8, 4).bfloat16(), torch.randint(3, (8,))
+    for structure in ("e-kfac", "scalar", "dense"):
+        geometry = llqr.Geometry(model, F.cross_entropy, structure=structure, steps=5, lr=0.05, ema=0.0)
+        assert geometry.refresh(batch).accepted
+        moved = geometry.metric.apply({name: torch.ones_like(p) for name, p in geometry.parameters.items()})
+        assert {name: part.dtype for name, part in moved.items()} == {
+            n: p.dtype for n, p in geometry.parameters.items()
+        }
+
+
+def test_the_linearisation_is_made_once_a_refresh():
+    """However many products: one pass to linearise, none a product for double backward."""
+    drawn, calls = case("mlp"), []
+    drawn.model.register_forward_hook(lambda *_: calls.append(1))
+    counts = {}
+    for steps in (1, 9):
+        calls.clear()
+        geometry = llqr.Geometry(drawn.model, F.cross_entropy, steps=steps, engine="double-backward")
+        geometry.refresh(drawn.batch)
+        counts[steps] = len(calls)
+    assert counts[1] == counts[9] == 1
+
+
+def test_compiled_models_are_seen_through():
+    drawn = case("mlp")
+    plain = geometry_of(drawn, engine="double-backward")
+    compiled = llqr.Geometry(torch.compile(drawn.model), F.cross_entropy, steps=2, engine="double-backward")
+    assert list(compiled.parameters) == list(plain.parameters)
+    plain.refresh(drawn.batch)
+    compiled.refresh(drawn.batch)
+    for name, factor in plain.metric.named_factors().items():
+        assert factor.equal(compiled.metric.named_factors()[name])
+
+
+def test_a_single_parameter_model():
+    model = nn.Linear(1, 1, bias=False)
+    geometry = llqr.Geometry(model, F.mse_loss, structure="kfac", steps=2)
+    assert geometry.refresh((torch.ones(3, 1), torch.zeros(3, 1))).accepted
+
+
+def test_rounded_products_do_not_pass_for_a_disagreement():
+    """Autocast rounds forward and backward passes differently; the exact engine is still taken."""
+    drawn = case("mlp")
+    model, batch = drawn.model.float(), (drawn.batch[0].float(), drawn.batch[1])
+    problem = Problem(model, F.cross_entropy, batch, trainable(model), autocast=torch.bfloat16)
+    with torch.no_grad():
+        engine, refused = choose_engine(problem, NGD)
+    assert refused == []
+    assert engine.name in EXACT

@@ -1,0 +1,149 @@
+"""Trap 3: two processes under DDP. Weights and metrics stay equal; the probe is shared, or each rank's own."""
+
+import contextlib
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import llqr
+
+from .training import Batch, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
+
+RANKS = 2
+CASES = {
+    "sam": {},
+    "fsam": {},
+    "llqr+sam": {"structure": "kfac"},
+    "own sam": {"own": True},
+    "own llqr+sam": {"structure": "diagonal", "own": True},
+}
+
+
+def optimizer(case: str, model: nn.Module, ddp: nn.Module) -> llqr.Optimizer:
+    """A method by its case; `own` makes the probe each rank's own."""
+    options = CASES[case]
+    settings: dict = {"rho": 0.5}
+    if "structure" in options:
+        settings["geometry"] = quick_geometry(ddp, options["structure"])
+    if "own" in options:
+        settings["no_sync"] = ddp.no_sync
+    return llqr.build(case.removeprefix("own "), sgd(model), **settings)
+
+
+def share(batch: Batch, rank: int) -> Batch:
+    return tuple(part.chunk(RANKS)[rank] for part in batch)
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    results = {}
+    for case in CASES:
+        model = mlp(torch.float64)
+        ddp = DistributedDataParallel(model)
+        opt = optimizer(case, model, ddp)
+        losses = train(opt, ddp, [share(batch, rank) for batch in batches(4, dtype=torch.float64)])
+        learned = opt.geometry is not None
+        results[case] = {
+            "weights": weights(model),
+            "metric": opt.geometry.metric.named_factors() if learned else {},
+            "loss": torch.stack(losses),
+        }
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("ranks")
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, args=(port, str(folder)), nprocs=RANKS)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_metrics_are_equal_on_all_ranks_bit_by_bit(ranks, case):
+    for part in ("weights", "metric"):
+        first, second = (rank[case][part] for rank in ranks)
+        assert first.keys() == second.keys()
+        assert all(first[name].equal(second[name]) for name in first)
+    assert not ranks[0][case]["loss"].equal(ranks[1][case]["loss"]), "each rank saw its own data"
+    assert bool(ranks[0][case]["metric"]) == ("llqr" in case)
+
+
+@pytest.mark.parametrize("case", ["sam", "fsam"])
+def test_a_shared_probe_equals_one_process_on_the_joined_batch(ranks, case):
+    model = mlp(torch.float64)
+    train(optimizer(case, model, model), model, batches(4, dtype=torch.float64))
+    torch.testing.assert_close(ranks[0][case]["weights"], weights(model), rtol=1e-10, atol=1e-12)
+
+
+def test_a_metric_equals_the_one_learned_from_the_mean_of_the_ranks_curvatures(ranks):
+    """With `curvature_scale="sum"` a rank's curvature is a sum over its own half, and the mean is half the whole."""
+    model = mlp(torch.float64)
+    half = batches(1, dtype=torch.float64)[0][1].numel() / RANKS
+    geometry = quick_geometry(model, "kfac", curvature_scale=half)
+    opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.5)
+    train(opt, model, batches(4, dtype=torch.float64))
+    torch.testing.assert_close(ranks[0]["llqr+sam"]["metric"], geometry.metric.named_factors(), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ranks[0]["llqr+sam"]["weights"], weights(model), rtol=1e-8, atol=1e-10)
+
+
+def test_own_probes_equal_a_reference_made_by_hand(ranks):
+    """m-sharpness: every rank climbs its own loss; the update is the mean of the gradients at these places."""
+    model = mlp(torch.float64)
+    base = sgd(model)
+    parameters = list(model.parameters())
+    for batch in batches(4, dtype=torch.float64):
+        update = [torch.zeros_like(p) for p in parameters]
+        for x, y in (share(batch, rank) for rank in range(RANKS)):
+            g = torch.autograd.grad(cross_entropy(model(x), y), parameters)
+            norm = torch.cat([part.flatten() for part in g]).norm()
+            there = {
+                name: p.detach() + 0.5 * part / norm
+                for (name, p), part in zip(model.named_parameters(), g, strict=True)
+            }
+            for w in there.values():
+                w.requires_grad_()
+            loss = cross_entropy(torch.func.functional_call(model, there, x), y)
+            for total, part in zip(update, torch.autograd.grad(loss, list(there.values())), strict=True):
+                total += part / RANKS
+        for p, total in zip(parameters, update, strict=True):
+            p.grad = total
+        base.step()
+    torch.testing.assert_close(ranks[0]["own sam"]["weights"], weights(model), rtol=1e-10, atol=1e-12)
+    shared = ranks[0]["sam"]["weights"]
+    assert any((w - shared[name]).abs().max() > 1e-3 for name, w in ranks[0]["own sam"]["weights"].items())
+
+
+def test_no_sync_is_entered_in_the_first_pass_only():
+    model, (batch,) = mlp(), batches(1)
+    entered = []
+
+    @contextlib.contextmanager
+    def no_sync():
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    opt = llqr.SAM(sgd(model), no_sync=no_sync, start_after=1)
+
+    def closure():
+        entered.append("pass")
+        return closure_of(opt, model, batch)()
+
+    opt.step(closure)
+    assert entered == ["pass"], "a warm-up has one pass, which must be synchronised"
+    opt.step(closure)
+    assert entered == ["pass", "in", "pass", "out", "pass"]

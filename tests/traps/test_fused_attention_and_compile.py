@@ -1,0 +1,139 @@
+"""Trap 8: fused attention and `torch.compile` have no forward mode or double backward. A fallback, named once."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import llqr
+
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
+
+
+class Attention(nn.Module):
+    """Two tokens of eight features; the fused kernel of the CPU wants a batch, heads and a contiguous layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.qkv, self.head = nn.Linear(5, 16), nn.Linear(8, 24), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(x).view(-1, 2, 8)
+        q, k, v = (part.view(-1, 2, 2, 4).transpose(1, 2) for part in self.qkv(tokens).chunk(3, dim=-1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.head(mixed.transpose(1, 2).reshape(-1, 16))
+
+
+def refreshed(kernel: SDPBackend, engine: str) -> tuple[llqr.Geometry, list[warnings.WarningMessage]]:
+    model, data = Attention(), batches(2)
+    with sdpa_kernel(kernel), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        geometry = quick_geometry(model, "kfac", engine=engine, every=1)
+        opt = llqr.LLQRSAM(sgd(model), geometry)
+        train(opt, model, data)
+    assert (geometry.refreshes, geometry.failures) == (2, 0)
+    return geometry, [w for w in seen if issubclass(w.category, llqr.RefreshWarning)]
+
+
+def test_fused_attention_falls_back_and_says_so_once():
+    geometry, said = refreshed(SDPBackend.FLASH_ATTENTION, "auto")
+    assert geometry.engine == "finite-differences"
+    assert len(said) == 1
+    assert "finite-differences" in str(said[0].message)
+    assert "flash" in str(said[0].message)
+
+
+def test_the_fallback_learns_what_exact_products_learn():
+    fallback, _ = refreshed(SDPBackend.FLASH_ATTENTION, "auto")
+    exact, said = refreshed(SDPBackend.MATH, "auto")
+    assert exact.engine == "forward"
+    assert not said
+    reference = exact.metric.named_factors()
+    for name, factor in fallback.metric.named_factors().items():
+        torch.testing.assert_close(factor, reference[name], rtol=1e-3, atol=1e-4)
+    assert any(not factor.equal(torch.eye(*factor.shape[-2:])) for factor in reference.values() if factor.ndim == 2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["sam", "fsam", "llqr", "llqr+sam"])
+def test_compiled_models_train_like_plain_ones(name, backend):
+    torch.compiler.reset()
+    data = batches(3)
+
+    def optimizer(model: nn.Module, seen: nn.Module) -> llqr.Optimizer:
+        learned = {"geometry": quick_geometry(seen, "kfac")} if "llqr" in name else {}
+        return llqr.build(name, sgd(model), **learned)
+
+    plain, model = mlp(), mlp()
+    train(optimizer(plain, plain), plain, data)
+    compiled = torch.compile(model, backend=backend)
+    opt = optimizer(model, compiled)
+    for batch in data:
+        opt.step(closure_of(opt, compiled, batch), batch=batch)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-5, atol=1e-7)
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_compiled_once_and_its_statistics_move_once_a_step(in_place):
+    """Looking for the model must not be compiled into it."""
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, examples):
+        graphs.append(graph)
+        return graph.forward
+
+    model = compiled = Normalised()
+    if in_place:
+        model.compile(backend=backend, fullgraph=True)
+    else:
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+    opt = llqr.SAM(sgd(model))
+    for steps, batch in enumerate(batches(3), start=1):
+        opt.step(closure_of(opt, compiled, batch))
+        assert model.norm.num_batches_tracked == steps
+    assert len(graphs) == 1
+
+
+def test_a_compiled_closure():
+    """Forward and backward compiled as one function, with the optimizer outside."""
+    torch.compiler.reset()
+    data = batches(3)
+    plain, model = mlp(), mlp()
+    train(llqr.SAM(sgd(plain)), plain, data)
+    opt = llqr.SAM(sgd(model))
+    loss_of = torch.compile(lambda x, y: cross_entropy(model(x), y), backend="aot_eager")
+
+    for x, y in data:
+
+        def closure(x=x, y=y):
+            opt.zero_grad()
+            loss = loss_of(x, y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-5, atol=1e-7)
+
+
+def test_a_geometry_sees_through_compile():
+    model = mlp()
+    geometry = quick_geometry(torch.compile(model, backend="eager"))
+    assert geometry.model is model
+    assert list(geometry.parameters) == [name for name, _ in model.named_parameters()]
+    state = geometry.state_dict()
+    quick_geometry(model).load_state_dict(state)
+    assert_same_bits(weights(geometry.model), weights(model))
