@@ -4,10 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types unit test-slow bench clean
+.PHONY: demo test lint types unit test-slow bench tables clean
 
+# Four methods on an embedded data set: a table, and runs/demo/report.html.
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py
+	$(BIN)/llqr compare --data digits --model mlp --methods sgdm,llqr,sam,llqr+sam --seeds 3 --out runs/demo
 
 test: lint types unit
 
@@ -24,6 +25,14 @@ unit: $(STAMP)
 # Checks that take minutes and are not part of CI.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+# Our steps beside pytorch_optimizer's, as ratios from one run.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/peers.py
+
+# The measured tables of the README, from results/*.jsonl.
+tables: $(STAMP)
+	$(BIN)/llqr table --write README.md
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

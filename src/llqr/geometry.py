@@ -242,7 +242,7 @@ class Geometry:
                 )
 
     def _solve(self, batch: Batch, inner: Inner) -> tuple[QuadraticModel, Solution]:
-        if not self._capture or not self.metric.groups:
+        if not self._capture or not self.metric.stored():
             curvature = self._linearise(batch)
             return curvature, solve(self.metric, curvature, inner)
         if self._captured is None or not self._captured.fits(batch, inner):

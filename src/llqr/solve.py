@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .curvature import QuadraticModel
-from .curvature.engines import Named
 from .metric import Factors, Metric
 from .metric.metric import Packed
 
@@ -64,17 +63,14 @@ class Objective:
         self.curvature = curvature
         self.damping = damping
         self.g: Packed = metric.pack(curvature.gradient)
-        self._minus_g = {name: -part for name, part in curvature.gradient.items()}
-        self._zero = {name: torch.zeros_like(part) for name, part in curvature.gradient.items()}
 
     def value(self, factors: Sequence[Factors]) -> tuple[Tensor, Packed]:
         """`J` and the packed residual `r`."""
-        delta = self._named([-part for part in self._apply(factors)], self._minus_g)
-        bent = self._bend(delta)
-        g = self.curvature.gradient
-        residual = {name: g[name] + bent[name] for name in g}
+        delta = [-part for part in self._apply(factors)]
+        residual = [g + bent for g, bent in zip(self.g, self._bend(delta), strict=True)]
         # J = 1/2 (g + r).delta, because r - g is the quadratic part applied to delta.
-        return 0.5 * _dot({name: g[name] + residual[name] for name in g}, delta), self.metric.pack(residual)
+        both = [g + r for g, r in zip(self.g, residual, strict=True)]
+        return 0.5 * _dot(both, delta), residual
 
     def slope(self, factors: Sequence[Factors], residual: Packed) -> list[Factors]:
         """The gradient of `J` in every factor."""
@@ -83,25 +79,26 @@ class Objective:
 
     def bend(self, direction: Sequence[Factors]) -> list[Factors]:
         """The Hessian of `J` in the factors times a direction, where `U` is linear in its factors."""
-        moved = self._named(self._apply(direction), self._zero)
-        return self.slope(direction, [-part for part in self.metric.pack(self._bend(moved))])
+        applied = zip(direction, self._apply(direction), strict=True)
+        moved = [part if factors else torch.zeros_like(part) for factors, part in applied]
+        return self.slope(direction, [-part for part in self._bend(moved)])
 
     def _apply(self, factors: Sequence[Factors]) -> Packed:
         return [group.apply(f, g) for group, f, g in zip(self.metric.groups, factors, self.g, strict=True)]
 
-    def _named(self, packed: Packed, elsewhere: Named) -> Named:
-        return self.metric.unpack(packed, elsewhere)
-
-    def _bend(self, delta: Named) -> Named:
-        product = self.curvature.product(delta)
-        return {name: product[name] + self.damping * delta[name] for name in delta}
+    def _bend(self, delta: Packed) -> Packed:
+        """`H delta + damping delta`."""
+        product = self.metric.pack(self.curvature.product(self.metric.unpack(delta, self.curvature.gradient)))
+        if not self.damping:
+            return product
+        return [bent + self.damping * part for bent, part in zip(product, delta, strict=True)]
 
 
 def solve(metric: Metric, curvature: QuadraticModel, inner: Inner) -> Solution:
     """Run the inner loop from the metric's current factors; the metric itself is not changed."""
     objective = Objective(metric, curvature, inner.damping)
     start = working_copy(metric)
-    if not start:  # the identity throughout: nothing to learn
+    if not any(start):  # the identity throughout: nothing to learn
         value, _ = objective.value(start)
         return Solution(start, value, value)
     before, factors = SOLVERS[inner.solver](objective, start, inner)
@@ -185,13 +182,15 @@ def _conjugate_gradients(objective: Objective, factors: list[Factors], inner: In
 SOLVERS = {"heavy-ball": _descend, "adam": _descend, "cg": _conjugate_gradients}
 
 
-def _dot(a: Named, b: Named) -> Tensor:
-    return torch.stack([(a[name].double() * b[name].double()).sum() for name in a]).sum()
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """In double precision where it adds up, whatever the terms are in."""
+    home = a[0].device
+    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in zip(a, b, strict=True)]).sum()
 
 
 def _inner_product(a: list[Factors], b: list[Factors]) -> Tensor:
     pairs = [(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in x]
-    return torch.stack([(x.double() * y.double()).sum() for x, y in pairs]).sum()
+    return _dot([x for x, _ in pairs], [y for _, y in pairs])
 
 
 def _sum(a: list[Factors], b: list[Factors], weight: Tensor) -> list[Factors]:

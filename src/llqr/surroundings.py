@@ -70,7 +70,7 @@ class Surroundings:
     def restore_buffers(self) -> None:
         """Put them back; does nothing when none are held."""
         for owner, name, buffer in self._held:
-            if getattr(owner, name) is not buffer:
+            if owner._buffers.get(name) is not buffer:
                 setattr(owner, name, buffer)
         self._held = []
         self._contents.restore()

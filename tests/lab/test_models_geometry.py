@@ -30,7 +30,7 @@ def test_every_structure_is_learned_on_every_network(name, divergence):
     model = models.build(name, classes=3, **SMALL[name]).double()
     size = SMALL[name]["image_size"]
     batch = torch.randn(4, 3, size, size, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    for structure in llqr.STRUCTURES:
+    for structure in llqr.STRUCTURES.keys() - {"identity"}:
         geometry = llqr.Geometry(
             model, cross_entropy, structure=structure, divergence=divergence, steps=2, engine="double-backward"
         )

@@ -13,7 +13,7 @@ from llqr.metric import STRUCTURES
 from references import dense_metric, flat, relative_error, trainable, unflat
 from small_models import batch_norm_cnn, case, mlp, translator, vit
 
-KINDS = sorted(STRUCTURES)
+KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
 
 
 def perturbed(metric, seed=0, spread=0.2):
@@ -146,16 +146,6 @@ def test_pack_and_unpack_are_inverse(kind):
     back = metric.unpack(metric.pack(grads), grads)
     assert list(back) == list(grads)
     assert all(part.equal(grads[name]) for name, part in back.items())
-
-
-def test_unpack_takes_what_no_group_covers_from_elsewhere():
-    model = mlp()
-    metric = Metric(model, structure={"0.*": "identity", "*": "diagonal"})
-    grads = random_like(trainable(model))
-    elsewhere = {name: torch.full_like(g, 7.0) for name, g in grads.items()}
-    back = metric.unpack(metric.pack(grads), elsewhere)
-    assert back["0.weight"].equal(elsewhere["0.weight"])
-    assert back["2.weight"].equal(grads["2.weight"])
 
 
 # -- fused projections -------------------------------------------------------------------------------------------------

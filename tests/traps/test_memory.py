@@ -46,11 +46,13 @@ def test_a_plan_for_a_model_that_would_not_fit():
     assert memory["allocated"] == 0
 
 
-def test_the_copy_of_the_weights_is_the_only_lasting_cost_of_a_probe():
-    """One step later the wrapper holds one copy of the weights and nothing in the base's state but its own."""
+def test_a_probe_takes_one_copy_of_the_weights_and_gives_it_back():
+    """Held during the second pass, and nothing afterwards: no state of its own beside the base's."""
     model, data = mlp(), batches(3)
     opt = llqr.SAM(sgd(model))
+    held = []
+    model[0].register_forward_hook(lambda *_: held.append(sum(copy.nbytes for copy in opt._weights._copies)))
     train(opt, model, data)
+    assert held == [0, sum(p.nbytes for p in model.parameters())] * 3
+    assert not opt._weights._copies
     assert all(set(state) == {"momentum_buffer"} for state in opt.state.values())
-    held = sum(copy.nbytes for copy in opt._weights._copies)
-    assert held == sum(p.nbytes for p in model.parameters())

@@ -47,15 +47,16 @@ class Curvature:
         self._scale = _resolve(divergence.scale if scale is None else scale, problem, outputs)
         self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
         if divergence.second_order and self._kept:
-            self._second = self._kept.second(self._slope)
+            self._second = self._kept.second(self._scale * self._slope)
 
     def product(self, v: Mapping[str, Tensor]) -> Named:
         """`H v`."""
         moved = [engine.jvp(v) for engine in self._linearised()]
         u = torch.cat(moved) if len(moved) > 1 else moved[0]
-        pulled = self._cut(self._q(u))
-        product = self._sum(self._pull(engine, q, w, v) for engine, q, w in self._walk(pulled))
-        return {name: self._scale.to(part.dtype) * part for name, part in product.items()}
+        # Scaled here, where the tensors are small, and not after they are pulled back to the parameters.
+        pulled, slopes = self._cut(self._scale * self._q(u)), self._cut(self._scale * self._slope)
+        walk = zip(self._linearised(), pulled, slopes, strict=True)
+        return self._sum(self._pull(engine, q, w, v) for engine, q, w in walk)
 
     def asymmetry(self) -> float:
         """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for an engine that is right.
@@ -74,9 +75,6 @@ class Curvature:
             return pulled
         second = (self._second or engine.second(w))(v)
         return {name: pulled[name] + second[name] for name in pulled}
-
-    def _walk(self, pulled: list[Tensor]) -> Iterator[tuple[Engine, Tensor, Tensor]]:
-        return zip(self._linearised(), pulled, self._cut(self._slope), strict=True)
 
     def _linearised(self) -> Iterator[Engine]:
         if self._kept is not None:

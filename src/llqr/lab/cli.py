@@ -64,6 +64,7 @@ def train(
     data_dir: options.DataDir = None,
     device: options.Device = "auto",
     capture: options.Capture = None,
+    compiled: options.Compile = False,
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
@@ -74,7 +75,7 @@ def train(
     """Train one method of a recipe with one seed, or go on where an earlier command was stopped."""
     chosen = load_recipe(name, overrides, data_dir)
     wanted = plans(chosen.name, chosen.recipe, [method or chosen.recipe.columns[0]], [seed], out)
-    execution = options.execution(device, capture, checkpoint_minutes, tensorboard)
+    execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
     _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
 
 
@@ -92,6 +93,7 @@ def compare(
     data_dir: options.DataDir = None,
     device: options.Device = "auto",
     capture: options.Capture = None,
+    compiled: options.Compile = False,
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
@@ -102,7 +104,7 @@ def compare(
     """Train several methods with several seeds, print them side by side and write report.html."""
     chosen = _recipe_for(name, data, model, overrides, data_dir)
     wanted = plans(chosen.name, chosen.recipe, chosen.methods(methods), list(range(seeds)), out)
-    execution = options.execution(device, capture, checkpoint_minutes, tensorboard)
+    execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
     _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
     if not dry_run:
         reporting.after_comparison([plan.folder for plan in wanted], out / "report.html", execution.device, quiet=quiet)
@@ -120,6 +122,7 @@ def reproduce(
     data_dir: options.DataDir = None,
     device: options.Device = "auto",
     capture: options.Capture = None,
+    compiled: options.Compile = False,
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
@@ -133,7 +136,7 @@ def reproduce(
         chosen = load_recipe(name if variant is None else f"{name}@{variant}", overrides, data_dir)
         numbers = list(range(seeds or chosen.recipe.seeds))
         wanted += plans(chosen.name, chosen.recipe, chosen.methods(methods), numbers, out)
-    execution = options.execution(device, capture, checkpoint_minutes, tensorboard)
+    execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
     _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
 
 

@@ -35,7 +35,9 @@ def carry_out(plans: Sequence[Plan], execution: Execution, stop: Stop, display: 
 def _train(plan: Plan, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
     folder = RunFolder(plan.folder)
     training = Training(plan, task, execution)
-    folder.begin(plan, machine.describe(execution.device) | {"capture": execution.capture})
+    folder.begin(
+        plan, machine.describe(execution.device) | {"capture": execution.capture, "compile": execution.compile}
+    )
     training.resume()
     if not training.run(stop, display):
         raise Stopped(

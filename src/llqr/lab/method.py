@@ -34,13 +34,15 @@ class ObservedGeometry(llqr.Geometry):
 def optimizer_for(run: Run, model: nn.Module, task: Task, *, capture: bool = False) -> llqr.Optimizer:
     """The method of a run, put together from its components, whatever the recipe calls it.
 
-    With ``capture`` a refresh is replayed as CUDA graphs, unless it is computed in pieces.
+    With ``capture`` a refresh is replayed as CUDA graphs, unless it is computed in pieces. It runs in the precision of
+    the passes.
     """
     base = base_optimizer(run.base, model)
     geometry = None
     if run.geometry is not None:
         recorded = capture and run.geometry.micro_batch is None
-        settings = run.geometry.arguments() | {"forward": task.forward, "capture": recorded}
+        autocast = torch.bfloat16 if run.training.precision == "bf16" else None
+        settings = run.geometry.arguments() | {"forward": task.forward, "capture": recorded, "autocast": autocast}
         geometry = ObservedGeometry(model, task.loss, **settings)
     name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
     if run.probe is not None:

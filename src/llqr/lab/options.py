@@ -26,6 +26,10 @@ Capture = Annotated[
         "--capture/--no-capture", help="Record passes and refreshes as CUDA graphs (default: on a CUDA device)."
     ),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Run the passes of a step through torch.compile: slower to start, then faster."),
+]
 MaxMinutes = Annotated[
     float | None, typer.Option(min=0, help="Stop after so many minutes with a checkpoint and exit code 75.")
 ]
@@ -69,10 +73,12 @@ def load_recipe(name: str, overrides: list[str] | None, data_dir: Path | None) -
     return Named((Path(plain).stem if plain.endswith(".toml") else plain) + at + variant, loaded)
 
 
-def execution(device: str, capture: bool | None, checkpoint_minutes: float, tensorboard: bool) -> Execution:
+def execution(
+    device: str, capture: bool | None, compiled: bool, checkpoint_minutes: float, tensorboard: bool
+) -> Execution:
     """How runs are carried out, from the command line."""
     chosen = machine.choose_device(device)
     if capture and chosen.type != "cuda":
         raise ConfigurationError(f"--capture needs a CUDA device, got {chosen}.")
     recorded = chosen.type == "cuda" if capture is None else capture
-    return Execution(chosen, recorded, checkpoint_minutes, tensorboard)
+    return Execution(chosen, recorded, compiled, checkpoint_minutes, tensorboard)

@@ -8,7 +8,7 @@ import torch
 class Precision:
     """``fp32``, ``tf32`` (products in TF32 where the device has it) or ``bf16`` (autocast; weights stay in float32).
 
-    With ``bf16`` what autocast leaves in float32, such as a refresh of the metric, uses TF32 products.
+    With ``bf16`` what autocast leaves in float32, such as the factors of the metric, uses TF32 products.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:

@@ -64,11 +64,12 @@ def phase_command(
     out: Out = OUT,
     rows: Annotated[int, typer.Option(min=3, help="Cells along lambda_bar, and along the learning rate.")] = 28,
     columns: Annotated[int, typer.Option(min=3, help="Cells along rho.")] = 40,
+    steps: Annotated[int, typer.Option(min=10, help="Steps after which a cell counts as trapped.")] = 4000,
 ) -> None:
     """Escape phase diagrams over (rho, lambda_bar) and over the learning rate, against the predicted line."""
     with _bar() as progress:
-        result = experiments.run_phase(rows, columns, progress)
-    _leave(result, out, "phase", {"rows": rows, "columns": columns})
+        result = experiments.run_phase(rows, columns, steps, progress)
+    _leave(result, out, "phase", {"rows": rows, "columns": columns, "steps": steps})
 
 
 @app.command("hover")
@@ -93,11 +94,12 @@ def selection_command(
     out: Out = OUT,
     cycles: Annotated[int, typer.Option(min=100, help="Regeneration cycles at each noise scale.")] = 8000,
     seeds: Seeds = 64,
+    steps: Annotated[int, typer.Option(min=10, help="Steps after which a visit is cut.")] = 2000,
 ) -> None:
     """Occupation of sharp wells in the regenerative model, and mean exit times of the real optimizers."""
     with _bar() as progress:
-        result = experiments.run_selection(cycles, seeds, progress)
-    _leave(result, out, "selection", {"cycles": cycles, "seeds": seeds})
+        result = experiments.run_selection(cycles, seeds, steps, progress)
+    _leave(result, out, "selection", {"cycles": cycles, "seeds": seeds, "steps": steps})
 
 
 @app.command("transfer")

@@ -112,9 +112,9 @@ def run_noise(seeds: int, steps: int, variance: float, anisotropy: float, progre
     )  # fmt: skip
 
 
-def run_phase(rows: int, columns: int, progress: Progress) -> Result:
+def run_phase(rows: int, columns: int, steps: int, progress: Progress) -> Result:
     """Escape phase diagrams over (rho, lambda_bar), and over the learning rate."""
-    settings = PhaseSettings()
+    settings = PhaseSettings(steps=steps)
     bar, rho = np.geomspace(0.1, 2.0, rows), np.geomspace(0.05, 4.0, columns)
     diagrams, finite = {}, {}
     for method in ("sam", "llqr+sam"):
@@ -221,12 +221,12 @@ def run_hover(lambda_bar: float, lambda_eps: float, eta: float, rho: float) -> R
     )  # fmt: skip
 
 
-def run_selection(cycles: int, seeds: int, progress: Progress) -> Result:
+def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> Result:
     """The regenerative selection model, and mean exit times of the real optimizers."""
     progress("regenerative model", 0, 1)
     selection = select(np.geomspace(0.01, 0.1, 10), cycles=cycles)
     progress("regenerative model", 1, 1)
-    settings = ExitSettings()
+    settings = ExitSettings(steps=steps)
     rho, sigma = np.geomspace(0.2, 2.0, 14), np.geomspace(0.05, 50.0, 13)
     # Between the two thresholds: LLQR+SAM's envelope reaches past the well, SAM's does not.
     between = 0.65 * settings.r_eps

@@ -37,6 +37,7 @@ class Execution:
 
     device: torch.device
     capture: bool = False
+    compile: bool = False
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
 
@@ -61,7 +62,9 @@ class Training:
         self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
         self.total_steps = run.training.epochs * len(self.batches)
         self.scheduler = LambdaLR(self.optimizer, lambda step: lr_factor(run.schedule, step, self.total_steps))
-        self.closure = (RecordedPass if execution.capture else Pass)(task, self.model, self.precision)
+        # The metric is learned from the plain model, whose derivatives of higher order exist.
+        passing = torch.compile(self.model) if execution.compile else self.model
+        self.closure = (RecordedPass if execution.capture else Pass)(task, passing, self.precision)
         self.epoch = 0  # how many are finished
         self.current = EpochSoFar(device)
         self.board: Board | None = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .block import Block
 from .structure import Flat, Structure
-from .structures import IDENTITY, STRUCTURES
+from .structures import STRUCTURES
 
 #: Above this side a Kronecker factor would take more than 256 MiB in float32.
 MAX_SIDE = 8192
@@ -82,8 +82,8 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
     """Block name -> structure name, after overrides, the rule for vectors, and the size limit."""
     rules = {"*": spec} if isinstance(spec, str) else dict(spec)
     for pattern, kind in rules.items():
-        if kind != IDENTITY and kind not in STRUCTURES:
-            known = ", ".join(sorted([*STRUCTURES, IDENTITY]))
+        if kind not in STRUCTURES:
+            known = ", ".join(sorted(STRUCTURES))
             raise ValueError(f"structure: unknown structure {kind!r} for {pattern!r}; choose one of {known}")
         if not any(fnmatch.fnmatchcase(block.parameter, pattern) for block in blocks):
             raise ValueError(f"structure: the pattern {pattern!r} matches no parameter")
@@ -94,7 +94,7 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
         kind = next(matching, "")
         if not kind:
             raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
-        if not block.is_matrix and kind not in (IDENTITY, "scalar", "dense"):
+        if not block.is_matrix and kind not in ("identity", "scalar", "dense"):
             kind = "diagonal"
         side = block.size if kind == "dense" else max(block.shape)
         if kind in CHEAPER and side > max_side:
@@ -111,8 +111,6 @@ def groups_of(blocks: list[Block], kinds: Mapping[str, str]) -> list[Structure]:
     gathered: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
         kind = kinds[block.name]
-        if kind == IDENTITY:
-            continue
         shape = None if issubclass(STRUCTURES[kind], Flat) else block.shape
         gathered.setdefault((kind, shape, factor_dtype(block, None), block.device), []).append(block)
     return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]

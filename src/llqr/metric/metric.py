@@ -119,7 +119,7 @@ class Metric:
             factors = self._cast
         moved: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
-            if not any(block.parameter in grads for block in group.blocks):
+            if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
             pieces = self._pieces(group, grads, next(iter(own.values())).dtype)
             with torch.autocast(pieces[0].device.type, enabled=False):  # the dtype is ours, whatever the context
@@ -132,7 +132,7 @@ class Metric:
         return [group.pack(self._pieces(group, grads, self.learning_dtype(group))) for group in self.groups]
 
     def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `pack`, in the shapes of `like`; what no group covers is taken from `like`."""
+        """The inverse of `pack`, in the dtypes of `like`."""
         pieces = {
             block.name: piece
             for group, stack in zip(self.groups, packed, strict=True)

@@ -37,8 +37,8 @@ def sharpness(section: Section) -> Part | None:
     engines = ", ".join(dict.fromkeys(run.analysis["engine"] for run in section.measured))
     sentence = (
         f"H is the Hessian of the mean loss on {samples} training samples at the last weights, in eval mode, "
-        f"without weight decay; eigenvalues by Lanczos, products by {engines}. Perceived is what a method sees in its metric U: the "
-        "top eigenvalue of √U H √U, with U = I where no metric is learned. "
+        f"without weight decay; eigenvalues by Lanczos, products by {engines}. Perceived is what a method "
+        "sees in its metric U: the top eigenvalue of √U H √U, with U = I where no metric is learned. "
         + sources("analysis.json", section.measured)
     )
     headings = ["method", "top eigenvalue", "perceived", "loss on these samples", "n"]

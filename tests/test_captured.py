@@ -1,0 +1,112 @@
+"""A refresh replayed as CUDA graphs is the refresh. Needs a GPU, but for what is refused without one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import llqr
+from references import relative_error
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
+
+
+def batches(device, count=3):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(16, 3, 8, 8, generator=generator).to(device),
+            torch.randint(5, (16,), generator=generator).to(device),
+        )
+        for _ in range(count)
+    ]
+
+
+@needs_cuda
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+@pytest.mark.parametrize("structure", ["scalar", "diagonal", "kfac", "e-kfac", "diag-kfac", "e-kfac-psd"])
+def test_captured_equals_eager(structure, divergence):
+    model = network().cuda().double()
+    made = [
+        llqr.Geometry(model, F.cross_entropy, structure=structure, divergence=divergence, ema=0.5, capture=capture)
+        for capture in (False, True)
+    ]
+    for x, y in batches("cuda"):
+        eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
+        assert captured.accepted
+        assert captured.objective_before == pytest.approx(eager.objective_before, rel=1e-10)
+        assert captured.objective_after == pytest.approx(eager.objective_after, rel=1e-10)
+        with torch.no_grad():  # the graphs read the parameters in place
+            for parameter in model.parameters():
+                parameter.add_(0.01)
+    factors = [geometry.metric.named_factors() for geometry in made]
+    assert max(relative_error(factors[1][name], factors[0][name]) for name in factors[0]) < 1e-10
+
+
+@needs_cuda
+def test_a_new_shape_or_learning_rate_is_captured_anew():
+    model = network().cuda()
+    settings = {"lr": lambda step: 1e-3 / (1 + step), "steps": 5}
+    eager, captured = (llqr.Geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
+    for rows in (16, 16, 8):
+        x, y = batches("cuda", 1)[0]
+        for geometry in (eager, captured):
+            geometry.refresh((x[:rows], y[:rows]))
+            geometry.advance()
+    pairs = zip(eager.metric.named_factors().values(), captured.metric.named_factors().values(), strict=True)
+    assert max(relative_error(b, a) for a, b in pairs) < 1e-5
+
+
+@needs_cuda
+def test_a_refresh_that_fails_keeps_the_metric_and_the_next_is_right():
+    model = network().cuda()
+    geometry = llqr.Geometry(model, F.cross_entropy, steps=5, capture=True)
+    good, other, last = batches("cuda")
+    geometry.refresh(good)
+    before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
+    with pytest.warns(llqr.RefreshWarning):
+        assert not geometry.refresh((other[0] * float("nan"), other[1])).accepted
+    assert all(torch.equal(factor, before[name]) for name, factor in geometry.metric.named_factors().items())
+    assert geometry.refresh(last).accepted
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["sam", "llqr+sam", "llqr+fsam"])
+def test_a_step_never_waits_for_the_device(method):
+    model = network().cuda()
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    geometry = llqr.Geometry(model, F.cross_entropy, steps=3) if method.startswith("llqr") else None
+    opt = llqr.build(method, base, geometry=geometry, rho=0.1)
+    x, y = batches("cuda", 1)[0]
+
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        opt.step(closure, batch=(x, y))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        opt.step(closure)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"engine": "linearised"}, {"micro_batch": 4}])
+def test_what_cannot_be_captured_is_refused(settings):
+    with pytest.raises(ValueError, match="capture"):
+        llqr.Geometry(network(), F.cross_entropy, capture=True, **settings)

@@ -1,0 +1,89 @@
+"""The claims of both toy figures, over 32 starts and 32 noise seeds, by the real optimizers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llqr.theory import SHOWN, ejection, escape
+from llqr.theory.toys import off_bottom_starts, shared_noise
+
+
+@pytest.fixture(scope="module")
+def escaped():
+    return escape()
+
+
+@pytest.fixture(scope="module")
+def ejected():
+    return ejection()
+
+
+def test_the_constants_are_shared(escaped, ejected):
+    """One landscape, one learning rate, one radius for both figures and all methods."""
+    assert escaped.constants == ejected.constants == SHOWN
+
+
+def test_starts_lie_inside_the_sharp_well_but_off_its_bottom(escaped):
+    start = escaped.trajectories["sam"].positions[0]
+    assert len(start) == 32
+    assert bool(escaped.landscape.in_well(start).all())
+    away = (start.norm(dim=-1) - escaped.landscape.bottom().norm()).abs() / escaped.landscape.well.core
+    assert float(away.min()) > 0.049
+    assert all(torch.equal(run.positions[0], start) for run in escaped.trajectories.values())
+
+
+def test_escape_figure_without_sam_the_well_holds(escaped):
+    for method in ("sgd", "llqr"):
+        assert bool(escaped.stays(method).all())
+        end = escaped.trajectories[method].positions[-1]
+        torch.testing.assert_close(end.norm(dim=-1), escaped.landscape.bottom().norm().expand(32), rtol=1e-6, atol=1e-6)
+
+
+def test_escape_figure_both_sam_variants_leave_and_llqr_sam_is_faster(escaped):
+    claims = escaped.escape_claims()
+    assert {claim: int(holds.sum()) for claim, holds in claims.items()} == dict.fromkeys(claims, 32)
+    # Well before SAM does, LLQR+SAM has lost nearly all of its loss, from every start.
+    arrived = escaped.flat_step("llqr+sam")
+    assert int((arrived > 0).sum()) == 32
+    late = int(arrived.max())
+    assert float(escaped.losses("llqr+sam")[late].median()) < 0.2 * float(escaped.losses("sam")[late].median())
+
+
+def test_noise_figure_claims(ejected):
+    claims = ejected.ejection_claims()
+    assert {claim: int(holds.sum()) for claim, holds in claims.items()} == dict.fromkeys(claims, 32)
+
+
+def test_noise_figure_starts_at_the_bottom_under_tiny_noise(ejected):
+    start = ejected.trajectories["sam"].positions[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(ejected.landscape.loss(start).sum(), start)
+    assert float(gradient.abs().max()) < 1e-10
+    noise = shared_noise(32, 1200, 1e-9)
+    assert float(noise.var()) == pytest.approx(1e-9, rel=0.02)
+    # A seed's schedule is its own, however many seeds there are.
+    torch.testing.assert_close(shared_noise(3, 1200, 1e-9), noise[:, :3], rtol=0, atol=0)
+
+
+def test_noise_figure_total_path_is_shorter_too(ejected):
+    total = {m: ejected.trajectories[m].path_length().median() for m in ("sam", "llqr+sam")}
+    assert float(total["llqr+sam"]) < float(total["sam"])
+
+
+def test_anisotropic_variant_keeps_the_trapping_and_the_escape():
+    runs = ejection(replace(SHOWN, anisotropy=2.0), seeds=8)
+    claims = list(runs.ejection_claims().values())
+    assert bool(claims[0].all())
+    assert bool(claims[1].all())
+    ratio = runs.path_to_flat("sam") / runs.path_to_flat("llqr+sam")
+    assert float(ratio.median()) > 2
+
+
+def test_repeated_starts_are_the_same_starts():
+    rows = replace(SHOWN, **{name: torch.full((8,), getattr(SHOWN, name), dtype=torch.float64) for name in ("rho",)})
+    torch.testing.assert_close(off_bottom_starts(rows, 4, repeats=2)[:4], off_bottom_starts(SHOWN, 4))
+
+
+def test_bad_variance_is_named():
+    with pytest.raises(ValueError, match="variance must be positive"):
+        ejection(seeds=1, steps=10, variance=0.0)

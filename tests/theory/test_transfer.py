@@ -1,0 +1,55 @@
+"""Convergence transfer under a bounded, changing metric."""
+
+import numpy as np
+import pytest
+import torch
+
+from llqr.theory import Transfer, transfer
+from llqr.theory.transfer import RobustRegression, TurningMetric
+
+
+@pytest.mark.parametrize("power", [0.5, 0.25])
+@pytest.mark.parametrize("batch", [None, 32])
+def test_the_running_mean_falls_at_least_as_fast_as_the_inverse_root(power, batch):
+    run = transfer(steps=2000, power=power, batch=batch)
+    assert run.slope() <= -0.5
+
+
+def test_a_radius_that_does_not_decay_leaves_a_floor():
+    # What the schedule is for: with a constant, large radius and full gradients the mean stops falling.
+    decaying = transfer(steps=1500, rho=1.0, power=0.5)
+    constant = transfer(steps=1500, rho=1.0, power=0.0)
+    assert constant.stationarity[-200:].mean() > 10 * decaying.stationarity[-200:].mean()
+
+
+def test_the_metric_changes_inside_its_bounds():
+    metric = TurningMetric(6, 0.25, 4.0)
+    seen = []
+    for metric.step in range(0, 4000, 50):
+        basis = torch.eye(6, dtype=torch.float64)
+        U = torch.stack([metric.apply(column) for column in basis])
+        seen.append(torch.linalg.eigvalsh(U))
+    seen = torch.stack(seen)
+    assert 0.2499 < float(seen.min()) < 0.3
+    assert 3.5 < float(seen.max()) < 4.001
+
+
+def test_the_problem_is_smooth_and_not_convex():
+    problem = RobustRegression.random(samples=64, dim=3)
+    theta = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.func.grad(problem.loss)(theta), problem.gradient(theta))
+    hessian = torch.func.hessian(problem.loss)
+    assert float(torch.linalg.eigvalsh(hessian(10 * theta))[0]) < 0
+
+
+def test_slopes_are_fitted_right():
+    T = np.arange(1, 5001)
+    assert Transfer(np.ones(5000)).slope() == pytest.approx(0, abs=1e-12)
+    assert Transfer(0.5 * T**-0.5).slope() == pytest.approx(-0.5, abs=0.02)
+
+
+def test_bad_bounds_are_named():
+    with pytest.raises(ValueError, match="u_min and u_max"):
+        transfer(steps=1, u_min=2.0, u_max=1.0)
+    with pytest.raises(ValueError, match="rho must be positive"):
+        transfer(steps=1, rho=0.0)
