@@ -19,8 +19,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# One thread a process: the tests' networks are small, and two processes share two cores.
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # Checks that take minutes and are not part of CI.
 test-slow: $(STAMP)

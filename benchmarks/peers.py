@@ -9,6 +9,8 @@ opposite order of the last, so that load on the machine hits both alike; a ratio
 The passes are the same work on both sides and take nearly all of the time. What the optimizers themselves add is
 measured apart, by steps whose passes only put ready gradients in place. Ours then does more: it keeps BatchNorm
 statistics and dropout masks of the second pass from differing, which theirs leaves to the user.
+
+The row "control" sets two copies of theirs against each other: what it differs from 1 by is the noise of the machine.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ def transformer(batch: int) -> tuple[nn.Module, Tensor]:
 
 
 WORKLOADS = {"resnet18 width 16": resnet, "transformer, 4 layers": transformer}
+ROWS = [("SAM", "control"), ("SAM", "default"), ("SAM", "foreach"), ("F-SAM", "default"), ("F-SAM", "foreach")]
 
 
 def ours(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimizer:
@@ -129,18 +132,21 @@ def interleaved(mine: Step, other: Step, repeats: int) -> dict[str, float]:
     }
 
 
-def measure(workload: str, method: str, foreach: bool, batch: int, repeats: int) -> dict[str, dict[str, float]]:
+def measure(workload: str, row: tuple[str, str], batch: int, repeats: int) -> dict[str, dict[str, float]]:
     """Whole steps, and what the optimizers add to their passes."""
+    method, variant = row
     torch.manual_seed(0)
     model, inputs = WORKLOADS[workload](batch)
     targets = torch.randint(10, (batch,))
     peer = copy.deepcopy(model)
-    my_opt, other_opt = ours(method, foreach, model), theirs(method, foreach, peer)
+    foreach, control = variant == "foreach", variant == "control"
+    mine = theirs(method, False, model) if control else ours(method, foreach, model)
+    other = theirs(method, foreach, peer)
     results = {}
     for part, run_pass, count in (("step", real_pass, repeats), ("alone", ready_gradients, 10 * repeats)):
-        mine = step_of(my_opt, functools.partial(run_pass, model, inputs, targets), calls_before=False)
-        other = step_of(other_opt, functools.partial(run_pass, peer, inputs, targets), calls_before=True)
-        results[part] = interleaved(mine, other, count)
+        first = step_of(mine, functools.partial(run_pass, model, inputs, targets), calls_before=control)
+        second = step_of(other, functools.partial(run_pass, peer, inputs, targets), calls_before=True)
+        results[part] = interleaved(first, second, count)
     return results
 
 
@@ -161,22 +167,15 @@ def main() -> None:
         "repeats": options.repeats,
     }
     print(", ".join(f"{key} {value}" for key, value in setting.items()))
-    print(
-        f"{'workload':<22} {'method':<6} {'theirs':<8} {'what':<6} {'ours ms':>8} {'theirs ms':>9} {'ratio':>6}  quartiles"
-    )
+    head = f"{'workload':<22} {'method':<6} {'theirs':<8} {'what':<6} {'ours ms':>8} {'theirs ms':>9} {'ratio':>6}"
+    print(f"{head}  quartiles")
     rows = []
-    for workload, method, foreach in itertools.product(WORKLOADS, ("SAM", "F-SAM"), (False, True)):
-        found = measure(workload, method, foreach, options.batch, options.repeats)
-        for what, numbers in found.items():
-            label = {
-                "workload": workload,
-                "method": method,
-                "theirs": "foreach" if foreach else "default",
-                "what": what,
-            }
+    for workload, row in itertools.product(WORKLOADS, ROWS):
+        for what, numbers in measure(workload, row, options.batch, options.repeats).items():
+            label = {"workload": workload, "method": row[0], "theirs": row[1], "what": what}
             rows.append(label | numbers)
             print(
-                f"{workload:<22} {method:<6} {label['theirs']:<8} {what:<6} {numbers['our_ms']:8.2f} "
+                f"{workload:<22} {row[0]:<6} {row[1]:<8} {what:<6} {numbers['our_ms']:8.2f} "
                 f"{numbers['their_ms']:9.2f} {numbers['ratio']:6.3f}  "
                 f"{numbers['ratio_low_quartile']:.3f} .. {numbers['ratio_high_quartile']:.3f}",
                 flush=True,

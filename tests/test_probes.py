@@ -212,6 +212,16 @@ def test_a_norm_of_ones_own():
     assert max(np.abs(part).max() for part in numbers(eps)) == pytest.approx(0.3)
 
 
+def test_a_norm_for_every_row_of_one_parameter():
+    """Many trajectories in one tensor, also when there is only one."""
+    for rows in (1, 3):
+        g = torch.randn(rows, 2, dtype=torch.float64)
+        at = Point([torch.zeros_like(g)], [g], [0], [False], [None])
+        probe = llqr.SAMProbe(0.3, norm=lambda v, d: [part.norm(dim=-1, keepdim=True) for part in d])
+        (eps,) = probe.displacement(at, lambda v: v, 0)
+        torch.testing.assert_close(eps.norm(dim=-1), torch.full((rows,), 0.3, dtype=torch.float64))
+
+
 def test_mixed_dtypes_keep_their_own_precision():
     """The divisor is not rounded to the first parameter's dtype."""
     grads = tensors(1)

@@ -19,21 +19,20 @@ CustomNorm = Callable[[list[Tensor], list[Tensor]], Divisors]
 Norm = str | CustomNorm
 
 
-def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> list[Tensor]:
-    """`v.d`, parameter by parameter; `|v|^2` when there is no metric between them."""
+def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+    """`v.d`, a number a parameter; `|v|^2` when there is no metric between them."""
     if all(a is b for a, b in zip(v, d, strict=True)):
         return _euclidean_squares(v, d)
     products = torch._foreach_mul(_widened(v), _widened(d))
     # A signed sum in multi-tensor kernels: the sum of all magnitudes, less twice that of the negative terms.
-    magnitudes = torch._foreach_norm(products, 1)
-    negatives = torch._foreach_norm(torch._foreach_clamp_max(products, 0.0), 1)
-    return list(torch._foreach_sub(magnitudes, torch._foreach_mul(negatives, 2.0)))
+    magnitudes = _gathered(torch._foreach_norm(products, 1))
+    negatives = _gathered(torch._foreach_norm(torch._foreach_clamp_max(products, 0.0), 1))
+    return magnitudes - 2 * negatives
 
 
-def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> list[Tensor]:
-    """`|d|^2`, parameter by parameter."""
-    norms = torch._foreach_norm(_widened(d), 2)
-    return list(torch._foreach_mul(norms, norms))
+def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+    """`|d|^2`, a number a parameter."""
+    return _gathered(torch._foreach_norm(_widened(d), 2)).square()
 
 
 SQUARES = {"metric": _metric_squares, "euclidean": _euclidean_squares}
@@ -51,16 +50,20 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
         return norm(v, d)
     squares = SQUARES[norm.removeprefix("layer-")](v, d)
     if not norm.startswith("layer-"):
-        home = squares[0].device
-        root = _root(torch.stack([square.to(home) for square in squares]).sum())
+        root = _root(squares.sum())
         places = {device: root.to(device) for device in {part.device for part in d}}
         return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
-    sums: dict[int, Tensor] = {}
-    for layer, square in zip(layers, squares, strict=True):
-        sums[layer] = sums[layer] + square.to(sums[layer].device) if layer in sums else square
-    roots = {layer: _root(total) * len(sums) ** 0.5 for layer, total in sums.items()}
+    count = max(layers) + 1
+    sums = squares.new_zeros(count).index_add_(0, torch.tensor(layers, device=squares.device), squares)
+    roots = (_root(sums) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(layers, d, strict=True)]
+
+
+def _gathered(numbers: Sequence[Tensor]) -> Tensor:
+    """One vector of a number a parameter, on the first one's device."""
+    home = numbers[0].device
+    return torch.stack([number if number.device == home else number.to(home) for number in numbers])
 
 
 def _root(square: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ class SAMProbe:
         over = divisors(self.norm, v, d, point.layers)
         radius = at(self.rho, step)
         radii = [radius if own is None else own for own in point.rho]
-        alike = len({part.dtype for part in d}) == 1 and all(divisor is over[0] for divisor in over)
+        shared = over[0].ndim == 0 and all(divisor is over[0] for divisor in over)
+        alike = shared and len({part.dtype for part in d}) == 1
         if alike and len(set(radii)) == 1:
             return list(torch._foreach_mul(d, (radii[0] / over[0]).to(d[0].dtype)))
         return [part * (rho / divisor).to(part.dtype) for part, rho, divisor in zip(d, radii, over, strict=True)]

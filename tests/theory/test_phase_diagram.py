@@ -55,7 +55,7 @@ def test_the_envelope_argument_fails_at_large_learning_rates():
 
 def test_a_probe_that_reaches_past_the_flat_basin_traps_again():
     # The bowl's minimum lies 8 well radii downhill; a probe of 20 sees the other side of the bowl and turns back.
-    escaped = leaves("sam", np.array([2.0, 2.0]), np.array([2.0, 20.0]), SETTINGS)
+    escaped = leaves("sam", np.array([2.0, 2.0]), np.array([2.0, 20.0]), PhaseSettings(steps=2000))
     assert escaped.tolist() == [True, False]
 
 

@@ -29,7 +29,7 @@ from llqr.theory import (
     transfer,
     vanilla_envelope,
 )
-from llqr.theory.exits import ExitSettings, exit_times
+from llqr.theory.exits import ExitSettings, ExitTimes, exit_times
 from llqr.theory.search import as_dict
 
 Progress = Callable[[str, int, int], None]
@@ -190,11 +190,13 @@ def run_hover(lambda_bar: float, lambda_eps: float, eta: float, rho: float) -> R
     }  # fmt: skip
     envelopes = {"sam": float(vanilla_envelope(rho)), "llqr+sam": float(hovering_envelope(rho, lambda_bar))}
     bars = np.geomspace(lambda_bar / 3, 20 * lambda_bar, 12)
-    wells = {method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho) for method in ("sam", "llqr+sam")}
+    wells = {
+        method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho, steps=2000) for method in ("sam", "llqr+sam")
+    }
     rates = np.linspace(0.05, 1.9, 24)
     # The same rates from wells of very different sharpness: the ratio to the envelope knows only eta mu.
     eps = np.where(np.arange(24) % 2 == 0, 0.5, 50.0)
-    spread = hover("llqr+sam", eps / (rates / eta - 1), eps, eta=eta, rho=rho, steps=2000)
+    spread = hover("llqr+sam", eps / (rates / eta - 1), eps, eta=eta, rho=rho, steps=1000)
     ratio = spread.measured / hovering_envelope(rho, spread.lambda_bar)
     worst = max(well.worst_error for well in (*wells.values(), spread))
     return Result(
@@ -237,9 +239,11 @@ def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> Re
             seeds=seeds, settings=settings, progress=_part(progress, f"exit times of {figures.LABELS[method]}"),
         )  # fmt: skip
         first, second = slice(0, len(rho)), slice(len(rho), None)
-        over_rho[method] = type(times)(times.rho[first], times.sigma[first], times.mean[first], times.cut[first])
-        over_sigma[method] = type(times)(times.rho[second], times.sigma[second], times.mean[second], times.cut[second])
+        over_rho[method] = ExitTimes(times.rho[first], times.sigma[first], times.mean[first], times.cut[first])
+        over_sigma[method] = ExitTimes(times.rho[second], times.sigma[second], times.mean[second], times.cut[second])
     thresholds = {"sam": settings.r_eps, "llqr+sam": settings.r_eps * float(np.sqrt(settings.lambda_bar))}
+    first_out = {method: _first_out(times) for method, times in over_rho.items()}
+    shown_out = {method: "(none)" if rho is None else f"{rho:.2f}" for method, rho in first_out.items()}
     closest = 1 - float((selection.simulated / selection.bound).max())
     beside = {method: float(over_sigma[method].mean[0]) for method in over_sigma}
     return Result(
@@ -249,8 +253,9 @@ def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> Re
             f"Regenerative model, {cycles} cycles a noise scale: the time spent in sharp wells stays below its bound "
             f"(by {100 * closest:.1f}% at the closest) and falls with slope "
             f"{selection.slope_in_rate:.3f} in sigma^2 log(R / sigma) / R^2, {selection.slope_in_sigma:.2f} in sigma.",
-            f"Mean exit times from a pothole by the real optimizers ({seeds} seeds a point): each method has a sharp "
-            f"threshold, LLQR+SAM's at a radius {float(amplification(settings.lambda_bar)):.1f} times smaller.",
+            f"Mean exit times from a pothole by the real optimizers ({seeds} seeds a point): most visits end from "
+            f"rho = {shown_out['sam']} on with SAM, from {shown_out['llqr+sam']} on with LLQR+SAM; the envelopes reach "
+            f"r_eps at {thresholds['sam']:.2f} and {thresholds['llqr+sam']:.2f}.",
             f"At rho = {between:g}, between the two, LLQR+SAM leaves after {beside['llqr+sam']:.0f} steps at the "
             f"smallest noise, when {100 * float(over_sigma['sam'].cut[0]):.0f}% of SAM's visits last beyond "
             f"{settings.steps}.",
@@ -259,7 +264,8 @@ def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> Re
             "sigma": selection.sigma.tolist(), "simulated": selection.simulated.tolist(),
             "bound": selection.bound.tolist(), "slope_in_rate": selection.slope_in_rate,
             "slope_in_sigma": selection.slope_in_sigma, "flat_time": selection.flat_time.tolist(),
-            "sharp_time": selection.sharp_time.tolist(), "cycles": cycles, "exit_settings": asdict(settings),
+            "sharp_time": selection.sharp_time.tolist(), "cycles": cycles,
+            "exit_from_rho": first_out, "exit_settings": asdict(settings),
             "exit_over_rho": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_rho.items()},
             "exit_over_sigma": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_sigma.items()},
         },
@@ -298,7 +304,8 @@ def run_transfer(steps: int, batch: int, progress: Progress) -> Result:
 def _damping(progress: Progress) -> tuple[dict[str, Any], Figure]:
     eta, lam, tau = 0.5, 1.0, 0.3
     d = np.geomspace(0.3, 4.0, 9)
-    closed = {"variance": stationary_variance(eta, lam, d, tau), "motion": one_step_motion(eta, lam, d, tau)}
+    forms = {"variance": stationary_variance, "motion": one_step_motion}
+    closed = {name: form(eta, lam, d, tau) for name, form in forms.items()}
     modes = []
     for done, value in enumerate(d, start=1):
         modes.append(simulate_mode(eta, lam, float(value), tau))
@@ -310,7 +317,15 @@ def _damping(progress: Progress) -> tuple[dict[str, Any], Figure]:
         "closed": {k: v.tolist() for k, v in closed.items()},
         "measured": {k: v.tolist() for k, v in measured.items()},
     }  # fmt: skip
-    return numbers, figures.damping_figure(d, closed, measured)
+    line = np.geomspace(d[0], d[-1], 200)
+    smooth = {name: form(eta, lam, line, tau) for name, form in forms.items()}
+    return numbers, figures.damping_figure(d, measured, line, smooth)
+
+
+def _first_out(times: ExitTimes) -> float | None:
+    """The smallest radius at which most visits ended before they were cut."""
+    ended = times.rho[times.cut < 0.5]
+    return float(ended.min()) if ended.size else None
 
 
 def _part(progress: Progress, what: str) -> Callable[[int, int], None]:

@@ -163,11 +163,14 @@ def ejection_figure(runs: ToyRuns) -> Figure:
 
 
 @styled
-def damping_figure(d: np.ndarray, closed: Mapping[str, np.ndarray], measured: Mapping[str, np.ndarray]) -> Figure:
+def damping_figure(
+    d: np.ndarray, measured: Mapping[str, np.ndarray], line: np.ndarray, closed: Mapping[str, np.ndarray]
+) -> Figure:
+    """Measured at `d`, closed forms along `line`."""
     figure, axes = panels(2)
     names = {"variance": r"stationary variance of $z$", "motion": r"$E[(z_{t+1}-z_t)^2]$"}
     for axis, (key, label) in zip(axes, names.items(), strict=True):
-        axis.plot(d, closed[key], color="black", lw=1.4, label="closed form")
+        axis.plot(line, closed[key], color="black", lw=1.4, label="closed form")
         axis.plot(d, measured[key], color=COLOURS["llqr+sam"], marker="o", ms=4, lw=0, label=r"$10^6$ steps, simulated")
         axis.set(xscale="log", yscale="log", xlabel=r"metric denominator $d$", ylabel=label)
         plain_ticks(axis.xaxis, (0.3, 0.5, 1, 2, 4))

@@ -35,7 +35,7 @@ def hover(
     *,
     eta: float,
     rho: float,
-    steps: int = 4000,
+    steps: int = 2000,
     start: float = 1.0,
 ) -> Hovering:
     """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, until they hover; measure how far."""
