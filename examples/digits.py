@@ -1,6 +1,6 @@
 """Train a small network on scikit-learn's digits with SGDM, SAM, LLQR and LLQR+SAM, and compare.
 
-    python examples/digits.py [--epochs 30] [--seeds 3]
+python examples/digits.py [--epochs 30] [--seeds 3]
 """
 
 from __future__ import annotations

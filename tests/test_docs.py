@@ -11,7 +11,7 @@ import pytest
 import llqr
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/theory.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

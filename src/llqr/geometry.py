@@ -372,6 +372,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+#: An objective may rise by so much of its own terms: at the minimum, rounding decides whether it does (in bf16 at 1e-3).
+ROUNDING = 1e-3
+
 _COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")
 _NUMBERS = ("before", "after", "loss", "gradient_norm", "along", "finite")
 
@@ -383,7 +386,7 @@ def _objection(numbers: Mapping[str, float]) -> str:
         return "the loss or its gradient is not finite"
     if not (numbers["finite"] and _is_finite(after)):
         return "the inner loop gave factors or an objective that are not finite"
-    if after > before:
+    if after - before > ROUNDING * max(abs(before), abs(numbers["along"])):
         return f"the objective rose from {before:.6g} to {after:.6g}"
     if not numbers["along"] > 0 and numbers["gradient_norm"] > 0:
         return f"g.Ug = {numbers['along']:.6g} is not positive"

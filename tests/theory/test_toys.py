@@ -71,7 +71,7 @@ def test_noise_figure_total_path_is_shorter_too(ejected):
 
 
 def test_anisotropic_variant_keeps_the_trapping_and_the_escape():
-    runs = ejection(replace(SHOWN, anisotropy=2.0), seeds=8)
+    runs = ejection(replace(SHOWN, anisotropy=2.0), seeds=8, steps=500)
     claims = list(runs.ejection_claims().values())
     assert bool(claims[0].all())
     assert bool(claims[1].all())

@@ -65,14 +65,11 @@ def test_scaled_run_equals_the_unscaled_one(method, step):
 
 
 @STEPS
-@pytest.mark.parametrize("overflow_in", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "overflow_in"), [(m, i) for m in METHODS for i in ((1, 2) if "sam" in m else (1,))])
 def test_an_overflow_in_either_pass_skips_the_step_and_shrinks_the_scale(method, overflow_in, step):
     data = batches(4)
     model = mlp()
     opt, grad_scaler = METHODS[method](model), scaler()
-    if opt.probe is None and overflow_in == 2:
-        pytest.skip("has one pass")
     step(opt, scaled_closure(opt, model, data[0], grad_scaler.scale), grad_scaler, data[0])
     grad_scaler.update()
     before, momentum = weights(model), [opt.state[p]["momentum_buffer"].clone() for p in model.parameters()]

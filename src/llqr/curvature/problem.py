@@ -83,7 +83,6 @@ class _Caller(nn.Module):
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
         super().__init__()
-        # The wrapper's own flag must match, because assigning a child changes nothing in the child.
         self.model = model
         self._call = forward
 

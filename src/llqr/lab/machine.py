@@ -28,7 +28,11 @@ def choose_device(name: str) -> torch.device:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """What a measured time depends on."""
-    facts: dict[str, Any] = {"device": str(device), "platform": platform.platform(), "cpus": os.cpu_count()}
+    facts: dict[str, Any] = {
+        "device": str(device),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+    }
     facts["threads"] = torch.get_num_threads()
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)

@@ -190,9 +190,7 @@ def run_hover(lambda_bar: float, lambda_eps: float, eta: float, rho: float) -> R
     }  # fmt: skip
     envelopes = {"sam": float(vanilla_envelope(rho)), "llqr+sam": float(hovering_envelope(rho, lambda_bar))}
     bars = np.geomspace(lambda_bar / 3, 20 * lambda_bar, 12)
-    wells = {
-        method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho, steps=2000) for method in ("sam", "llqr+sam")
-    }
+    wells = {method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho) for method in ("sam", "llqr+sam")}
     rates = np.linspace(0.05, 1.9, 24)
     # The same rates from wells of very different sharpness: the ratio to the envelope knows only eta mu.
     eps = np.where(np.arange(24) % 2 == 0, 0.5, 50.0)

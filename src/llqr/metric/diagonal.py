@@ -36,7 +36,7 @@ class Diagonal(Flat):
 
     def clip(self, gradients: Factors, limit: float) -> Factors:
         gradient = gradients["diagonal"]
-        return {"diagonal": gradient * self.per_entry(_shrink(self.layer_norms(gradient), limit))}
+        return {"diagonal": self.scale_layers(gradient, _shrink(self.layer_norms(gradient), limit))}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         lower, upper = bounds or (FLOOR, None)

@@ -22,7 +22,7 @@ class Scalar(Flat):
         return {"scalar": torch.ones(len(self.layers), dtype=dtype, device=device)}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
-        return self.per_entry(factors["scalar"]) * g
+        return self.scale_layers(g, factors["scalar"])
 
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         return {"scalar": torch.stack([part.sum() for part in (r * g).split(self.layer_sizes)])}

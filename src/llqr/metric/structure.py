@@ -127,7 +127,6 @@ class Flat(Structure):
         self.sizes = [block.size for block in self.blocks]
         self.layer_sizes = [sum(b.size for b in self.blocks if b.layer == layer) for layer in self.layers]
         self.offsets = [0, *accumulate(self.sizes)][:-1]
-        self._repeats: Tensor | None = None
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
         packed = pieces[0].new_empty(sum(self.sizes))
@@ -139,11 +138,10 @@ class Flat(Structure):
         rows = zip(self.blocks, self.offsets, strict=True)
         return [packed.as_strided(block.native, block.strides, start + offset) for block, offset in rows]
 
-    def per_entry(self, per_layer: Tensor) -> Tensor:
-        """Repeat one number a layer over the layer's entries (the output size is given: no host synchronisation)."""
-        if self._repeats is None or self._repeats.device != per_layer.device:
-            self._repeats = torch.tensor(self.layer_sizes, device=per_layer.device)
-        return per_layer.repeat_interleave(self._repeats, output_size=sum(self.layer_sizes))
+    def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
+        """Every layer's entries times the layer's number."""
+        parts = zip(flat.split(self.layer_sizes), numbers.unbind(), strict=True)
+        return torch.cat([part * number for part, number in parts])
 
     def layer_norms(self, flat: Tensor) -> Tensor:
         return torch.stack(torch._foreach_norm(list(flat.split(self.layer_sizes))))
