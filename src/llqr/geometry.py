@@ -372,7 +372,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-#: An objective may rise by so much of its own terms: at the minimum, rounding decides whether it does (in bf16 at 1e-3).
+#: An objective may rise by so much of its own terms: at the minimum rounding decides whether it does, in bf16 at 1e-3.
 ROUNDING = 1e-3
 
 _COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")
