@@ -34,6 +34,13 @@ def test_docstring_examples(name):
     assert failed == 0
 
 
+def test_what_is_public_has_an_example():
+    """Base classes point to their children's, and an exception or a table speaks for itself."""
+    exempt = {"Stacked", "Flat", "RefreshError", "RefreshWarning", "STRUCTURES"}
+    bare = [name for name in llqr.__all__ if name not in exempt and ">>>" not in (getattr(llqr, name).__doc__ or "")]
+    assert not bare
+
+
 def test_the_api_page_names_everything_public():
     page = (ROOT / "docs/api.md").read_text()
     missing = [name for name in llqr.__all__ if not re.search(rf"`{name}\b", page)]

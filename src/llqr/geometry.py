@@ -45,7 +45,14 @@ class RefreshWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Refresh:
-    """What happened in one refresh; `reason` says why the old metric was kept, and is empty when it was not."""
+    """What happened in one refresh; `reason` says why the old metric was kept, and is empty when it was not.
+
+    Example:
+        >>> geometry = Geometry(nn.Linear(4, 3), nn.functional.cross_entropy)
+        >>> report = geometry.refresh((torch.randn(8, 4), torch.randint(3, (8,))))
+        >>> report.accepted, report.reason, report.objective_after < report.objective_before
+        (True, '', True)
+    """
 
     step: int
     accepted: bool

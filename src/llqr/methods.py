@@ -157,7 +157,12 @@ BASES = ("sgdm", "adam", "adamw")
 
 
 def method_names() -> list[str]:
-    """Every name `build` knows. `llqr` may be written `llqr-ngd` or `llqr-newton`, as in the paper's tables."""
+    """Every name `build` knows. `llqr` may be written `llqr-ngd` or `llqr-newton`, as in the paper's tables.
+
+    Example:
+        >>> "llqr+fsam" in method_names()
+        True
+    """
     crossed = [f"llqr+{probe}" for probe in PROBES] + [f"llqr-probe-only+{probe}" for probe in PROBES]
     return [*BASES, *PROBES, "llqr", *crossed]
 

@@ -38,6 +38,11 @@ class SAMProbe:
         norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (its runs), "layer-metric",
             "layer-euclidean", or a function `norm(v, d)` -> divisors.
         start_after: steps without a probe at the start (a warm-up).
+
+    Example (`eps` for one parameter with the gradient (3, 4), no metric):
+        >>> point = Point([torch.zeros(2)], [torch.tensor([3.0, 4.0])], layers=[0], is_bias=[False], rho=[None])
+        >>> SAMProbe(rho=0.5).displacement(point, transport=lambda v: v, step=0)[0]
+        tensor([0.3000, 0.4000])
     """
 
     name: ClassVar[str] = "sam"
@@ -83,7 +88,13 @@ class SAMProbe:
 
 
 class ASAMProbe(SAMProbe):
-    """ASAM: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`."""
+    """ASAM: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
+
+    Example (a weight of 0 hardly moves):
+        >>> point = Point([torch.tensor([0.0, 1.0])], [torch.ones(2)], layers=[0], is_bias=[False], rho=[None])
+        >>> ASAMProbe(rho=1.0, eta=0.0).displacement(point, lambda v: v, step=0)[0]
+        tensor([0., 1.])
+    """
 
     name = "asam"
 
@@ -98,7 +109,13 @@ class ASAMProbe(SAMProbe):
 
 
 class FisherSAMProbe(SAMProbe):
-    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the outer update is untouched by it."""
+    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the outer update is untouched by it.
+
+    Example:
+        >>> point = Point([torch.zeros(1)], [torch.ones(1)], layers=[0], is_bias=[False], rho=[None])
+        >>> FisherSAMProbe(rho=1.0, eta=3.0).displacement(point, lambda v: v, step=0)[0]
+        tensor([0.5000])
+    """
 
     name = "fishersam"
 
@@ -112,7 +129,16 @@ class FisherSAMProbe(SAMProbe):
 
 
 class FriendlySAMProbe(SAMProbe):
-    """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0."""
+    """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0.
+
+    Example (the second time, what both batches share is subtracted):
+        >>> probe, weight = FriendlySAMProbe(rho=1.0, lam=0.0), torch.zeros(2)
+        >>> for gradient in ([3.0, 0.0], [3.0, 4.0]):
+        ...     point = Point([weight], [torch.tensor(gradient)], layers=[0], is_bias=[False], rho=[None])
+        ...     print(probe.displacement(point, lambda v: v, step=0)[0])
+        tensor([1., 0.])
+        tensor([0., 1.])
+    """
 
     name = "fsam"
 

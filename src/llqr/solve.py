@@ -29,6 +29,10 @@ class Inner:
         momentum: of the heavy ball, zero at every refresh.
         clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar).
         damping: weight of `1/2 |delta|^2` in the objective.
+
+    Example:
+        >>> Inner("cg", steps=10)
+        Inner(solver='cg', steps=10, lr=0.001, momentum=0.9, clip=5.0, damping=0.0)
     """
 
     solver: str = "heavy-ball"

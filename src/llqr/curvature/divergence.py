@@ -32,6 +32,10 @@ class Divergence:
         ema: the moving average's default `beta`.
         scale: the default `curvature_scale`.
         second_order: whether the second derivatives of the network belong to `H` (Newton).
+
+    Example (natural gradient with the curvature of the mean loss):
+        >>> Divergence("ngd-mean", ema=0.95, scale="mean")
+        Divergence(name='ngd-mean', ema=0.95, scale='mean', second_order=False)
     """
 
     name: str

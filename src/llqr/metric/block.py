@@ -16,6 +16,11 @@ class Block:
     `shape` is `(m, n)` = (out, in) for a matrix and `(n,)` for a vector; `rows` selects the piece along the parameter's
     first dimension when the parameter is fused; `layer` groups weight and bias. `native` and `strides` are the piece's
     own shape and memory order (a channels-last convolution's, say).
+
+    Example (a metric's blocks):
+        >>> from llqr import Metric
+        >>> [(block.name, block.shape) for block in Metric(torch.nn.Conv2d(3, 8, 5)).blocks]
+        [('weight', (8, 75)), ('bias', (8,))]
     """
 
     name: str

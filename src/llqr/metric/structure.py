@@ -23,6 +23,12 @@ class Structure(ABC):
     A structure holds no numbers: factors are passed in, so that the inner solver can work on a copy. All methods act on
     the whole group at once, in its packed layout. To add a structure, subclass `Stacked` or `Flat`, write `shapes`,
     `identity`, `apply`, `pull_back`, `constrain` and `matrices`, and put it into `STRUCTURES`.
+
+    Example (the groups of a metric: two weights of one shape, stacked, and their biases):
+        >>> from llqr import Metric
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        >>> [(group.name, group.shapes()) for group in Metric(model, structure="diag-kfac").groups]
+        [('diag-kfac', {'out': (2, 4), 'in': (2, 4)}), ('diagonal', {'diagonal': (8,)})]
     """
 
     name: ClassVar[str]
