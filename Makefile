@@ -27,9 +27,10 @@ unit: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
 
-# Our steps beside pytorch_optimizer's, as ratios from one run.
+# Our steps beside pytorch_optimizer's, as ratios from one run; and what each inner solver gets for its products.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/solvers.py
 
 # The measured tables of the README, from results/*.jsonl.
 tables: $(STAMP)

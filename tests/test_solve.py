@@ -148,7 +148,7 @@ def clipped(metric, gradients, limit):
 def test_heavy_ball_equals_a_loop_written_out(kind, clip):
     metric, quadratic = setting(kind)
     factors = shaken(metric)
-    inner = Inner(steps=6, lr=2e-3, momentum=0.9, clip=clip, damping=0.1)
+    inner = Inner(steps=6, lr=2e-4, momentum=0.9, clip=clip, damping=0.1)
     solution = solve(metric, quadratic, inner)
     assert quadratic.products == inner.steps + 1
     expected = [{n: f.clone() for n, f in group.items()} for group in factors]
