@@ -158,6 +158,8 @@ class Geometry:
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
         if engine not in ("auto", *ENGINES):
             raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join(ENGINES)}")
+        if engine == "linearised" and autocast is not None:
+            raise ValueError("engine: 'linearised' cannot be traced under autocast; choose 'forward'")
         check_scale(curvature_scale)
         self.metric = Metric(
             self.model,

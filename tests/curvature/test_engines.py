@@ -249,3 +249,27 @@ def test_rounded_products_do_not_pass_for_a_disagreement():
         engine, refused = choose_engine(problem, NGD)
     assert refused == []
     assert engine.name in EXACT
+
+
+# -- low precision -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+@pytest.mark.parametrize("engine", ["forward", "double-backward"])
+def test_exact_engines_under_autocast_are_near_full_precision(engine, divergence):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 5)).eval()
+    batch = torch.randn(16, 3, 6, 6), torch.randint(5, (16,))
+    products = []
+    for autocast in (None, torch.bfloat16):
+        problem = Problem(model, F.cross_entropy, batch, trainable(model), autocast=autocast)
+        with torch.no_grad():
+            curvature = Curvature(problem, llqr.curvature.divergence_named(divergence), ENGINES[engine])
+            products.append(curvature.product({name: p.detach() for name, p in trainable(model).items()}))
+    assert {part.dtype for part in products[1].values()} == {torch.float32}
+    assert 1e-5 < relative_error(flat(products[1]), flat(products[0])) < 0.02
+
+
+def test_the_traced_engine_under_autocast_is_refused():
+    with pytest.raises(ValueError, match="engine: 'linearised' cannot be traced under autocast"):
+        llqr.Geometry(case("mlp").model, F.cross_entropy, engine="linearised", autocast=torch.bfloat16)

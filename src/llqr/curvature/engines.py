@@ -98,8 +98,10 @@ class ForwardMode(Engine):
         slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
 
         def product(v: Mapping[str, Tensor]) -> Named:
-            tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
-            return tangent
+            # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
+            with torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4):
+                tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
+            return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
 
         return product
 
