@@ -22,7 +22,9 @@ import importlib.metadata
 import itertools
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -181,7 +183,9 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        options.json.write_text(json.dumps({"setting": setting, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"command": shlex.join(sys.argv), "setting": setting, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How far each inner solver brings the relaxed objective in a given number of products with `H`.
 
-    python benchmarks/solvers.py [--batch 64] [--json FILE]
+    python benchmarks/solvers.py [--batch 32] [--json FILE]
 
 Counts, not times: a refresh costs its products. Every solver starts from the same metric (the identity) on the same
 quadratic model of an untrained network; the last column says after how many products it is at or below the objective of
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,7 +64,7 @@ def curve(model: nn.Module, curvature: Curvature, solver: str) -> dict[int, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     rows = []
@@ -81,7 +83,9 @@ def main() -> None:
             print(f"{label:<20} {solver:<11}{cells}   {reached if reached is not None else 'not in 50'}", flush=True)
     if options.json:
         setting = {"torch": torch.__version__, "batch": options.batch, "structure": "diagonal", "divergence": "ngd"}
-        options.json.write_text(json.dumps({"setting": setting, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"command": shlex.join(sys.argv), "setting": setting, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

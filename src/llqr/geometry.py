@@ -99,7 +99,7 @@ class Geometry:
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context).
         bounds, dtype, apply_dtype, max_side: of the metric, see `llqr.Metric`.
         max_failures: refreshes thrown away in a row before an error.
-        capture: replay the refresh as CUDA graphs, several times faster where it is bound by kernel launches (small
+        capture: replay the refresh as CUDA graphs, for networks whose refresh is bound by kernel launches (small
             images, small batches). Needs a CUDA model, batches of one shape, and keeps the refresh's memory.
 
     `every`, `ema` and `lr` may be functions of the step.
@@ -381,7 +381,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-#: An objective may rise by so much of its own terms: at the minimum rounding decides whether it does, in bf16 at 1e-3.
+#: An objective may rise by so much of its own terms before a refresh counts as failed: near its minimum rounding alone
+#: decides whether it rises, and a refresh thrown away for that says nothing. The size of the slack is a choice.
 ROUNDING = 1e-3
 
 _COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")

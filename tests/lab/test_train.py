@@ -164,7 +164,7 @@ def test_a_cuda_graph_trains_like_the_passes_it_recorded(tmp_path, method):
         training = Training(plan, tasks.load(loaded, device), Execution(device, capture=capture))
         assert training.run(Stop(), Display(quiet=True))
         ends.append(torch.cat([p.flatten().double() for p in training.model.state_dict().values()]))
-    assert (ends[0] - ends[1]).norm() < 1e-4 * ends[0].norm()
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
 
 
 def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(tmp_path):

@@ -11,7 +11,6 @@ import torch
 
 from llqr.theory.arguments import Array, positive
 from llqr.theory.landscapes import PotholeOnSlope
-from llqr.theory.pothole import Pothole
 from llqr.theory.trajectories import Method, iterate
 
 
@@ -30,8 +29,7 @@ class ExitSettings:
 
     @property
     def landscape(self) -> PotholeOnSlope:
-        well = Pothole(self.lambda_eps, self.r_eps, edge=self.edge)
-        return PotholeOnSlope(self.lambda_bar, self.tilt_fraction * self.lambda_eps * self.r_eps, well)
+        return PotholeOnSlope.tilted(self.lambda_bar, self.lambda_eps, self.r_eps, self.tilt_fraction, self.edge)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
 from llqr.theory.landscapes import PotholeOnSlope
-from llqr.theory.pothole import Pothole
 from llqr.theory.trajectories import Method, iterate
 
 Cells = npt.NDArray[np.bool_]
@@ -50,8 +49,7 @@ class PhaseSettings:
         return (1 - self.edge - self.tilt_fraction) * self.r_eps
 
     def landscape(self, lambda_bar: Tensor) -> PotholeOnSlope:
-        well = Pothole(self.lambda_eps, self.r_eps, edge=self.edge)
-        return PotholeOnSlope(lambda_bar, self.tilt_fraction * self.lambda_eps * self.r_eps, well)
+        return PotholeOnSlope.tilted(lambda_bar, self.lambda_eps, self.r_eps, self.tilt_fraction, self.edge)
 
 
 @dataclass(frozen=True)
