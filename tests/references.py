@@ -9,7 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llqr.curvature import LINEARISED, Curvature, Divergence, Problem, QuadraticModel, Trace
+from llqr.curvature.engines import ENGINES
 from llqr.metric import Factors, Metric
+
+#: Every way to a product with `H`, and how near it comes to the dense one.
+TOLERANCE = dict.fromkeys([LINEARISED, *ENGINES], 1e-10) | {"finite-differences": 1e-4}
+
+
+def quadratic_model(problem: Problem, divergence: Divergence, engine: str) -> QuadraticModel:
+    """The curvature of a problem by the name of an engine."""
+    if engine == LINEARISED:
+        return Trace(problem, divergence).linearise(problem)
+    return Curvature(problem, divergence, ENGINES[engine])
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

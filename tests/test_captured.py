@@ -35,14 +35,18 @@ def batches(device, count=3):
 
 
 @needs_cuda
+@pytest.mark.parametrize("engine", ["forward", "linearised", "compiled"])
 @pytest.mark.parametrize("divergence", ["ngd", "newton"])
 @pytest.mark.parametrize("structure", ["scalar", "diagonal", "kfac", "e-kfac", "diag-kfac", "e-kfac-psd"])
-def test_captured_equals_eager(structure, divergence):
+def test_captured_equals_eager(structure, divergence, engine):
+    if engine == "compiled" and structure not in ("diagonal", "e-kfac"):
+        pytest.skip("what is compiled knows nothing of the structure")
     model = network().cuda().double()
-    made = [
-        llqr.Geometry(model, F.cross_entropy, structure=structure, divergence=divergence, ema=0.5, capture=capture)
-        for capture in (False, True)
-    ]
+    settings = {"structure": structure, "divergence": divergence, "ema": 0.5}
+    ways = [{"engine": "double-backward"}, {"engine": engine, "capture": True}]
+    if engine == "compiled":
+        ways[1] |= {"engine": "linearised", "compile": True}
+    made = [llqr.Geometry(model, F.cross_entropy, **settings, **way) for way in ways]
     for x, y in batches("cuda"):
         eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
         assert captured.accepted
@@ -106,7 +110,7 @@ def test_a_step_never_waits_for_the_device(method):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"engine": "linearised"}, {"micro_batch": 4}])
+@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"micro_batch": 4}])
 def test_what_cannot_be_captured_is_refused(settings):
     with pytest.raises(ValueError, match="capture"):
         llqr.Geometry(network(), F.cross_entropy, capture=True, **settings)

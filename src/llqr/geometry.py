@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .captured import CapturedRefresh
 from .curvature import (
+    LINEARISED,
     Batch,
     Curvature,
     Divergence,
@@ -21,6 +22,7 @@ from .curvature import (
     Problem,
     QuadraticModel,
     RankAverage,
+    Trace,
     choose_engine,
     divergence_named,
     frozen,
@@ -94,6 +96,7 @@ class Geometry:
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         engine: "auto", "forward", "linearised", "double-backward" or "finite-differences".
+        compile: hand the traced product to `torch.compile` (with engine="linearised").
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context).
@@ -129,6 +132,7 @@ class Geometry:
         damping: float = 0.0,
         curvature_scale: Scale | None = None,
         engine: str = "auto",
+        compile: bool = False,
         forward: Forward | None = None,
         micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
@@ -156,10 +160,12 @@ class Geometry:
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
-        if engine not in ("auto", *ENGINES):
-            raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join(ENGINES)}")
-        if engine == "linearised" and autocast is not None:
-            raise ValueError("engine: 'linearised' cannot be traced under autocast; choose 'forward'")
+        if engine not in ("auto", LINEARISED, *ENGINES):
+            raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join([LINEARISED, *ENGINES])}")
+        if engine == LINEARISED and micro_batch is not None:
+            raise ValueError(f"micro_batch: not with engine={LINEARISED!r}, which keeps a whole batch's activations")
+        if compile and engine != LINEARISED:
+            raise ValueError(f"compile: only with engine={LINEARISED!r}, got engine={engine!r}")
         check_scale(curvature_scale)
         self.metric = Metric(
             self.model,
@@ -178,6 +184,8 @@ class Geometry:
         self._scale = curvature_scale
         self._forward, self._micro_batch, self._autocast = forward, micro_batch, autocast
         self._max_failures = max_failures
+        self._compile = compile
+        self._trace: Trace | None = None
         self._capture = capture
         self._captured: CapturedRefresh | None = None
         if capture:
@@ -190,8 +198,8 @@ class Geometry:
     def _check_capturable(self) -> None:
         if not all(parameter.is_cuda for parameter in self.parameters.values()):
             raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
-        if self._inner.solver == "cg" or self._micro_batch is not None or self.engine == "linearised":
-            raise ValueError("capture: not with solver='cg', micro_batch or engine='linearised'")
+        if self._inner.solver == "cg" or self._micro_batch is not None:
+            raise ValueError("capture: not with solver='cg' or micro_batch")
 
     @property
     def due(self) -> bool:
@@ -269,16 +277,24 @@ class Geometry:
             micro_batch=self._micro_batch,
             autocast=self._autocast,
         )
+        curvature = self._traced(problem) if self.engine == LINEARISED else self._untraced(problem)
+        return RankAverage(curvature) if several_ranks() else curvature
+
+    def _traced(self, problem: Problem) -> QuadraticModel:
+        if self._trace is None or not self._trace.fits(problem):
+            self._trace = Trace(problem, self.divergence, self._scale, compile=self._compile)
+        return self._trace.linearise(problem)
+
+    def _untraced(self, problem: Problem) -> QuadraticModel:
         engine, refused = choose_engine(problem, self.divergence, self.engine)
         if self.engine == "auto" and engine.name == "finite-differences":
             warnings.warn(
                 f"engine: chose finite-differences, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self.engine = engine.name
-        curvature = Curvature(problem, self.divergence, engine, self._scale)
-        return RankAverage(curvature) if several_ranks() else curvature
+        return Curvature(problem, self.divergence, engine, self._scale)
 
     def _read(self, curvature: QuadraticModel, solution: Solution, blended: list[Factors]) -> dict[str, float]:
         """Everything the guards look at, in one transfer from the device."""

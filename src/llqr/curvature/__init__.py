@@ -4,8 +4,10 @@ from .curvature import Curvature, choose_engine
 from .distributed import QuadraticModel, RankAverage, several_ranks
 from .divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
 from .problem import Batch, Forward, Loss, Problem, frozen
+from .traced import LINEARISED, Trace
 
 __all__ = [
+    "LINEARISED",
     "NEWTON",
     "NGD",
     "Batch",
@@ -17,6 +19,7 @@ __all__ = [
     "Problem",
     "QuadraticModel",
     "RankAverage",
+    "Trace",
     "choose_engine",
     "divergence_named",
     "frozen",

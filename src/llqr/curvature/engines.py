@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,34 +57,10 @@ class Engine(ABC):
         return dict(zip(self.theta, gradients, strict=True))
 
 
-class TracedForwardMode(Engine):
-    """Forward-mode differentiation, traced once a refresh: a product repeats only the tangent part of the pass.
-
-    The cheapest product, but the tracing takes seconds on a deep network: for many products with one linearisation.
-    """
-
-    name = "linearised"
-
-    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
-        super().__init__(f, theta, precision)
-        self._jvp: Callable[[Named], Any] | None = None
-
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        if self._jvp is None:
-            self._jvp = _linearise(self.f, _detached(self.theta))
-        tangent: Tensor = self._jvp(dict(v))
-        return tangent
-
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
-        product: Callable[[Named], Named] = _linearise(slope, _detached(self.theta))
-        return lambda v: product(dict(v))
-
-
 class ForwardMode(Engine):
     """Forward-mode differentiation with dual numbers: a product repeats the pass, tangents beside values.
 
-    Dearer a product than the traced form by the pass it repeats, but free to start, and a CUDA graph can capture it.
+    Dearer a product than the traced form (`Trace`) by the pass it repeats, but free to start.
     """
 
     name = "forward"
@@ -176,24 +151,16 @@ class FiniteDifferences(Engine):
         return step
 
     def _moved(self, v: Mapping[str, Tensor], h: Tensor) -> Named:
-        return {name: (p.detach() + h * v[name]).to(p.dtype) for name, p in self.theta.items()}
+        theta = [parameter.detach() for parameter in self.theta.values()]
+        steps = torch._foreach_mul([v[name] for name in self.theta], h)
+        moved = [p.to(t.dtype) for p, t in zip(torch._foreach_add(steps, theta), theta, strict=True)]
+        return dict(zip(self.theta, moved, strict=True))
 
 
 def _detached(theta: Named) -> Named:
     return {name: parameter.detach() for name, parameter in theta.items()}
 
 
-def _linearise(function: Callable[[Named], Any], theta: Named) -> Callable[[Named], Any]:
-    """`torch.func.linearize` without the fx tracer's notes about constants it keeps, and torch's about itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\.fx\..*")
-        warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)
-        _, product = torch.func.linearize(function, theta)
-    return product
-
-
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (ForwardMode, TracedForwardMode, DoubleBackward, FiniteDifferences)
-}
-#: What "auto" tries, in this order: exact before approximate, and nothing that is slow to start.
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (ForwardMode, DoubleBackward, FiniteDifferences)}
+#: What "auto" tries, in this order: exact before approximate.
 AUTOMATIC = ("forward", "double-backward", "finite-differences")

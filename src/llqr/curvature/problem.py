@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[[Tensor, Any], Tensor]
@@ -43,6 +45,31 @@ class Problem:
         self.pieces = [self.inputs] if micro_batch is None else _split(self.inputs, micro_batch)
         self._autocast = autocast
         self._caller = _Caller(model, forward or call_model)
+        learned = {f"model.{name}" for name in parameters}
+        self._held = {name: p.detach() for name, p in self._caller.named_parameters() if name not in learned}
+        self._buffers = dict(self._caller.named_buffers())
+
+    def surroundings(self) -> list[Tensor]:
+        """Every other tensor that outputs and loss are made from: parameters not learned, buffers, the batch."""
+        batch = [leaf for leaf in pytree.tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
+        return [*self._held.values(), *self._buffers.values(), *batch]
+
+    @property
+    def constants(self) -> Any:
+        """What a batch holds besides tensors."""
+        leaves, structure = pytree.tree_flatten((self.inputs, self.targets))
+        return structure, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def at(self, parameters: Mapping[str, Tensor], surroundings: Sequence[Tensor]) -> Problem:
+        """The same problem with other tensors, given in the order of `surroundings`."""
+        moved = copy.copy(self)
+        rest = iter(surroundings)
+        moved.parameters = dict(parameters)
+        moved._held = {name: next(rest) for name in self._held}
+        moved._buffers = {name: next(rest) for name in self._buffers}
+        moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
+        moved.pieces = [moved.inputs]
+        return moved
 
     @property
     def precision(self) -> torch.dtype:
@@ -53,8 +80,9 @@ class Problem:
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters."""
         replaced = {f"model.{name}": parameter for name, parameter in parameters.items()}
+        replaced |= self._held
         # Copies, because a custom module may write to its buffers even in eval mode.
-        replaced |= {name: buffer.clone() for name, buffer in self._caller.named_buffers()}
+        replaced |= {name: buffer.clone() for name, buffer in self._buffers.items()}
         device = next(iter(parameters.values())).device
         with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
             outputs = torch.func.functional_call(self._caller, replaced, (inputs,))

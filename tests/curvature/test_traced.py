@@ -1,0 +1,89 @@
+"""A product traced once serves other weights, statistics and batches of the same shapes, and no others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import llqr
+from llqr.curvature import NGD, Curvature, Problem, Trace
+from llqr.curvature.engines import ForwardMode
+from references import flat, relative_error, trainable
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def batch(rows=8):
+    return torch.randn(rows, 5, dtype=torch.float64), torch.randint(3, (rows,))
+
+
+def problem(model, drawn):
+    return Problem(model, F.cross_entropy, drawn, trainable(model))
+
+
+def test_a_trace_serves_other_weights_statistics_and_batches():
+    model = network()
+    trace = Trace(problem(model, batch()), NGD)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), model[1].running_mean, model[1].running_var]:
+            tensor.copy_(torch.rand_like(tensor) + 0.5)  # the frozen bias too
+    moved = problem(model, batch())
+    assert trace.fits(moved)
+    v = {name: torch.randn_like(p) for name, p in moved.parameters.items()}
+    with torch.no_grad():
+        traced, exact = trace.linearise(moved), Curvature(moved, NGD, ForwardMode)
+        assert traced.loss.item() == pytest.approx(exact.loss.item(), rel=1e-12)
+        assert relative_error(flat(traced.gradient), flat(exact.gradient)) < 1e-12
+        assert relative_error(flat(traced.product(v)), flat(exact.product(v))) < 1e-12
+
+
+def test_other_shapes_are_traced_anew():
+    model = network()
+    trace = Trace(problem(model, batch()), NGD)
+    assert not trace.fits(problem(model, batch(rows=7)))
+    traced, exact = (
+        llqr.Geometry(model, F.cross_entropy, steps=3, ema=0.0, engine=engine) for engine in ("linearised", "forward")
+    )
+    for rows in (8, 7, 7):
+        drawn = batch(rows)
+        for geometry in (traced, exact):
+            geometry.refresh(drawn)
+    for name, factor in exact.metric.named_factors().items():
+        assert relative_error(traced.metric.named_factors()[name], factor) < 1e-10
+
+
+def test_a_product_repeats_nothing_that_does_not_depend_on_v():
+    trace = Trace(problem(network(), batch()), NGD)
+    kernels = [node.target for node in trace._each.graph.nodes if node.op == "call_function"]
+    # J v: dW x twice and W dx twice (the input's dx is zero, which torch multiplies all the same); J^T u: two for the
+    # weights, one for the activations. The two of the forward pass are not among them.
+    assert kernels.count(torch.ops.aten.mm.default) == 7
+    assert torch.ops.aten.addmm.default not in kernels
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "linearised", "micro_batch": 4}, "micro_batch: not with engine='linearised'"),
+        ({"compile": True}, "compile: only with engine='linearised', got engine='auto'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        llqr.Geometry(network(), F.cross_entropy, **settings)
+
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_a_branch_on_the_data_is_not_frozen_into_the_trace():
+    model = Branching(5, 3).double()
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        llqr.Geometry(model, F.cross_entropy, engine="linearised").refresh(batch())
