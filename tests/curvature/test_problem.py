@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from llqr.curvature import NGD, Problem
 from llqr.curvature.engines import ENGINES
-from references import dense_gradient, flat, relative_error
+from references import TOLERANCE, dense_fisher, dense_gradient, flat, quadratic_model, relative_error
 from small_models import case, mlp, tokens_loss, translator
 
 
@@ -339,3 +340,34 @@ def test_autocast_is_used_when_asked_for():
     assert rounded[0].loss == pytest.approx(exact[0].loss, rel=0.02)
     assert rounded[0].loss != exact[0].loss
     assert relative_error(flat(rounded[1]), flat(exact[1])) < 0.02
+
+
+class Twice(nn.Module):
+    """One module held at two places, and one parameter held by two modules."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.first, self.second = nn.Sequential(shared), nn.Sequential(shared)
+        self.third = nn.Linear(4, 4)
+        self.third.weight = shared.weight
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x).tanh()).tanh())
+
+
+@pytest.mark.parametrize("engine", ["linearised", "forward"])
+def test_a_module_held_twice_is_put_back(engine):
+    model = Twice().double()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    batch = torch.randn(6, 4, dtype=torch.float64), torch.randint(4, (6,))
+    geometry = llqr.Geometry(model, F.cross_entropy, steps=2, engine=engine)
+    assert geometry.refresh(batch).accepted
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert before.keys() == after.keys()
+    assert all(after[name] is parameter for name, parameter in before.items())
+    problem = Problem(model, F.cross_entropy, batch, geometry.parameters)
+    v = {name: torch.randn_like(p) for name, p in geometry.parameters.items()}
+    with torch.no_grad():
+        product = quadratic_model(problem, NGD, engine).product(v)
+    assert relative_error(flat(product), dense_fisher(model, batch[0]) @ flat(v)) < TOLERANCE[engine]

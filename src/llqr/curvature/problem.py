@@ -48,6 +48,7 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {name: p.detach() for name, p in self._caller.named_parameters() if name not in learned}
         self._buffers = dict(self._caller.named_buffers())
+        self._places = _places(self._caller)
 
     def surroundings(self) -> list[Tensor]:
         """Every other tensor that outputs and loss are made from: parameters not learned, buffers, the batch."""
@@ -79,13 +80,13 @@ class Problem:
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters."""
-        replaced = {f"model.{name}": parameter for name, parameter in parameters.items()}
-        replaced |= self._held
+        tensors = {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
         # Copies, because a custom module may write to its buffers even in eval mode.
-        replaced |= {name: buffer.clone() for name, buffer in self._buffers.items()}
+        tensors |= {name: buffer.clone() for name, buffer in self._buffers.items()}
+        replaced = {place: tensors[name] for place, name in self._places.items()}
         device = next(iter(parameters.values())).device
         with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
-            outputs = torch.func.functional_call(self._caller, replaced, (inputs,))
+            outputs = torch.func.functional_call(self._caller, replaced, (inputs,), tie_weights=False)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
@@ -116,6 +117,22 @@ class _Caller(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._call(self.model, inputs)
+
+
+def _places(root: nn.Module) -> dict[str, str]:
+    """Every place that holds a parameter or a buffer -> the one name its tensor goes by.
+
+    Tied tensors have several places. A module that the model holds twice is one place: `functional_call`, left to find
+    tied tensors itself, would visit it twice and leave the replacement behind in the model.
+    """
+    named = [*root.named_parameters(), *root.named_buffers()]
+    names = {id(tensor): name for name, tensor in named}
+    return {
+        f"{owner}.{local}": names[id(tensor)]
+        for owner, module in root.named_modules()
+        for local, tensor in [*module._parameters.items(), *module._buffers.items()]
+        if tensor is not None
+    }
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
