@@ -29,8 +29,8 @@ test-slow: $(STAMP)
 
 # Our steps beside pytorch_optimizer's, as ratios from one run; and what each inner solver gets for its products.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
+	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
 # The measured tables of the README, from results/*.jsonl.
 tables: $(STAMP)

@@ -1,0 +1,1 @@
+"""Measurements of speed and memory: `llqr bench`. Ratios come from one run whose repeats are interleaved."""

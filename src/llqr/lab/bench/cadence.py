@@ -1,0 +1,137 @@
+"""`llqr bench cadence`: the paper's table of epoch times by method and refresh interval, from measured times.
+
+An epoch of N steps costs N steps and ceil(N / interval) refreshes, the first of them before the first step, as in the
+paper's column of updates. The very first refresh of a run, which pays for recording and compiling, is left out there
+and here. Over many epochs there is a refresh every ``interval`` steps, not one more: that ratio stands beside it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from llqr.lab import tables as paper
+from llqr.lab.bench.clock import Clock
+from llqr.lab.bench.methods import learns_metric, step_of
+from llqr.lab.bench.refreshing import Refreshing, geometry_for
+from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.step import BURST
+from llqr.lab.bench.tables import Table, number
+from llqr.lab.bench.workload import Network, Passes, Workload
+from llqr.lab.precision import Precision
+
+METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
+EPOCH_STEPS = 1563
+"""100,000 images in batches of 64: an epoch in which every interval has as many updates as in the paper's table."""
+
+ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step by method, round by round, and of a refresh; ``first`` is the one that records and compiles."""
+
+    steps: Mapping[str, Sequence[float]]
+    refresh: Sequence[float]
+    first: float
+
+
+def measure(
+    networks: Sequence[Network],
+    batch: int,
+    precision: Precision,
+    refreshing: Refreshing,
+    passes: Passes,
+    repeats: int,
+    refresh_repeats: int,
+    epoch_steps: int,
+) -> Iterator[dict[str, Any]]:
+    for network in networks:
+        measured = timed(Workload(network, batch, precision, passes), refreshing, repeats, refresh_repeats)
+        yield from rows(network, measured, epoch_steps)
+
+
+def timed(workload: Workload, refreshing: Refreshing, repeats: int, refresh_repeats: int) -> Times:
+    """Steps of all methods and refreshes, interleaved, on one network with one metric."""
+    clock = Clock(workload.precision.device)
+    geometry = geometry_for(workload, refreshing)
+    first = clock.seconds(geometry.pretend)
+    actions = {method: Action(step_of(method, workload, geometry), repeats, BURST) for method in METHODS}
+    actions["refresh"] = Action(geometry.learn, refresh_repeats, warm_up=1)
+    measured = interleaved(actions, clock)
+    return Times({method: measured[method] for method in METHODS}, measured["refresh"], first)
+
+
+def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[str, Any]]:
+    """The table of one network. Ratios are taken round by round; a refresh counts with its median."""
+    refresh = Sample.of(measured.refresh)
+    steps = {method: np.array(own) for method, own in measured.steps.items()}
+    for method in METHODS:
+        for interval in intervals() if learns_metric(method) else (None,):
+            updates = 0 if interval is None else math.ceil(epoch_steps / interval)
+            epoch = epoch_steps * steps[method] + updates * refresh.median
+            lasting = steps[method] + (0 if interval is None else refresh.median / interval)
+            row = {
+                "model": network.label,
+                "method": method,
+                "interval": interval,
+                "updates": None if interval is None else updates,
+                "step_seconds": Sample.of(steps[method]).to_dict(),
+                "epoch_seconds": Sample.of(epoch).to_dict(),
+                "vs_sgd": Sample.of(epoch / (epoch_steps * steps["SGD"])).to_dict(),
+                "vs_sam": Sample.of(epoch / (epoch_steps * steps["SAM"])).to_dict(),
+                "lasting_vs_sam": Sample.of(lasting / steps["SAM"]).to_dict(),
+            }
+            if interval is not None:
+                row |= {"refresh_seconds": refresh.to_dict(), "first_refresh_seconds": measured.first}
+            yield row | {"paper": printed(network, method, interval)}
+
+
+@cache
+def intervals() -> tuple[int, ...]:
+    """Those of the paper."""
+    return tuple(sorted({row["interval"] for row in paper.paper()["cadence"]["rows"]} - {None}))
+
+
+def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
+    """The paper's row, with the ratios it prints; None for a network it does not have."""
+    architecture = ARCHITECTURES.get(network.name) if not network.options.keys() - {"patch"} else None
+    if architecture is None or network.options.get("patch", 16) != 16:
+        return None
+    own = {
+        (row["method"], row["interval"]): row for row in paper.paper()["cadence"]["rows"] if row["arch"] == architecture
+    }
+    row = own[method, interval]
+    return {
+        "epoch_seconds": row["epoch_s"],
+        "vs_sgd": row["epoch_s"] / own["SGD", None]["epoch_s"],
+        "vs_sam": row["epoch_s"] / own["SAM", None]["epoch_s"],
+        "updates": row["updates"],
+        "refresh_seconds": row["steady_update_s"],
+    }
+
+
+def as_table(found: Sequence[dict[str, Any]]) -> Table:
+    ours = ("interval", "updates", "epoch s", "vs SGD", "vs SAM", "quartiles", "lasting vs SAM", "refresh s")
+    theirs = ("paper: vs SGD", "vs SAM", "refresh s")
+    table = Table("cadence", "model", "method", numbers=(*ours, *theirs))
+    for row in found:
+        beside = row["paper"] or {}
+        low, high = row["vs_sam"]["low"], row["vs_sam"]["high"]
+        table.add(
+            row["model"],
+            row["method"],
+            number(row["interval"], "d"),
+            number(row["updates"], "d"),
+            number(row["epoch_seconds"]["median"], ".2f"),
+            number(row["vs_sgd"]["median"], ".2f"),
+            number(row["vs_sam"]["median"], ".3f"),
+            f"{low:.3f} .. {high:.3f}",
+            number(row["lasting_vs_sam"]["median"], ".3f"),
+            number(row["refresh_seconds"]["median"], ".3f") if "refresh_seconds" in row else None,
+            *(number(beside.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
+        )
+    return table

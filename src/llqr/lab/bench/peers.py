@@ -1,0 +1,137 @@
+"""`llqr bench peers`: our SAM and F-SAM beside pytorch_optimizer's, on the same network, batch and base optimizer.
+
+A step is two forward and backward passes and all that the optimizer does; a ratio below 1 means that ours is faster.
+Theirs runs as it comes ("default": `foreach` on a GPU, not on a CPU) and with `foreach` turned on.
+
+The passes are the same work on both sides and take nearly all of the time. What the optimizers themselves add is
+measured apart ("alone"), by steps whose passes only put ready gradients in place. Ours then does more: it keeps
+BatchNorm statistics and dropout masks of the second pass from differing, which theirs leaves to the user.
+
+The row "control" sets two copies of theirs against each other: what it differs from 1 by is the noise of the machine.
+"""
+
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import llqr
+from llqr.lab.bench.clock import Clock
+from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
+from llqr.lab.bench.tables import Table, number, times
+from llqr.lab.bench.workload import Network, Workload
+from llqr.lab.precision import Precision
+from llqr.lab.strict import ConfigurationError
+
+SETTINGS = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
+RHO, LAM = 0.05, 0.9
+ROWS = (("SAM", "control"), ("SAM", "default"), ("SAM", "foreach"), ("F-SAM", "default"), ("F-SAM", "foreach"))
+ALONE = 10
+"""Steps without passes are so much shorter that so many more of them are timed."""
+
+Step = Callable[[], None]
+
+
+def peer() -> ModuleType:
+    try:
+        import pytorch_optimizer
+    except ImportError as error:
+        raise ConfigurationError(
+            "peers: pytorch_optimizer cannot be imported; install pytorch-optimizer==4.1.0 or put it on PYTHONPATH."
+        ) from error
+    return pytorch_optimizer
+
+
+def peer_version() -> str | None:
+    """None for a bare folder on PYTHONPATH, which does not say it."""
+    try:
+        return importlib.metadata.version("pytorch-optimizer")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measure(networks: Sequence[Network], batch: int, precision: Precision, repeats: int) -> Iterator[dict[str, Any]]:
+    for network in networks:
+        for method, variant in ROWS:
+            pair = Workload(network, batch, precision), Workload(network, batch, precision)
+            yield from _rows(*pair, method, variant, repeats)
+
+
+def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: int) -> list[dict[str, Any]]:
+    """Whole steps, and what the optimizers add to their passes."""
+    foreach, control = variant == "foreach", variant == "control"
+    first = theirs(method, False, mine.model) if control else ours(method, foreach, mine)
+    second = theirs(method, foreach, other.model)
+    rows = []
+    for what in ("step", "alone"):
+        burst = ALONE if what == "alone" else 1
+        actions = {
+            "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, burst),
+            "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, burst),
+        }
+        seconds = interleaved(actions, Clock(mine.precision.device))
+        rows.append(
+            {
+                "model": mine.network.label,
+                "method": method,
+                "theirs": variant,
+                "what": what,
+                "our_seconds": Sample.of(seconds["ours"]).to_dict(),
+                "their_seconds": Sample.of(seconds["theirs"]).to_dict(),
+                "ratio": ratio(seconds["ours"], seconds["theirs"]).to_dict(),
+            }
+        )
+    return rows
+
+
+def ours(method: str, foreach: bool, workload: Workload) -> torch.optim.Optimizer:
+    # Their SAM hands `foreach` on to its base optimizer, their F-SAM does not; the bases must be the same.
+    parameters = workload.model.parameters()
+    base = torch.optim.SGD(parameters, foreach=True if foreach and method == "SAM" else None, **SETTINGS)
+    if method == "SAM":
+        return llqr.SAM(base, rho=RHO, model=workload.model)
+    return llqr.FriendlySAM(base, rho=RHO, lam=LAM, model=workload.model)
+
+
+def theirs(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimizer:
+    settings = {"rho": RHO, "foreach": True if foreach else None, **SETTINGS}
+    if method == "SAM":
+        return peer().SAM(model.parameters(), torch.optim.SGD, **settings)
+    return peer().FriendlySAM(model.parameters(), torch.optim.SGD, lmbda=LAM, **settings)
+
+
+def pass_of(workload: Workload, optimizer: torch.optim.Optimizer, what: str) -> Callable[[], Tensor]:
+    """A closure; for "alone" one with fresh gradient tensors, as a backward pass makes them, and no other work."""
+    if what == "step":
+        return workload.closure(optimizer)
+
+    def ready_gradients() -> Tensor:
+        optimizer.zero_grad()
+        for parameter in workload.model.parameters():
+            parameter.grad = parameter.detach().clone()
+        return torch.zeros((), device=workload.precision.device)
+
+    return ready_gradients
+
+
+def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], *, primed: bool) -> Step:
+    """Theirs wants the centre's gradients to be there when `step` is called; ours computes them itself."""
+
+    def step() -> None:
+        if primed:
+            closure()
+        optimizer.step(closure)
+
+    return step
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    numbers = ("ours ms", "theirs ms", "ratio", "quartiles")
+    table = Table("peers", "model", "method", "theirs", "what", numbers=numbers)
+    for row in rows:
+        sides = (number(1e3 * row[side]["median"], ".2f") for side in ("our_seconds", "their_seconds"))
+        table.add(row["model"], row["method"], row["theirs"], row["what"], *sides, *times(row["ratio"]))
+    return table

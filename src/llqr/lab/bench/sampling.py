@@ -1,0 +1,63 @@
+"""Repeated measurements: medians and quartiles, and actions that take turns so that a change of load hits all alike."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from llqr.lab.bench.clock import Clock
+
+WARM_UP = 3
+"""Runs before the first one that counts: kernels are chosen, memory is allocated, optimizers make their state."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The median of repeats and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        low, median, high = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
+        return cls(median, low, high, len(values))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> Sample:
+    """Of two actions that took turns: the median over the rounds of (time of the first / time of the second)."""
+    return Sample.of(np.divide(times, others).tolist())
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to be timed ``repeats`` times, each time as the mean over ``burst`` runs in a row."""
+
+    run: Callable[[], object]
+    repeats: int
+    burst: int = 1
+    warm_up: int = WARM_UP
+
+
+def interleaved(actions: Mapping[str, Action], clock: Clock) -> dict[str, list[float]]:
+    """Seconds of every action. They take turns, every other round in the opposite order.
+
+    An action with fewer repeats than another sits out rounds that are spread evenly over the whole.
+    """
+    for action in actions.values():
+        for _ in range(action.warm_up):
+            action.run()
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    rounds = max(action.repeats for action in actions.values())
+    for turn in range(rounds):
+        order = list(actions.items())
+        for name, action in order if turn % 2 == 0 else reversed(order):
+            if (turn + 1) * action.repeats // rounds > turn * action.repeats // rounds:
+                seconds[name].append(clock.seconds(action.run, action.burst))
+    return seconds

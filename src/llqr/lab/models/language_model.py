@@ -1,0 +1,94 @@
+"""A GPT-style language model: pre-norm, causal, learned positions, GELU, output matrix tied to the embedding.
+
+The architecture and the start are those of GPT-2 (Radford et al., 2019), with queries, keys and values projected by
+matrices of their own and dropout on the embeddings and residual branches alone.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llqr.lab.models.sublayers import Attention, FeedForward, Residual
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a feed-forward network four times as wide."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width, 4 * width, _gelu)
+        self.around_attention = Residual(width, dropout, "pre")
+        self.around_feed_forward = Residual(width, dropout, "pre")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, causal=True))
+        return self.around_feed_forward(x, self.feed_forward)
+
+
+class LanguageModel(nn.Module):
+    """``logits = model(tokens)``, of shape ``(B, T, vocabulary)``: the token after each of ``tokens``.
+
+    Args:
+        vocabulary: number of tokens.
+        width, heads, layers: of the blocks.
+        context: the most tokens in a row.
+        dropout: of the embeddings and of every residual branch.
+        tie: whether the embedding is the output matrix too.
+
+    Example:
+        >>> LanguageModel(11, width=16, heads=2, layers=1, context=8)(torch.tensor([[4, 5, 2]])).shape
+        torch.Size([1, 3, 11])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int = 768,
+        heads: int = 12,
+        layers: int = 12,
+        context: int = 1024,
+        dropout: float = 0.1,
+        tie: bool = True,
+    ) -> None:
+        super().__init__()
+        if vocabulary < 1 or layers < 1 or context < 1:
+            raise ValueError(
+                f"vocabulary, layers and context must be at least 1, got {vocabulary}, {layers} and {context}."
+            )
+        self.vocabulary, self.context = vocabulary, context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if tie:
+            self.head.weight = self.tokens.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of width 0.02, zero biases; what is added to the residual stream starts smaller the more is added."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            for last in (block.attention.out, block.feed_forward.contract):
+                nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"tokens: {length} tokens are more than context={self.context}.")
+        places = torch.arange(length, device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(places))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))

@@ -1,0 +1,94 @@
+"""What transformers over token sequences are made of: attention, the token-wise network, and the way around them."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+NORMS = ("post", "pre")
+
+
+class Attention(nn.Module):
+    """Multi-head attention with projections of their own for queries, keys and values: four plain matrices to a metric.
+
+    Arrays are ``(batch, heads, tokens, width of a head)`` after projection. The attention itself is PyTorch's kernel,
+    which has neither forward mode nor second derivatives where it is fused; see `differentiable_attention`.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise ValueError(f"heads must divide width, got heads={heads} and width={width}.")
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._by_head(self.q(x))
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._by_head(self.k(x)), self._by_head(self.v(x))
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """``(batch, tokens, width)`` read off the values where ``mask`` is true, everywhere without one."""
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Self-attention."""
+        return self.attend(self.queries(x), *self.keys_and_values(x), mask=mask, causal=causal)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """The network applied to every token: expand, bend, contract."""
+
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, hidden)
+        self.contract = nn.Linear(hidden, width)
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.contract(self._activation(self.expand(x)))
+
+
+class Residual(nn.Module):
+    """``norm(x + dropout(f(x)))`` for post-norm, ``x + dropout(f(norm(x)))`` for pre-norm."""
+
+    def __init__(self, width: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}.")
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self._first = norm == "pre"
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        if self._first:
+            return x + self.dropout(f(self.norm(x)))
+        return self.norm(x + self.dropout(f(x)))
+
+
+def differentiable_attention() -> AbstractContextManager[None]:
+    """A context in which attention has every derivative: PyTorch's own composition of elementary operations.
+
+    The fused kernels have no forward mode and no second backward pass, so that outside this context a curvature product
+    can only be had from finite differences.
+    """
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
+    """``model(inputs)`` in `differentiable_attention`: a `forward` for `llqr.Geometry` that gets exact products."""
+    with differentiable_attention():
+        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)

@@ -1,0 +1,227 @@
+"""The encoder-decoder transformer of the translation experiments, as fairseq's ``transformer_iwslt_de_en`` is built.
+
+Ott et al. (2019): 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads, sinusoidal positions,
+embeddings multiplied by ``sqrt(width)``, dropout on embeddings and on every residual branch.
+
+Source rows may be padded on either side, rows of previous target tokens on the right, and whole rows may be padding:
+they come out finite, and a loss that ignores their targets sends no gradient through them.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llqr.lab.decoding.cache import Cache
+from llqr.lab.models.sublayers import Attention, FeedForward, Residual
+
+TIES = ("decoder", "all", "none")
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of the sources: keys and values of each of its layers, and where it may look."""
+
+    keys_and_values: list[tuple[Tensor, Tensor]]
+    mask: Tensor
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines, then cosines, of geometrically spaced frequencies from 1 to 1/10000; positions count from 1."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        if width < 4 or width % 2:
+            raise ValueError(f"width must be even and at least 4, got {width}.")
+        frequencies = torch.exp(torch.arange(width // 2, dtype=torch.float64) * (-math.log(10000) / (width // 2 - 1)))
+        angles = torch.arange(length + 1, dtype=torch.float64).unsqueeze(1) * frequencies
+        table = torch.cat([angles.sin(), angles.cos()], dim=1).to(torch.get_default_dtype())
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, places: Tensor) -> Tensor:
+        return F.embedding(places, self.table)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network."""
+
+    def __init__(self, width: int, feed_forward: int, heads: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width, feed_forward, F.relu)
+        self.around_attention = Residual(width, dropout, norm)
+        self.around_feed_forward = Residual(width, dropout, norm)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask))
+        return self.around_feed_forward(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source, then the feed-forward network."""
+
+    def __init__(self, width: int, feed_forward: int, heads: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.source_attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width, feed_forward, F.relu)
+        self.around_attention = Residual(width, dropout, norm)
+        self.around_source_attention = Residual(width, dropout, norm)
+        self.around_feed_forward = Residual(width, dropout, norm)
+
+    def forward(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """Whole rows of tokens at once."""
+        x = self.around_attention(x, lambda y: self.attention(y, causal=True))
+        return self._read_source(x, source, mask)
+
+    def step(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor, cache: Cache, layer: int) -> Tensor:
+        """The next token of every hypothesis: ``x`` is ``(sentences, hypotheses, width)``."""
+        x = self.around_attention(x, lambda y: self._continue(y, cache, layer))
+        # The hypotheses of a sentence are so many queries to one source, whose keys and values are not repeated.
+        return self._read_source(x, source, mask)
+
+    def _continue(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
+        token = x.flatten(0, 1).unsqueeze(1)
+        known = cache.append(layer, *self.attention.keys_and_values(token))
+        return self.attention.attend(self.attention.queries(token), *known).view_as(x)
+
+    def _read_source(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        attention = self.source_attention
+        x = self.around_source_attention(x, lambda y: attention.attend(attention.queries(y), *source, mask=mask))
+        return self.around_feed_forward(x, self.feed_forward)
+
+
+class TranslationTransformer(nn.Module):
+    """``logits = model(source, previous)``, of shape ``(B, T, vocabulary)``.
+
+    Args:
+        vocabulary: number of tokens, one vocabulary for both languages.
+        width, feed_forward, heads: of every layer.
+        layers: of the encoder, and of the decoder.
+        dropout: of the embeddings and of every residual branch.
+        norm: "post", after each residual sum, or "pre", before each sublayer and once more at the end of both stacks.
+        pad: the token that is not there.
+        tie: "decoder" shares one matrix between the decoder's embedding and its outputs, "all" also with the encoder's
+            embedding, "none" nothing.
+        max_length: the longest row of tokens.
+
+    Example:
+        >>> model = TranslationTransformer(11, width=16, feed_forward=32, heads=2, layers=1)
+        >>> model(torch.tensor([[4, 5, 2]]), torch.tensor([[1, 6]])).shape
+        torch.Size([1, 2, 11])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int = 512,
+        feed_forward: int = 1024,
+        heads: int = 4,
+        layers: int = 6,
+        dropout: float = 0.3,
+        norm: str = "post",
+        pad: int = 0,
+        tie: str = "decoder",
+        max_length: int = 1024,
+    ) -> None:
+        super().__init__()
+        if tie not in TIES:
+            raise ValueError(f"tie must be one of {', '.join(TIES)}, got {tie!r}.")
+        if not 0 <= pad < vocabulary:
+            raise ValueError(f"pad must be a token of the vocabulary, got pad={pad} and vocabulary={vocabulary}.")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}.")
+        self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
+        settings = width, feed_forward, heads, dropout, norm
+        self.encoder = nn.ModuleList(EncoderLayer(*settings) for _ in range(layers))
+        self.decoder = nn.ModuleList(DecoderLayer(*settings) for _ in range(layers))
+        self.encoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+        self.positions = SinusoidalPositions(width, max_length)
+        self.dropout = nn.Dropout(dropout)
+        self.source_embedding = nn.Embedding(vocabulary, width)
+        self.target_embedding = nn.Embedding(vocabulary, width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        # The parameter is shared and not the module, which `torch.func.functional_call` would not put back.
+        if tie != "none":
+            self.head.weight = self.target_embedding.weight
+        if tie == "all":
+            self.source_embedding.weight = self.target_embedding.weight
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """fairseq's start: Xavier for projections, with those of queries, keys and values as if stacked into one
+        matrix (their biases are PyTorch's), and normal vectors of standard deviation ``width**-0.5`` for tokens.
+        """
+        for module in self.modules():
+            if isinstance(module, Attention):
+                for projection in (module.q, module.k, module.v):
+                    projection.reset_parameters()
+                    nn.init.xavier_uniform_(projection.weight, gain=0.5**0.5)
+                nn.init.xavier_uniform_(module.out.weight)
+                nn.init.zeros_(module.out.bias)
+            elif isinstance(module, FeedForward):
+                for projection in (module.expand, module.contract):
+                    nn.init.xavier_uniform_(projection.weight)
+                    nn.init.zeros_(projection.bias)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        embeddings = self.source_embedding.weight, self.target_embedding.weight
+        for weight in dict.fromkeys((*embeddings, self.head.weight)):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        for weight in embeddings:
+            weight[self.pad].zero_()
+
+    def forward(self, source: Tensor, previous: Tensor) -> Tensor:
+        """Logits of the token after each of ``previous`` (B, T), given ``source`` (B, S)."""
+        self._check_length("previous", previous.shape[1])
+        memory = self.encode(source)
+        x = self._embed(self.target_embedding, previous)
+        for layer, known in zip(self.decoder, memory.keys_and_values, strict=True):
+            x = layer(x, known, memory.mask)
+        return self.head(self.decoder_norm(x))
+
+    def encode(self, source: Tensor) -> Memory:
+        """What the decoder will read of ``source`` (B, S)."""
+        self._check_length("source", source.shape[1])
+        real = source != self.pad
+        # A row of padding alone looks at all of itself: a softmax over nothing is not a number.
+        mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
+        x = self._embed(self.source_embedding, source)
+        for layer in self.encoder:
+            x = layer(x, mask)
+        x = self.encoder_norm(x)
+        return Memory([layer.source_attention.keys_and_values(x) for layer in self.decoder], mask)
+
+    def new_cache(self, length: int) -> Cache:
+        """For `decode`, up to ``length`` tokens."""
+        self._check_length("length", length)
+        return Cache(len(self.decoder), length)
+
+    def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> Tensor:
+        """Logits ``(B, K, vocabulary)`` after one more token of each of the ``K`` hypotheses that every sentence has.
+
+        ``tokens`` is ``(B, K)`` without padding; the tokens before them are in ``cache``, whose rows are sentence by
+        sentence.
+        """
+        x = self._embed(self.target_embedding, tokens, start=cache.held)
+        for number, (layer, known) in enumerate(zip(self.decoder, memory.keys_and_values, strict=True)):
+            x = layer.step(x, known, memory.mask, cache, number)
+        cache.advance()
+        return self.head(self.decoder_norm(x))
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int | None = None) -> Tensor:
+        """Vectors of rows of tokens, or of tokens that all stand at place ``start``, counted from 0."""
+        real = tokens != self.pad
+        places = real.cumsum(dim=1) if start is None else torch.full_like(tokens, start + 1)
+        x = embedding.embedding_dim**0.5 * embedding(tokens) + self.positions(places)
+        # Padding is the zero vector by multiplication and not by a zero row: that of a tied matrix moves, and the
+        # derivatives of `padding_idx` differ between forward and reverse mode.
+        return self.dropout(x * real.unsqueeze(-1))
+
+    def _check_length(self, name: str, length: int) -> None:
+        if length > self.max_length:
+            raise ValueError(f"{name}: {length} tokens are more than max_length={self.max_length}.")

@@ -1,0 +1,91 @@
+"""`llqr bench`: tables, JSON files, and one sentence for what cannot be."""
+
+import json
+
+import pytest
+import torch
+from tiny import CNN, MLP
+from typer.testing import CliRunner
+
+import llqr
+from llqr.lab.cli_bench import bench_app
+from llqr.lab.strict import ConfigurationError
+
+SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
+COMMANDS = {
+    "step": ["--structure", "diagonal", "--engine", "forward", "--repeats", "2"],
+    "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--products", "2"],
+    "cadence": ["--engine", "forward", "--products", "2", "--repeats", "2", "--refresh-repeats", "1"],
+    "scaling": ["--model", CNN, "--engine", "forward", "--products", "2", "--repeats", "2"],
+    "peers": ["--repeats", "2"],
+    "solvers": ["--products", "3"],
+}
+ROWS = {"step": 6, "refresh": 4, "cadence": 15, "scaling": 2, "peers": 10, "solvers": 3}
+
+
+def bench(*arguments):
+    return CliRunner().invoke(bench_app, list(arguments))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp_path):
+    out = tmp_path / "new folder" / "numbers.json"
+    result = bench(command, *SHARED, *COMMANDS[command], "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert command in result.stdout
+    written = json.loads(out.read_text())
+    assert written["bench"] == command
+    assert written["command"].startswith("llqr ")
+    assert written["versions"]["torch"] == torch.__version__
+    assert written["versions"]["llqr"] == llqr.__version__
+    assert written["machine"]["device"] == "cpu"
+    assert written["config"]["models"][0] == MLP
+    assert (written["config"]["batch"], written["config"]["precision"]) == (4, "fp32")
+    assert len(written["rows"]) >= ROWS[command]
+    assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_refresh_states_its_error(tmp_path):
+    out = tmp_path / "refresh.json"
+    settings = ["--structure", "e-kfac", "--products", "3", "--repeats", "1", "--reference", "float64", "--quiet"]
+    assert bench("refresh", *SHARED, *settings, "--out", str(out)).exit_code == 0
+    [row] = json.loads(out.read_text())["rows"]
+    assert row["engine"] == "forward"
+    assert row["split"]["count"] == 4
+    assert all(error < 1e-4 for error in row["errors"].values())
+    assert {"median", "low", "high", "n"} == row["seconds"].keys()
+
+
+def test_scaling_concludes_with_the_exponent(tmp_path):
+    out = tmp_path / "scaling.json"
+    assert bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(out)).exit_code == 0
+    written = json.loads(out.read_text())
+    assert written["exponent"]["n"] == 2
+    assert written["paper_exponent"] == [1.27, 1.28]
+
+
+def test_json_instead_of_a_table():
+    result = bench("solvers", *SHARED, *COMMANDS["solvers"], "--json", "--quiet")
+    assert json.loads(result.stdout)["bench"] == "solvers"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "arguments"),
+    [
+        ("--precision must be one of", ["step", "--precision", "fp8"]),
+        ("--model must be one of", ["step", "--model", "alexnet"]),
+        ("--capture needs a CUDA device", ["step", "--capture"]),
+        ("--capture needs a CUDA device", ["refresh", "--capture"]),
+        ("--capture-passes needs a CUDA device", ["cadence", "--capture-passes"]),
+        ("--reference must be one of", ["refresh", "--reference", "float16"]),
+        ("--structure must name at least one", ["refresh", "--structure", ","]),
+        ("--structure: unknown", ["step", "--model", MLP, "--structure", "round"]),
+        ("--compile: only with engine='linearised'", ["scaling", "--model", MLP, "--compile"]),
+        ("--apply must be one of", ["cadence", "--apply", "fp16"]),
+        ("--device: peak memory is counted", ["memory"]),
+    ],
+)
+def test_bad_arguments_are_named(sentence, arguments):
+    result = bench(*arguments, "--device", "cpu")
+    assert isinstance(result.exception, ConfigurationError)
+    assert sentence in str(result.exception)

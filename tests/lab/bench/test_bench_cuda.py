@@ -1,0 +1,48 @@
+"""What only a GPU can do: events, CUDA graphs and counted bytes."""
+
+import json
+
+import pytest
+import torch
+from tiny import CNN, VIT
+from typer.testing import CliRunner
+
+from llqr.lab.cli_bench import bench_app
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SHARED = ["--device", "cuda", "--batch", "4", "--quiet", "--json"]
+
+
+def bench(*arguments):
+    result = CliRunner().invoke(bench_app, [*arguments, *SHARED], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_steps_are_timed_eager_and_captured():
+    found = bench("step", "--model", CNN, "--repeats", "2")
+    assert {row["passes"] for row in found["rows"]} == {"eager", "captured"}
+    assert "gpu" in found["machine"]
+    assert found["config"]["precision"] == "bf16"
+    assert all(row["seconds"]["low"] > 0 for row in found["rows"])
+
+
+@pytest.mark.parametrize("engine", ["forward", "linearised"])
+@pytest.mark.parametrize("form", ["--capture", "--no-capture"])
+def test_a_reduced_precision_refresh_states_its_error(form, engine):
+    settings = ["--engine", engine, "--attention", "unfused", "--products", "5", "--repeats", "2"]
+    [row] = bench("refresh", "--model", VIT, form, *settings, "--reference", "float64")["rows"]
+    assert 0 < row["errors"]["Hv, v = g"] < 0.1
+    assert (row["split"] is None) == (form == "--capture")
+
+
+def test_an_epoch_is_put_together_from_captured_passes_and_refreshes():
+    rows = bench("cadence", "--model", CNN, "--engine", "forward", "--products", "2", "--repeats", "2")["rows"]
+    assert len(rows) == 15
+
+
+def test_memory_is_counted():
+    rows = bench("memory", "--model", CNN, "--engine", "forward")["rows"]
+    peaks = {(row["what"], row["structure"]): row["peak_bytes"] for row in rows}
+    assert min(peaks.values()) > 0
+    assert peaks["LLQR", "e-kfac"] > peaks["SGD", None]

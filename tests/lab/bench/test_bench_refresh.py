@@ -1,0 +1,113 @@
+"""Inside a refresh: its error against the exact one, what its time goes to, and engines that refuse."""
+
+import pytest
+import torch
+from tiny import FP32, MLP, VIT, workload
+from torch.nn.functional import cross_entropy
+
+from llqr.lab.bench import refresh
+from llqr.lab.bench.errors import distance, reference_for, size
+from llqr.lab.bench.refreshing import Refreshing, geometry_for
+from llqr.lab.bench.workload import Network, Passes
+from references import dense_fisher, dense_gradient, flat, relative_error
+
+EXACT = Refreshing("kfac", "forward", products=4)
+
+
+def measured(network, engines, **settings):
+    rows = refresh.measure(
+        [Network.parse(network)], ["diagonal"], engines, 4, FP32, Refreshing(products=2, **settings), Passes(), 1, None
+    )
+    return list(rows)
+
+
+def test_the_reference_is_the_dense_fisher_in_float64():
+    work = workload(MLP)
+    exact = reference_for(work, EXACT, torch.float64)
+    model, (images, labels) = work.model.double(), work.batch
+    fisher = dense_fisher(model, images.double())
+    assert relative_error(flat(exact.gradient), dense_gradient(model, cross_entropy, (images.double(), labels))) < 1e-12
+    for name, v in exact.directions.items():
+        assert relative_error(flat(exact.products[name]), fisher @ flat(v)) < 1e-12
+    assert exact.products.keys() == {"= g", "random"}
+
+
+def test_the_reference_leaves_weights_and_precision_as_they_are():
+    work = workload(MLP)
+    before = flat(dict(work.model.named_parameters())).clone()
+    reference_for(work, EXACT, torch.float64)
+    assert flat(dict(work.model.named_parameters())).equal(before)
+    assert work.precision is FP32
+
+
+def test_an_exact_engine_has_the_error_of_its_rounding():
+    work = workload(MLP)
+    exact = reference_for(work, EXACT, torch.float64)
+    geometry = geometry_for(work, EXACT)
+    errors = exact.errors(geometry, geometry.learn().accepted)
+    assert errors.keys() == {"Hv, v = g", "Hv, v random", "Ug"}
+    assert all(0 < error < 1e-4 for error in errors.values())
+
+
+def test_errors_are_relative_to_the_product_and_to_the_learned_change():
+    """A metric that learned 1.1 times the change is wrong by a tenth of it, whatever the size of `g`."""
+    work = workload(MLP)
+    one = reference_for(work, Refreshing("diagonal", products=4), torch.float64)
+    geometry = geometry_for(work, Refreshing("diagonal", "forward", products=4))
+    geometry.learn()
+    [own] = [group for group in geometry.metric.factors() if group]
+    geometry.metric.assign([{name: 1 + 1.1 * (factor - 1) for name, factor in own.items()}])
+    assert one.errors(geometry, True)["Ug"] == pytest.approx(0.1, rel=1e-2)
+    assert one.errors(geometry, False)["Ug"] is None
+    half = {name: {key: 0.5 * part for key, part in v.items()} for name, v in one.directions.items()}
+    wrong = type(one)(one.gradient, half, one.products, one.moved, one.reason).errors(geometry, True)
+    assert wrong["Hv, v = g"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_distances_are_taken_over_all_parameters_in_double():
+    a = {"x": torch.tensor([3.0]), "y": torch.tensor([0.0, 4.0])}
+    assert size(a) == 5.0
+    assert distance({"x": a["x"].double(), "y": torch.tensor([1.0, 4.0])}, a) == 1.0
+
+
+def test_the_parts_of_a_refresh_are_its_whole():
+    geometry = geometry_for(workload(MLP), Refreshing("diagonal", "forward", products=5))
+    split = geometry.split()
+    assert split["count"] == 6  # the last one reads the objective
+    assert split["product"] == pytest.approx(split["products"] / 6)
+    assert min(split[part] for part in ("linearise", "products", "factors")) > 0
+    assert geometry.metric.learned
+
+
+def test_watching_a_refresh_does_not_change_it():
+    plain, watched = (geometry_for(workload(MLP), Refreshing("kfac", "forward", products=5)) for _ in range(2))
+    plain.learn()
+    watched.split()
+    ours, theirs = plain.metric.named_factors(), watched.metric.named_factors()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_an_engine_that_refuses_the_network_says_so_in_its_row():
+    refused, fine = measured(VIT, ["forward", "finite-differences"])
+    assert "forward AD" in refused["refused"]
+    assert fine["seconds"]["n"] == 1
+    assert fine["accepted"]
+    table = refresh.as_table([refused, fine])
+    assert table.row_count == 2
+    assert table.caption == refused["refused"]
+
+
+def test_unfused_attention_has_forward_mode():
+    [row] = measured(VIT, ["forward"], attention="unfused")
+    assert row["engine"] == "forward"
+    assert row["products"] == 2
+    assert row["seconds_a_product"] == pytest.approx(row["seconds"]["median"] / 2)
+
+
+def test_unknown_settings_are_named():
+    with pytest.raises(ValueError, match="--attention must be one of fused, unfused, got 'flash'"):
+        Refreshing(attention="flash")
+    with pytest.raises(ValueError, match="--engine: unknown 'magic'"):
+        geometry_for(workload(MLP), Refreshing("diagonal", "magic"))
+    with pytest.raises(ValueError, match="--compile: only with engine='linearised'"):
+        geometry_for(workload(MLP), Refreshing("diagonal", "forward", compile=True))

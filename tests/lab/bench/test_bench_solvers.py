@@ -1,0 +1,44 @@
+"""The objective against the number of products."""
+
+import pytest
+import torch
+from tiny import FP32, MLP, workload
+
+import llqr
+from llqr.lab.bench import solvers
+from llqr.lab.bench.refreshing import Refreshing, geometry_for
+from llqr.lab.bench.workload import Network
+
+SETTINGS = Refreshing("diagonal", "forward", products=12)
+
+
+def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
+    rows = list(solvers.measure([Network.parse(MLP)], ["diagonal"], 4, FP32, SETTINGS))
+    found = {row["solver"]: row for row in rows}
+    assert list(found) == ["heavy-ball", *(name for name in found if name != "heavy-ball")]
+    assert list(found["heavy-ball"]["objective"]) == list(range(13))
+    assert found["heavy-ball"]["products_to_target"] == 12
+    assert found["cg"]["products_to_target"] < 12
+    assert found["cg"]["objective"][3] < found["heavy-ball"]["objective"][12]
+
+
+@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])
+def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
+    work = workload(MLP)
+    with geometry_for(work, SETTINGS).quadratic() as model:
+        objectives = solvers.curve(work, model, SETTINGS, solver)
+    for products in (1, 2, 7, 12):
+        geometry = llqr.Geometry(
+            work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=products, solver=solver
+        )
+        report = geometry.refresh(work.batch)
+        assert objectives[0] == pytest.approx(report.objective_before, rel=1e-6)
+        assert objectives[products] == pytest.approx(report.objective_after, rel=1e-6)
+
+
+def test_a_solver_that_refuses_the_structure_says_so():
+    rows = {row["solver"]: row for row in solvers.measure([Network.parse(MLP)], ["e-kfac"], 4, FP32, SETTINGS)}
+    assert rows["cg"]["refused"].startswith("solver: 'cg'")
+    table = solvers.as_table(list(rows.values()))
+    assert rows["cg"]["refused"] in table.caption
+    assert table.row_count == len(rows)

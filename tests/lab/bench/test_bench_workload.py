@@ -1,0 +1,121 @@
+"""Networks by name, and passes and steps that compute what they claim to."""
+
+import copy
+
+import pytest
+import torch
+from tiny import CNN, MLP, VIT, workload
+from torch.nn.functional import cross_entropy
+
+import llqr
+from llqr.lab.bench.methods import METHODS, step_of
+from llqr.lab.bench.refreshing import Refreshing, geometry_for
+from llqr.lab.bench.workload import Network, Passes
+from llqr.lab.strict import ConfigurationError
+from references import flat, trainable
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("vit-b", "vit-b", {}),
+        ("ViT-B/16", "vit-b", {"patch": 16}),
+        ("resnet18:width=16,classes=10", "resnet18", {"width": 16, "classes": 10}),
+        ("vit-ti:attention=explicit,fused=false", "vit-ti", {"attention": "explicit", "fused": False}),
+    ],
+)
+def test_a_network_is_named_with_its_options(text, name, options):
+    assert Network.parse(text) == Network(name, options)
+
+
+@pytest.mark.parametrize(("text", "parameters"), [("ViT-B/16", 86567656), ("vit-l", 304326632), ("resnet18", 11220132)])
+def test_networks_have_the_papers_size(text, parameters):
+    with torch.device("meta"):
+        model = Network.parse(text).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("vit-x", "--model must be one of"),
+        ("vit-b:depth", "'depth' must be written key=value"),
+        ("resnet18:dim=3", "--model resnet18:dim=3: "),
+        ("vit-b:image_size=30", "patch must divide image_size"),
+    ],
+)
+def test_what_is_not_a_network_is_named(text, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        Network.parse(text).build()
+
+
+def test_a_workload_is_the_same_every_time():
+    first, second = workload(VIT), workload(VIT)
+    assert flat(trainable(first.model)).equal(flat(trainable(second.model)))
+    assert first.batch[0].equal(second.batch[0])
+    assert first.parameters == flat(trainable(first.model)).numel()
+
+
+def test_the_forms_of_passes_have_names():
+    forms = [Passes(), Passes(capture=True), Passes(compile=True), Passes(capture=True, compile=True)]
+    assert list(map(str, forms)) == ["eager", "captured", "compiled", "compiled, captured"]
+
+
+def test_a_closure_leaves_the_gradient_of_the_loss():
+    work = workload()
+    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.1)
+    closure = work.closure(optimizer)
+    images, labels = work.batch
+    loss = cross_entropy(work.model(images), labels)
+    expected = torch.autograd.grad(loss, list(work.model.parameters()))
+    for _ in range(2):  # the gradients of an earlier call are gone
+        assert float(closure()) == pytest.approx(float(loss.detach()))
+        torch.testing.assert_close([p.grad for p in work.model.parameters()], list(expected))
+
+
+def test_every_method_moves_the_weights_of_the_one_network():
+    work = workload()
+    geometry = geometry_for(work, Refreshing("kfac", "forward", products=1))
+    geometry.pretend()
+    for method in METHODS:
+        before = flat(trainable(work.model)).clone()
+        step_of(method, work, geometry)()
+        assert not before.equal(flat(trainable(work.model))), method
+
+
+@pytest.mark.parametrize("method", ["LLQR", "LLQR+SAM"])
+def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(method):
+    work = workload(MLP)
+    geometry = geometry_for(work, Refreshing("diagonal", "forward", products=3))
+    geometry.pretend()
+    other = copy.deepcopy(work.model)
+    base = torch.optim.SGD(other.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4)
+    fixed = llqr.Geometry(other, cross_entropy, structure="diagonal", every=10**9)
+    fixed.refresh(work.batch)
+    fixed.metric.assign(geometry.metric.factors())
+    images, labels = work.batch
+    optimizer = llqr.LLQR(base, fixed) if method == "LLQR" else llqr.LLQRSAM(base, fixed, rho=0.05)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(other(images), labels)
+        loss.backward()
+        return loss
+
+    step = step_of(method, work, geometry)
+    for _ in range(3):
+        step()
+        optimizer.step(closure)
+    torch.testing.assert_close(trainable(work.model), trainable(other))
+    assert geometry.refreshes == 1
+
+
+def test_a_refresh_that_is_thrown_away_still_lets_the_metric_act():
+    work = workload(CNN)
+    with torch.no_grad():
+        next(work.model.parameters()).fill_(float("nan"))
+    geometry = geometry_for(work, Refreshing("e-kfac", "forward", products=1))
+    with pytest.warns(llqr.RefreshWarning):
+        geometry.pretend()
+    assert geometry.metric.learned
+    assert not geometry.due
