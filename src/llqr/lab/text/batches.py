@@ -1,0 +1,224 @@
+"""Batches of sentence pairs, in few shapes, made on the device.
+
+A batch is ``(inputs, targets)`` with ``inputs = (source, previous)``. All three are int64 of shape (rows, length).
+``source`` and ``targets`` end with the token that ends a sentence; ``previous`` is ``targets`` moved by a place, behind
+the token that begins one. The rest is padding, which the loss leaves out; whole rows of it stand where a batch has
+fewer pairs than its shape has rows.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llqr.lab.data.batches import Batches
+from llqr.lab.text.buckets import GRID, Shape, choose
+from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text.vocabulary import BOS, EOS, PAD
+
+SHAPES = 8
+FILLER = -1
+"""Stands for a row of padding where numbers of pairs are listed."""
+
+PairBatch = tuple[tuple[Tensor, Tensor], Tensor]
+
+
+class ShapedBatches(Batches):
+    """Batches whose shapes are known beforehand; every pair has its shape.
+
+    An epoch hands out every pair once. The pairs of a shape are spread evenly over its batches, so that no batch is
+    left with a few of them. All randomness is drawn on the CPU: every device sees the same batches.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        shapes: list[Shape],
+        belongs: Tensor,
+        *,
+        batch_size: int,
+        seed: int | None,
+        device: torch.device | str,
+    ) -> None:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        super().__init__(len(pairs), batch_size, shuffle=seed is not None, generator=generator, last="keep")
+        self.shapes, self.device = shapes, torch.device(device)
+        self._belongs = belongs
+        self._real = _spread(torch.bincount(belongs, minlength=len(shapes)).tolist(), [shape.rows for shape in shapes])
+        self._shape_of_batch = [number for number, counts in enumerate(self._real) for _ in counts]
+        rows = torch.tensor([shapes[number].rows for number in self._shape_of_batch])
+        self._stop = rows.cumsum(0).tolist()  # where the rows of a batch end in the order of an epoch
+        self.steps = self.position = len(self._shape_of_batch)
+        self._batch_order = torch.arange(self.steps)
+        self._local = torch.empty_like(belongs)  # the place of a pair among those of its shape
+        self._source, self._target = [], []
+        for number, shape in enumerate(shapes):
+            members = (belongs == number).nonzero()[:, 0]
+            self._local[members] = torch.arange(len(members))
+            self._source.append(_resident(pairs.source, members, shape.source).to(self.device))
+            self._target.append(_resident(pairs.target, members, shape.target).to(self.device))
+        self.target_tokens = int(pairs.target.lengths.sum()) + len(pairs)  # in an epoch, ends of sentences included
+
+    @property
+    def padding(self) -> float:
+        """The part of all tokens of an epoch, on both sides, that is padding."""
+        handed_out = sum(self.shapes[number].tokens for number in self._shape_of_batch)
+        real = sum(int((matrix != PAD).sum()) for matrix in (*self._source, *self._target))
+        return 1 - real / handed_out
+
+    def _extended(self, order: Tensor) -> Tensor:
+        """The pairs batch after batch, sorted by shape, with `FILLER` in the rows that are left over."""
+        by_shape = order[self._belongs[order].argsort(stable=True)]
+        parts, start = [], 0
+        for number, counts in enumerate(self._real):
+            for count in counts:
+                filler = by_shape.new_full((self.shapes[number].rows - count,), FILLER)
+                parts += [by_shape[start : start + count], filler]
+                start += count
+        return torch.cat(parts)
+
+    def _draw(self, total: int) -> None:
+        self._batch_order = torch.randperm(self.steps, generator=self.generator)
+
+    def _produce(self, order: Tensor, first: int) -> Iterator[PairBatch]:
+        # One copy to the device for an epoch; the last row of every matrix is the padding that FILLER asks for.
+        local = torch.where(order == FILLER, FILLER, self._local[order]).to(self.device)
+        for batch in self._batch_order[first:].tolist():
+            number = self._shape_of_batch[batch]
+            stop = self._stop[batch]
+            rows = local[stop - self.shapes[number].rows : stop]
+            yield pair_batch(self._source[number][rows], self._target[number][rows])
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"shapes": self._describe()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["shapes"] != self._describe():
+            raise ValueError(f"The saved loader had shapes={state['shapes']!r}, this one has {self._describe()!r}.")
+        super().load_state_dict(state)
+
+    def _describe(self) -> list[list[int]]:
+        return [[shape.rows, shape.source, shape.target] for shape in self.shapes]
+
+
+class TokenBatches(ShapedBatches):
+    """Batches of about as many tokens each, as fairseq's ``--max-tokens``.
+
+    Args:
+        pairs: what the batches are made of.
+        max_tokens: the most tokens, padding included, on either side of a batch.
+        seed: decides the order of every epoch; None: always the same batches from the start, without state.
+        device: where the batches are made.
+        shapes: how many shapes there may be.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        shapes: int = SHAPES,
+    ) -> None:
+        chosen, belongs = choose(pairs.source.lengths + 1, pairs.target.lengths + 1, max_tokens, shapes)
+        super().__init__(pairs, chosen, belongs, batch_size=max_tokens, seed=seed, device=device)
+        self.max_tokens = max_tokens
+
+
+class SentenceBatches(ShapedBatches):
+    """Batches of a fixed number of pairs, all of one shape, as a captured refresh of the metric needs.
+
+    Args:
+        pairs: what the batches are made of.
+        sentences: pairs in a batch.
+        seed: decides the order of every epoch; None: always the same batches from the start, without state.
+        device: where the batches are made.
+        covered: the part of the pairs that the shape must hold. The few that are longer are left out: they would make
+            every batch as long as the longest sentence of the corpus. `left_out` says how many.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        sentences: int,
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        covered: float = 0.99,
+    ) -> None:
+        if sentences < 1:
+            raise ValueError(f"sentences must be at least 1, got {sentences}.")
+        if not 0 < covered <= 1:
+            raise ValueError(f"covered must lie in (0, 1], got {covered}.")
+        if not len(pairs):
+            raise ValueError("pairs must not be empty.")
+        lengths = torch.stack([pairs.source.lengths, pairs.target.lengths]) + 1
+        longer_side = lengths.max(dim=0).values.sort().values
+        longest = int(longer_side[math.ceil(covered * len(pairs)) - 1])
+        held = (lengths <= longest).all(dim=0).nonzero()[:, 0]
+        self.left_out = len(pairs) - len(held)
+        source, target = (-(-int(side[held].max()) // GRID) * GRID for side in lengths)
+        kept = pairs.select(held) if self.left_out else pairs
+        belongs = torch.zeros(len(kept), dtype=torch.int64)
+        shape = Shape(source, target, sentences)
+        super().__init__(kept, [shape], belongs, batch_size=sentences, seed=seed, device=device)
+
+
+class DecodingBatches:
+    """Source sentences for a decoder, sorted by length, each with its place in the data.
+
+    Iterating gives ``(places, source)``: a list of numbers of sentences, and an int64 matrix with a row for each.
+
+    Args:
+        sentences: what is to be translated.
+        max_tokens: the most tokens, padding included, of a batch; a longer sentence is a batch of its own.
+        device: where the batches go.
+    """
+
+    def __init__(self, sentences: Sentences, max_tokens: int, *, device: torch.device | str = "cpu") -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
+        self.device = torch.device(device)
+        self._sentences = sentences
+        lengths = sentences.lengths + 1
+        # The longest first: if memory does not suffice, that is known at once.
+        order = lengths.argsort(descending=True, stable=True)
+        self._batches: list[tuple[Tensor, int]] = []
+        while len(order):
+            length = -(-int(lengths[order[0]]) // GRID) * GRID
+            rows = max(1, max_tokens // length)
+            self._batches.append((order[:rows], length))
+            order = order[rows:]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
+        for places, length in self._batches:
+            matrix = self._sentences.padded(places, length, pad=PAD, end=EOS)
+            yield places.tolist(), matrix.to(self.device, torch.int64)
+
+
+def pair_batch(source: Tensor, target: Tensor) -> PairBatch:
+    """The batch of padded int32 matrices ``source`` and ``target``, which end with the end of the sentence."""
+    targets = target.long()
+    previous = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], dim=1)
+    return (source.long(), previous.masked_fill(targets == PAD, PAD)), targets
+
+
+def _resident(sentences: Sentences, members: Tensor, length: int) -> Tensor:
+    """The padded matrix of some sentences, with one row of padding behind them."""
+    matrix = sentences.padded(members, length, pad=PAD, end=EOS)
+    return torch.cat([matrix, torch.full((1, length), PAD, dtype=torch.int32)])
+
+
+def _spread(amounts: list[int], rows: list[int]) -> list[list[int]]:
+    """For every shape the numbers of real pairs in its batches: as few batches as can be, as equal as can be."""
+    spread = []
+    for amount, most in zip(amounts, rows, strict=True):
+        batches = -(-amount // most)
+        spread.append([amount // batches + (i < amount % batches) for i in range(batches)])
+    return spread

@@ -1,0 +1,85 @@
+"""A few shapes that hold all pairs of sentences with little padding.
+
+Every shape costs a captured graph or a compilation, every padded token costs time. So lengths are rounded up to a grid,
+and of the shapes on it those two are merged, again and again, whose merging adds the fewest tokens to an epoch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GRID = 8
+"""Lengths are multiples of this, as the matrix units of a GPU like them; so is the number of rows where it can be."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """A batch of ``rows`` pairs, padded to ``source`` and ``target`` tokens."""
+
+    source: int
+    target: int
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * (self.source + self.target)
+
+
+def rows_for(max_tokens: int, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """How many pairs fit: the longer side, padded, has at most ``max_tokens`` tokens."""
+    rows = max_tokens // np.maximum(source, target)
+    return np.where(rows >= GRID, rows // GRID * GRID, rows)
+
+
+def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple[list[Shape], Tensor]:
+    """At most ``count`` shapes for sentences of these lengths, and the number of the shape of every pair.
+
+    Args:
+        source: tokens of every source sentence, its end included.
+        target: the same of the target sentences.
+        max_tokens: the most tokens on either side of a batch.
+        count: how many shapes there may be.
+    """
+    if count < 1:
+        raise ValueError(f"shapes must be at least 1, got {count}.")
+    if not len(source):
+        raise ValueError("pairs must not be empty.")
+    lengths = torch.stack([source, target], dim=1).numpy()
+    # Near the limit the grid would make a pair too long that is not.
+    rounded = np.minimum(-(-lengths // GRID) * GRID, np.maximum(max_tokens, 1))
+    if lengths.max() > max_tokens:
+        raise ValueError(
+            f"max_tokens must be at least {lengths.max()}, the longest sentence there is, got {max_tokens}."
+        )
+    cells, amounts = np.unique(rounded, axis=0, return_counts=True)
+    merged = _merge(cells, amounts, count, max_tokens)
+    shapes = sorted(
+        Shape(int(s), int(t), int(rows_for(max_tokens, np.array(s), np.array(t)))) for s, t in np.unique(merged, axis=0)
+    )
+    sizes = np.array([(shape.source, shape.target) for shape in shapes])
+    fits = (rounded[:, None] <= sizes[None]).all(-1)
+    belongs = np.where(fits, sizes.sum(-1), np.iinfo(np.int64).max).argmin(-1)
+    used, belongs = np.unique(belongs, return_inverse=True)
+    return [shapes[i] for i in used], torch.from_numpy(belongs)
+
+
+def _merge(cells: np.ndarray, amounts: np.ndarray, count: int, max_tokens: int) -> np.ndarray:
+    """Merge the ``cells`` (source, target), which hold ``amounts`` of pairs, until there are ``count``."""
+
+    def cost(s: np.ndarray, t: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+        rows = rows_for(max_tokens, s, t)
+        return -(-pairs // rows) * rows * (s + t)
+
+    while len(cells) > count:
+        s, t = cells.T
+        alone = cost(s, t, amounts)
+        together = cost(np.maximum.outer(s, s), np.maximum.outer(t, t), np.add.outer(amounts, amounts))
+        added = (together - np.add.outer(alone, alone)).astype(float)
+        np.fill_diagonal(added, np.inf)
+        a, b = np.unravel_index(added.argmin(), added.shape)
+        cells[a] = np.maximum(cells[a], cells[b])
+        amounts[a] += amounts[b]
+        cells, amounts = np.delete(cells, b, axis=0), np.delete(amounts, b)
+    return cells

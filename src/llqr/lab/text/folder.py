@@ -1,0 +1,135 @@
+"""Prepared folders: complete or not there, and never another content under the same name.
+
+``root/<key>/`` holds a preparation; its key is a digest of everything it depends on. ``root/current`` names the one
+that was asked for last. A folder is written under a name that nothing reads and renamed when it is whole.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llqr.lab.text.sentences import Sentences
+
+FORMAT = 1
+"""Counted up when the same input gives other files."""
+MANIFEST = "prepared.json"
+CURRENT = "current"
+PARTIAL = ".partial-"
+NAME = re.compile(r"\w[\w.-]*")
+"""What a prepared text may be called."""
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The name of the folder of what depends on ``facts`` alone."""
+    return hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
+    """Write ``root/key`` with ``files`` and a manifest of ``facts``; another process may have been faster."""
+    root.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=root))
+    try:
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        manifest = {"format": FORMAT, "key": key, **facts, "files": digests}
+        whole = {**files, MANIFEST: (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()}
+        for name, content in whole.items():
+            with open(partial / name, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        partial.chmod(0o755)  # mkdtemp makes it for its owner alone
+        try:
+            partial.rename(root / key)
+        except OSError:
+            if not is_finished(root / key):
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return root / key
+
+
+def choose(root: Path, key: str) -> None:
+    """Make ``root/key`` the preparation that `find` finds."""
+    with tempfile.NamedTemporaryFile("w", dir=root, prefix=PARTIAL, delete=False) as file:
+        file.write(key + "\n")
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, root / CURRENT)
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def find(root: Path) -> Path:
+    """The prepared folder at ``root`` or, by ``root/current``, below it."""
+    if is_finished(root):
+        return root
+    current = root / CURRENT
+    if current.is_file():
+        folder = root / current.read_text().strip()
+        if is_finished(folder):
+            return folder
+    raise FileNotFoundError(
+        f"{root.absolute()} holds no prepared text; prepare it with: llqr data {root.name} --source FOLDER "
+        f"--data-dir {root.parent}."
+    )
+
+
+def read(root: Path, kind: str) -> tuple[Path, dict[str, Any], dict[str, bytes]]:
+    """The folder found at ``root``, its manifest and its files, all of them as they were written."""
+    folder = find(root)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        number, digests, written = manifest["format"], manifest["files"], manifest["kind"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST} is damaged: {error!r}.") from error
+    if number != FORMAT:
+        raise ValueError(f"{folder} has format {number}, this version reads {FORMAT}; prepare the text again.")
+    if written != kind:
+        raise ValueError(f"{folder} was prepared as {written}, but {kind} is wanted.")
+    files = {}
+    for name, expected in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; remove {folder} and prepare the text again.")
+        files[name] = path.read_bytes()
+        if hashlib.sha256(files[name]).hexdigest() != expected:
+            raise ValueError(f"{path} is damaged; remove {folder} and prepare the text again.")
+    return folder, manifest, files
+
+
+def pack(tokens: Tensor, vocabulary: int) -> bytes:
+    """Token numbers below ``vocabulary`` as little-endian integers and nothing else."""
+    return tokens.numpy().astype(_width(vocabulary)).tobytes()
+
+
+def unpack(content: bytes, vocabulary: int) -> Tensor:
+    """What `pack` was given, as int32."""
+    return torch.from_numpy(np.frombuffer(content, _width(vocabulary)).astype(np.int32))
+
+
+def pack_sentences(sentences: Sentences, name: str, vocabulary: int) -> dict[str, bytes]:
+    """The files of ``sentences``."""
+    lengths = sentences.lengths.numpy().astype("<u4").tobytes()
+    return {f"{name}.tokens": pack(sentences.tokens, vocabulary), f"{name}.lengths": lengths}
+
+
+def unpack_sentences(files: Mapping[str, bytes], name: str, vocabulary: int) -> Sentences:
+    """What `pack_sentences` made files of."""
+    lengths = torch.from_numpy(np.frombuffer(files[f"{name}.lengths"], "<u4").astype(np.int64))
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return Sentences(unpack(files[f"{name}.tokens"], vocabulary), offsets)
+
+
+def _width(vocabulary: int) -> str:
+    return "<u2" if vocabulary <= 2**16 else "<u4"

@@ -1,0 +1,87 @@
+"""IWSLT14 as it was distributed: the archive ``de-en.tgz`` or the folder that comes out of it.
+
+What counts as a sentence is what fairseq's ``prepare-iwslt14.sh`` keeps, to the character: that script defines the data
+which results on IWSLT14 are compared on.
+"""
+
+import re
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llqr.lab.text.lines import split_lines
+
+EXPECTED = "de-en.tgz, or the folder de-en from it with train.tags.de-en.* and IWSLT14.TED.*.xml"
+TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+LINES_LEFT_OUT = (b"<url>", b"<talkid>", b"<keywords>")
+TAGS_LEFT_OUT = re.compile(rb"</?title>|</?description>")
+SEGMENT = b"<seg id"
+SEGMENT_BEGINS = re.compile(rb'<seg id="[0-9]*">\s*')
+SEGMENT_ENDS = re.compile(rb"\s*</seg>\s*")
+CURLY_APOSTROPHE = "’".encode()
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """The distributed files of a pair of languages: ``read`` gives one by its name."""
+
+    pair: str
+    read: Callable[[str], bytes]
+
+    def side(self, split: str, language: str) -> list[bytes]:
+        """The sentences of ``"train"`` or ``"test"`` in a language."""
+        if split == "train":
+            return training_lines(self.read(f"train.tags.{self.pair}.{language}"))
+        names = [f"IWSLT14.{name}.{self.pair}.{language}.xml" for name in TEST_SETS]
+        return [line for name in names for line in segments(self.read(name))]
+
+
+def training_lines(content: bytes) -> list[bytes]:
+    """The sentences, titles and descriptions of the talks."""
+    kept = (line for line in split_lines(content) if not any(tag in line for tag in LINES_LEFT_OUT))
+    return [TAGS_LEFT_OUT.sub(b"", line) for line in kept]
+
+
+def segments(content: bytes) -> list[bytes]:
+    """The segments of an XML file, with straight apostrophes."""
+    marked = (line for line in split_lines(content) if SEGMENT in line)
+    return [SEGMENT_ENDS.sub(b"", SEGMENT_BEGINS.sub(b"", line)).replace(CURLY_APOSTROPHE, b"'") for line in marked]
+
+
+def find(source: Path, languages: tuple[str, str]) -> Distributed | None:
+    """The distributed files at ``source``: an archive, a folder with it, or what came out of it."""
+    for pair in ("-".join(languages), "-".join(reversed(languages))):
+        marker = f"train.tags.{pair}.{languages[0]}"
+        for folder in (source, source / pair):
+            if (folder / marker).is_file():
+                return Distributed(pair, lambda name, folder=folder: _read_from_folder(folder, name))
+        for archive in (source, source / f"{pair}.tgz"):
+            if archive.is_file():
+                return _from_archive(archive, pair)
+    return None
+
+
+def _read_from_folder(folder: Path, name: str) -> bytes:
+    path = folder / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: expected IWSLT14 as {EXPECTED}.")
+    return path.read_bytes()
+
+
+def _from_archive(archive: Path, pair: str) -> Distributed:
+    """All text files of the archive in memory; nothing is unpacked to the disk."""
+    try:
+        with tarfile.open(archive) as tar:
+            members = [member for member in tar if member.isfile() and pair in Path(member.name).name]
+            contents = {Path(member.name).name: tar.extractfile(member).read() for member in members}
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive} is damaged: {error}.") from error
+
+    def read(name: str) -> bytes:
+        if name not in contents:
+            raise FileNotFoundError(f"{archive} holds no {name}: expected IWSLT14 as {EXPECTED}.")
+        return contents[name]
+
+    return Distributed(pair, read)

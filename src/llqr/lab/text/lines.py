@@ -1,0 +1,54 @@
+"""The lines of text files, plain or compressed, as bytes: what is not UTF-8 is for the reader of a line to find."""
+
+import gzip
+import hashlib
+import lzma
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+COMPRESSED = {".xz": lzma.open, ".gz": gzip.open}
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """The lines of a plain, .xz or .gz file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.absolute()} is not a file.")
+    try:
+        with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+            return split_lines(file.read())
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+
+
+def split_lines(content: bytes) -> list[bytes]:
+    """Cut at line feeds and nowhere else, as other parallel tools do: any other separator would misalign two files."""
+    lines = content.removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def decode(line: bytes) -> str | None:
+    """The text of a line without spaces around it, None if it is not UTF-8."""
+    try:
+        return line.decode().strip()
+    except UnicodeDecodeError:
+        return None
+
+
+def digest(lines: Sequence[bytes]) -> str:
+    """A number that two files share only if they have the same lines, compressed or not."""
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
+
+def plain_name(path: Path) -> str:
+    """The name of a file without the ending of its compression."""
+    return path.stem if path.suffix in COMPRESSED else path.name
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The file ``name`` in a folder, plain or compressed."""
+    candidates = [folder / (name + ending) for ending in ("", *COMPRESSED)]
+    return next((path for path in candidates if path.is_file()), None)

@@ -1,0 +1,41 @@
+"""Words out of text and text out of words, by Moses' rules as sacremoses has them."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+
+def tokenise(text: str, language: str) -> str:
+    """The words of ``text`` with a space between them; what Moses treats as markup is escaped, as its script does."""
+    return _tokeniser(language).tokenize(text, return_str=True)
+
+
+def detokenise(words: Sequence[str], language: str) -> str:
+    """The text of escaped ``words``."""
+    return _detokeniser(language).detokenize(list(words))
+
+
+def version() -> str:
+    """The version of sacremoses; another one may cut words differently."""
+    return _sacremoses().__version__
+
+
+@lru_cache
+def _tokeniser(language: str) -> Any:
+    return _sacremoses().MosesTokenizer(lang=language)
+
+
+@lru_cache
+def _detokeniser(language: str) -> Any:
+    return _sacremoses().MosesDetokenizer(lang=language)
+
+
+def _sacremoses() -> Any:
+    try:
+        import sacremoses
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "Words are told apart and joined by sacremoses, which is not installed; install it with: "
+            "pip install 'llqr[lab]'."
+        ) from error
+    return sacremoses

@@ -1,0 +1,111 @@
+"""Parallel text made ready: words, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.text import folder, moses, subwords
+from llqr.lab.text.cleaning import Rules
+from llqr.lab.text.corpus import RawCorpus
+from llqr.lab.text.prepared import KIND, SUBWORDS
+from llqr.lab.text.sentences import Sentences
+from llqr.lab.text.splits import make_splits
+from llqr.lab.text.stages import Stages
+from llqr.lab.text.subwords import Subwords
+from llqr.lab.text.vocabulary import UNK
+from llqr.lab.text.workers import cores
+
+TEXTS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Settings(Rules):
+    """Everything besides the text that decides its tokens.
+
+    Attributes:
+        merges: of the byte-pair encoding that both languages share, learned on their training text.
+        valid_every: without validation text, one in so many of the training pairs that are kept validates.
+    """
+
+    merges: int = 10_000
+    valid_every: int = 23
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.merges < 0:
+            raise ValueError(f"merges must not be negative, got {self.merges}.")
+        if self.valid_every < 3:
+            raise ValueError(f"valid_every must be at least 3, got {self.valid_every}.")
+
+
+def prepare(
+    corpus: RawCorpus,
+    settings: Settings,
+    root: Path,
+    *,
+    stages: Stages | None = None,
+    processes: int | None = None,
+) -> tuple[Path, bool]:
+    """Prepare ``corpus`` in a folder under ``root``, or find it there: the folder, and whether it was made now.
+
+    Args:
+        corpus: what is prepared.
+        settings: how it is prepared.
+        root: the folder of the prepared folders.
+        stages: shows what goes on.
+        processes: how many cut sentences into words (default: one for each core). The result does not depend on it.
+    """
+    if settings.languages != corpus.languages:
+        raise ValueError(
+            f"settings.languages must be those of the corpus, {corpus.languages}, got {settings.languages}."
+        )
+    facts: dict[str, Any] = {
+        "kind": KIND,
+        "settings": asdict(settings),
+        "versions": {"sacremoses": moses.version(), "tokenizers": subwords.version()},
+        "inputs": corpus.inputs(),
+    }
+    key = folder.key_of(facts)
+    missing = not folder.is_finished(root / key)
+    if missing:
+        made, files = _make(corpus, settings, stages or Stages(), processes or cores())
+        folder.write(root, key, {**facts, **made}, files)
+    folder.choose(root, key)
+    return root / key, missing
+
+
+def _make(
+    corpus: RawCorpus, settings: Settings, stages: Stages, processes: int
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What is to be told of the prepared text, and its files."""
+    splits = make_splits(corpus, settings, settings.valid_every, stages, processes)
+    train = splits["train"]
+    with stages.stage("subwords", settings.merges, "merges") as advance:
+        learned = subwords.learn(lambda: chain.from_iterable(train.words), settings.merges, "words")
+        advance(settings.merges)
+    files, counts = {SUBWORDS: learned.write().encode()}, {}
+    with stages.stage("tokens", 2 * sum(map(len, splits.values())), "sentences") as advance:
+        for name, split in splits.items():
+            sides = [_encode(split.side(number), learned, advance) for number in range(2)]
+            for language, side in zip(corpus.languages, sides, strict=True):
+                files |= folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
+            if name != "train":
+                files[f"{name}.references"] = "".join(line + "\n" for line in split.written).encode()
+            counts[name] = split.counts | _token_counts(*sides)
+    return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
+
+
+def _encode(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> Sentences:
+    made = []
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        part = learned.encode(texts[first : first + TEXTS_AT_ONCE])
+        made += part
+        advance(len(part))
+    return Sentences.of(made)
+
+
+def _token_counts(source: Sentences, target: Sentences) -> dict[str, int]:
+    unknown = sum(int((side.tokens == UNK).sum()) for side in (source, target))
+    return {"source_tokens": len(source.tokens), "target_tokens": len(target.tokens), "unknown_tokens": unknown}

@@ -1,0 +1,94 @@
+"""Many token sequences of different lengths in one tensor, and pairs of such."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentence ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``; neither begin nor end is marked in it.
+
+    Attributes:
+        tokens: int32, all sentences one after the other.
+        offsets: int64, one more than there are sentences.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> "Sentences":
+        """The sentences given as lists of tokens."""
+        offsets = torch.tensor([0, *accumulate(len(one) for one in lists)], dtype=torch.int64)
+        return cls(torch.tensor([token for one in lists for token in one], dtype=torch.int32), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> list[int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index must be less than the {len(self)} sentences there are, got {index}.")
+        index %= len(self)
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]].tolist()
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens in each sentence, int64."""
+        return self.offsets.diff()
+
+    def select(self, rows: Tensor) -> "Sentences":
+        """Some of the sentences, in the order of ``rows``."""
+        lengths = self.lengths[rows]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        within = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
+        return Sentences(self.tokens[self.offsets[rows].repeat_interleave(lengths) + within], offsets)
+
+    def padded(self, rows: Tensor, length: int, *, pad: int, end: int) -> Tensor:
+        """The sentences ``rows`` as an int32 matrix of ``length`` columns: tokens, ``end``, then ``pad``."""
+        starts, counts = self.offsets[rows], self.lengths[rows]
+        if len(rows) and int(counts.max()) >= length:
+            raise ValueError(f"length must be at least {int(counts.max()) + 1} to hold every sentence, got {length}.")
+        column = torch.arange(length)
+        made = torch.full((len(rows), length), pad, dtype=torch.int32)
+        inside = column < counts[:, None]
+        made[inside] = self.tokens[(starts[:, None] + column)[inside]]
+        made[column == counts[:, None]] = end
+        return made
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Parallel sentences.
+
+    Attributes:
+        source: what is translated.
+        target: its translation.
+        references: for validation and test the translations as they were written, before tokenisation and lowercasing;
+            BLEU is measured against them. Nothing for training.
+    """
+
+    source: Sentences
+    target: Sentences
+    references: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise ValueError(
+                f"target must have as many sentences as source, got {len(self.target)} and {len(self.source)}."
+            )
+        if self.references and len(self.references) != len(self.target):
+            raise ValueError(
+                f"references must be as many as the {len(self.target)} target sentences, got {len(self.references)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def select(self, rows: Tensor) -> "Pairs":
+        """Some of the pairs, in the order of ``rows``."""
+        references = [self.references[i] for i in rows.tolist()] if self.references else ()
+        return Pairs(self.source.select(rows), self.target.select(rows), references)

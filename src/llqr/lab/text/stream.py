@@ -1,0 +1,155 @@
+"""Any text file as one long row of tokens, for language modelling.
+
+Its bytes are the alphabet: spaces and line ends are part of the text, nothing is normalised, and decoding the tokens
+gives the file back. The last lines are held out for validation and test.
+
+>>> from llqr.lab.text import stream
+>>> text = stream.load("data/novels")
+>>> text.vocabulary.size, len(text.train), text.decode(text.valid[:20].tolist())
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llqr.lab.text import folder, lines, subwords
+from llqr.lab.text.corpus import SPLITS
+from llqr.lab.text.prepared import SUBWORDS
+from llqr.lab.text.stages import Stages
+from llqr.lab.text.subwords import Subwords
+from llqr.lab.text.vocabulary import Vocabulary
+
+KIND = "a stream of text"
+LINES_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Everything besides the text that decides its tokens.
+
+    Attributes:
+        merges: of the byte-pair encoding, learned on the training text.
+        held_out: the part of the lines that validates, and the part that is for the test, both at the end.
+    """
+
+    merges: int = 10_000
+    held_out: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.merges < 0:
+            raise ValueError(f"merges must not be negative, got {self.merges}.")
+        if not 0 < self.held_out < 0.5:
+            raise ValueError(f"held_out must lie between 0 and 0.5, got {self.held_out}.")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A prepared text.
+
+    Attributes:
+        train, valid, test: int32, the tokens of each split.
+        counts: for each split the lines read, those dropped because they are not UTF-8, lines, bytes and tokens kept;
+            with bytes and tokens a perplexity becomes bits per byte, which other vocabularies can be compared with.
+        key: changes with everything that could change a token.
+    """
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    subwords: Subwords
+    settings: Mapping[str, Any]
+    counts: Mapping[str, Mapping[str, int]]
+    key: str
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.subwords.vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, such as the beginning of one that a model is to go on with."""
+        return self.subwords.encode([text])[0]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens."""
+        return self.subwords.decode(tokens)
+
+
+def prepare_stream(
+    path: Path, settings: StreamSettings, root: Path, *, stages: Stages | None = None
+) -> tuple[Path, bool]:
+    """Prepare the file at ``path`` in a folder under ``root``, or find it there: the folder, and whether it is new."""
+    read = lines.read_lines(path)
+    facts: dict[str, Any] = {
+        "kind": KIND,
+        "settings": asdict(settings),
+        "versions": {"tokenizers": subwords.version()},
+        "inputs": {"text": {"lines": len(read), "sha256": lines.digest(read)}},
+    }
+    key = folder.key_of(facts)
+    missing = not folder.is_finished(root / key)
+    if missing:
+        made, files = _make(read, settings, stages or Stages())
+        folder.write(root, key, {**facts, **made}, files)
+    folder.choose(root, key)
+    return root / key, missing
+
+
+def load(root: Path | str) -> Stream:
+    """Read what `llqr data NAME --text FILE` prepared at ``root``."""
+    place, manifest, files = folder.read(Path(root), KIND)
+    try:
+        learned = Subwords.read(files[SUBWORDS].decode())
+        splits = {name: folder.unpack(files[f"{name}.tokens"], learned.vocabulary.tokens) for name in SPLITS}
+        told = {name: manifest[name] for name in ("settings", "counts", "key")}
+        return Stream(**splits, subwords=learned, **told)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
+
+
+def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What is to be told of the prepared text, and its files."""
+    held = int(len(read) * settings.held_out)
+    if held < 1:
+        raise ValueError(f"held_out must be a line at least, got {settings.held_out} of {len(read)} lines.")
+    parts = {"train": read[: -2 * held], "valid": read[-2 * held : -held], "test": read[-held:]}
+    kept = {name: [text for text in map(_text, part) if text is not None] for name, part in parts.items()}
+    for name, texts in kept.items():
+        if not texts:
+            raise ValueError(f"{name} must have lines that are UTF-8, got none of {len(parts[name])}.")
+    with stages.stage("subwords", settings.merges, "merges") as advance:
+        learned = subwords.learn(lambda: kept["train"], settings.merges, "bytes")
+        advance(settings.merges)
+    files, counts = {SUBWORDS: learned.write().encode()}, {}
+    with stages.stage("tokens", sum(map(len, kept.values())), "lines") as advance:
+        for name, texts in kept.items():
+            tokens = _encode(texts, learned, advance)
+            files[f"{name}.tokens"] = folder.pack(tokens, learned.vocabulary.tokens)
+            counts[name] = {
+                "read": len(parts[name]),
+                "bad_utf8": len(parts[name]) - len(texts),
+                "kept": len(texts),
+                "bytes": sum(len(text.encode()) for text in texts),
+                "tokens": len(tokens),
+            }
+    return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
+
+
+def _text(line: bytes) -> str | None:
+    """A line with its end, None if it is not UTF-8."""
+    try:
+        return line.decode() + "\n"
+    except UnicodeDecodeError:
+        return None
+
+
+def _encode(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> Tensor:
+    made = []
+    for first in range(0, len(texts), LINES_AT_ONCE):
+        part = learned.encode(texts[first : first + LINES_AT_ONCE])
+        made.append(torch.tensor([token for line in part for token in line], dtype=torch.int32))
+        advance(len(part))
+    return torch.cat(made)

@@ -1,0 +1,142 @@
+"""Byte-pair encoding through `tokenizers`: learned, applied and undone; the same text always gives the same tokens.
+
+Two alphabets: ``"words"`` are the characters of words that spaces separate (the last one of a word is marked), as
+subword-nmt has it; ``"bytes"`` are the bytes of any text, spaces included, so that every text can be written and
+nothing is lost.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from llqr.lab.text.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, vocabulary
+
+END_OF_WORD = "</w>"
+MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
+UNKNOWN_WORD = "<unk>"
+ALPHABETS = ("words", "bytes")
+
+
+class Subwords:
+    """A learned encoding; `write` and `read` keep it.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # Written where a token is unknown, and behind it the end of a word: how that went on is unknown too.
+        self._unknown = UNKNOWN_WORD + END_OF_WORD if tokenizer.model.unk_token else ""
+        self.vocabulary: Vocabulary = vocabulary(tokenizer.get_vocab_size())
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of every text."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of ``tokens`` up to the end of the sentence, if it has one."""
+        pieces = []
+        for token in tokens:
+            if token == EOS:
+                break
+            if token not in (PAD, BOS):
+                piece = self._unknown if token == UNK else self._tokenizer.id_to_token(token)
+                pieces.append(piece or "")  # a number beyond the tokens stands for nothing
+        return self._tokenizer.decoder.decode(pieces)
+
+    def write(self) -> str:
+        return self._tokenizer.to_str()
+
+    @classmethod
+    def read(cls, written: str) -> "Subwords":
+        try:
+            return cls(_tokenizers().Tokenizer.from_str(written))
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # what the library raises is no more specific
+            raise ValueError(f"The subwords cannot be read: {error}.") from error
+
+
+def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: str) -> Subwords:
+    """The encoding that joins the most frequent pair of neighbours, ``merges`` times.
+
+    Args:
+        texts: gives all texts; called more than once.
+        merges: how often a pair is joined; fewer times if no pair is left that occurs twice.
+        alphabet: ``"words"`` or ``"bytes"``.
+    """
+    if merges < 0:
+        raise ValueError(f"merges must not be negative, got {merges}.")
+    if alphabet not in ALPHABETS:
+        raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}, got {alphabet!r}.")
+    found, joined = (_learn_words if alphabet == "words" else _learn_bytes)(texts, merges)
+    tokens = dict.fromkeys([*SPECIAL, *found, *(a + b for a, b in joined)])
+    # The special names are no special tokens to the library: else it would find them in a text.
+    return Subwords(_build({token: number for number, token in enumerate(tokens)}, joined, alphabet))
+
+
+def version() -> str:
+    """The version of tokenizers; another one may merge in another order."""
+    return _tokenizers().__version__
+
+
+def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """The alphabet and the merges."""
+    inner: set[str] = set()
+    last: set[str] = set()
+    for text in texts():
+        for word in text.split():
+            inner.update(word)
+            last.add(word[-1] + END_OF_WORD)
+    marked = sorted(last)
+    # The library numbers the marked characters in an order that changes from process to process and with it the ties
+    # between pairs. Told of them as if they were special, it keeps to this one.
+    joined = _train(texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
+    return [*sorted(inner), *marked], joined
+
+
+def _learn_bytes(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
+    alphabet = sorted(_tokenizers().pre_tokenizers.ByteLevel.alphabet())
+    return alphabet, _train(texts, len(alphabet), merges, special_tokens=[], initial_alphabet=alphabet)
+
+
+def _train(
+    texts: Callable[[], Iterable[str]], characters: int, merges: int, *, special_tokens: list[str], **options: Any
+) -> list[tuple[str, str]]:
+    alphabet = "words" if "end_of_word_suffix" in options else "bytes"
+    tokenizer = _build({}, [], alphabet)
+    trainer = _tokenizers().trainers.BpeTrainer(
+        vocab_size=len(special_tokens) + characters + merges,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=special_tokens,
+        show_progress=False,
+        **options,
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    return [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
+
+
+def _build(numbers: dict[str, int], merges: list[tuple[str, str]], alphabet: str) -> Any:
+    library = _tokenizers()
+    if alphabet == "words":
+        unknown = SPECIAL[UNK] if numbers else None
+        model = library.models.BPE(numbers, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
+        tokenizer = library.Tokenizer(model)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+        tokenizer.decoder = library.decoders.BPEDecoder(suffix=END_OF_WORD)
+    else:
+        tokenizer = library.Tokenizer(library.models.BPE(numbers, merges))
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "Subwords come from tokenizers, which is not installed; install it with: pip install 'llqr[lab]'."
+        ) from error
+    return tokenizers

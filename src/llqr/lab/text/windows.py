@@ -1,0 +1,75 @@
+"""Batches of windows of one long row of tokens, made on the device.
+
+A batch is ``(inputs, targets)``, int64 of shape (rows, context); ``targets`` is ``inputs`` one token later.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llqr.lab.data.batches import Batches
+from llqr.lab.text.vocabulary import PAD
+
+
+class WindowBatches(Batches):
+    """Windows that do not overlap, all batches of one shape.
+
+    With a seed: for training. An epoch cuts the row at a new place, goes through its windows in random order and fills
+    the last batch with windows of the same epoch. Without: for measuring. Every token but the first is a target once,
+    and what is left of the last batch is padding, which the loss leaves out.
+
+    Args:
+        tokens: the row, one-dimensional.
+        rows: windows in a batch.
+        context: tokens in a window.
+        seed: decides cuts and orders, on the CPU: every device sees the same batches.
+        device: where the batches are made.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        rows: int,
+        context: int,
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}.")
+        shuffle = seed is not None
+        shortest = 2 * context if shuffle else 2
+        if len(tokens) < shortest:
+            raise ValueError(f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}.")
+        # Whichever of the first tokens the row is cut at, there are so many windows with a target for every token.
+        count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
+        generator = torch.Generator().manual_seed(seed) if shuffle else None
+        super().__init__(count, rows, shuffle=shuffle, generator=generator, last="fill" if shuffle else "keep")
+        self.context, self.device = context, torch.device(device)
+        self._length = len(tokens)
+        behind = torch.full((context + 1,), PAD, dtype=torch.int32)
+        self._tokens = torch.cat([tokens.to(torch.int32), behind]).to(self.device)
+        self._columns = torch.arange(context + 1, device=self.device)
+        self._cut = 0
+
+    def _draw(self, total: int) -> None:
+        self._cut = int(torch.randint(self.context, (), generator=self.generator))
+
+    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        starts = self._cut + order * self.context
+        missing = self.steps * self.batch_size - len(starts)
+        starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)  # behind it is padding
+        for step in range(first, self.steps):
+            part = starts[step * self.batch_size : (step + 1) * self.batch_size]
+            windows = self._tokens[part[:, None] + self._columns].long()
+            yield windows[:, :-1], windows[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"context": self.context}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["context"] != self.context:
+            raise ValueError(f"The saved loader had context={state['context']}, this one has {self.context}.")
+        super().load_state_dict(state)

@@ -1,0 +1,141 @@
+"""The byte-pair encoding: against a plain loop, the same in every process, undone exactly."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from string import ascii_lowercase
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parallel_text import sentences
+
+from llqr.lab.text.subwords import END_OF_WORD, Subwords, learn
+from llqr.lab.text.vocabulary import EOS, PAD, SPECIAL, UNK
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C"), exclude_characters="<>"), min_size=1)
+
+
+def merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    """``word`` with every ``pair`` in it joined, from the left."""
+    made: list[str] = []
+    rest = list(word)
+    while rest:
+        if tuple(rest[:2]) == pair:
+            made.append(rest.pop(0) + rest.pop(0))
+        else:
+            made.append(rest.pop(0))
+    return tuple(made)
+
+
+def count_pairs(words: Counter[tuple[str, ...]]) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for word, times in words.items():
+        for pair in pairwise(word):
+            counts[pair] += times
+    return counts
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=40))
+@settings(max_examples=60)
+def test_every_merge_joins_the_most_frequent_pair(made):
+    learned = learn(lambda: [" ".join(made)], 12, "words")
+    merges = [tuple(pair) for pair in json.loads(learned.write())["model"]["merges"]]
+    words = Counter((*word[:-1], word[-1] + END_OF_WORD) for word in made)
+    for pair in merges:
+        counts = count_pairs(words)
+        assert counts[pair] == max(counts.values()) >= 2
+        joined: Counter[tuple[str, ...]] = Counter()
+        for word, times in words.items():
+            joined[merged(word, pair)] += times
+        words = joined
+    left = count_pairs(words)
+    assert len(merges) <= 12
+    assert len(merges) == 12 or not left or max(left.values()) < 2
+    assert len(learned.encode([" ".join(made)])[0]) == sum(len(word) * times for word, times in words.items())
+
+
+def test_there_are_as_many_merges_as_asked_for():
+    text = sentences("de", 200) + sentences("en", 200)
+    few, more = (learn(lambda: text, count, "words") for count in (20, 60))
+    assert more.vocabulary.tokens - few.vocabulary.tokens == 40
+    characters = {character for line in text for character in line if character != " "}
+    last = {word[-1] for line in text for word in line.split()}
+    assert few.vocabulary.tokens == len(SPECIAL) + len(characters) + len(last) + 20
+
+
+def test_a_rare_pair_is_not_merged():
+    learned = learn(lambda: ["abc"], 100, "words")
+    assert len(learned.encode(["abc"])[0]) == 3
+
+
+def test_every_process_learns_the_same_subwords():
+    """Where all pairs are equally frequent, as here, nothing but the order of the alphabet decides."""
+    text = [" ".join(a + b for a in ascii_lowercase for b in ascii_lowercase)] * 2
+    script = (
+        "import sys; from llqr.lab.text.subwords import learn;"
+        f"sys.stdout.write(learn(lambda: {text!r}, 50, 'words').write())"
+    )
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    elsewhere = subprocess.run([sys.executable, "-c", script], env=path, capture_output=True, text=True, check=True)
+    assert learn(lambda: text, 50, "words").write() == elsewhere.stdout
+
+
+@given(st.lists(words, min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_known_words_come_back(made):
+    text = [" ".join(made)]
+    learned = learn(lambda: text, 10, "words")
+    tokens = learned.encode(text)[0]
+    assert UNK not in tokens
+    assert learned.decode(tokens).split() == made
+    assert learned.decode([*tokens, EOS, PAD, *tokens]) == learned.decode(tokens)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+@settings(max_examples=50)
+def test_bytes_write_any_text(text):
+    learned = learn(lambda: sentences("en", 50), 30, "bytes")
+    assert learned.decode(learned.encode([text])[0]) == text
+
+
+def test_special_tokens_cannot_be_written():
+    for alphabet in ("words", "bytes"):
+        text = [" ".join(SPECIAL) + " <pad> <s> </s>"] * 5
+        learned = learn(lambda text=text: text, 200, alphabet)
+        assert not {0, 1, 2, 3} & set(learned.encode(text)[0])
+
+
+def test_an_unknown_character_is_said_to_be_unknown():
+    learned = learn(lambda: ["ab ab"], 1, "words")
+    tokens = learned.encode(["ab z ab"])[0]
+    assert tokens.count(UNK) == 1
+    assert learned.decode(tokens) == "ab <unk> ab"
+
+
+def test_numbers_beyond_the_tokens_stand_for_nothing():
+    learned = learn(lambda: ["abc abc"], 1, "words")
+    assert learned.vocabulary.size % 8 == 0
+    assert learned.vocabulary.size > learned.vocabulary.tokens
+    assert learned.decode([learned.vocabulary.size - 1]) == ""
+
+
+def test_what_is_written_is_read():
+    learned = learn(lambda: sentences("de", 50), 20, "words")
+    again = Subwords.read(learned.write())
+    assert again.write() == learned.write()
+    assert again.vocabulary == learned.vocabulary
+    assert again.encode(sentences("de", 5)) == learned.encode(sentences("de", 5))
+    with pytest.raises(ValueError, match="The subwords cannot be read"):
+        Subwords.read("{}")
+
+
+@pytest.mark.parametrize(
+    ("merges", "alphabet", "message"),
+    [(-1, "words", "merges must not be negative, got -1"), (1, "letters", "alphabet must be one of words, bytes")],
+)
+def test_bad_arguments_are_named(merges, alphabet, message):
+    with pytest.raises(ValueError, match=message):
+        learn(lambda: ["a"], merges, alphabet)
