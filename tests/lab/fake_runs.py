@@ -12,10 +12,15 @@ METRIC_METHODS = ("llqr-ngd", "llqr-ngd+sam")
 
 
 def write_run(root, method, seed, *, best=90.0, name="digits/mlp", task=ACCURACY, epochs=4, finished=True, **changes):
-    """One run; ``changes`` replace entries of its files, such as ``result={"epoch_seconds": 2.0}``."""
+    """One run; ``changes`` replace entries of its files, such as ``result={"epoch_seconds": 2.0}``.
+
+    Without ``epochs`` it is as long as its recipe says, with four evaluations in its log.
+    """
     folder = root / name / method / f"seed{seed}"
     folder.mkdir(parents=True)
-    run = plain(recipe.load(name, [f"training.epochs={epochs}"]).run(method).to_dict())
+    length = [] if epochs is None else [f"training.epochs={epochs}"]
+    run = plain(recipe.load(name, length).run(method).to_dict())
+    epochs = epochs or 4
     made = {
         "started": f"2026-04-01T00:00:{seed:02d}+00:00",
         "command": "llqr compare --data digits --model mlp --data-dir /home/someone/data --out=/scratch/runs",

@@ -12,6 +12,7 @@ from llqr.lab.cli import main
 
 QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.steps=2", "--device", "cpu", "--quiet"]
 TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fishersam-ablation", "label-noise")
+SEQUENCES = ("iwslt14", "language")
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def test_recipes_are_listed(llqr):
     assert (code, "label-noise/0.6" in out) == (0, True)
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_vision_table_can_be_planned(llqr, tmp_path, table):
+@pytest.mark.parametrize("table", [*TABLES, *SEQUENCES])
+def test_every_table_can_be_planned(llqr, tmp_path, table):
     code, out, _ = llqr("reproduce", table, "--dry-run", "--json")
     assert code == 0
     planned = json.loads(out)
@@ -77,6 +78,15 @@ def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr
     assert (code, "training.epochs = 5" in out, "probe.rho = 0.3" in out, "no metric" in out) == (0, True, True, True)
     code, out, _ = llqr("compare", "--data", "digits", "--model", "cnn", "--dry-run", "--data-dir", "some where")
     assert (code, "model.name = 'cnn'" in out, "data.root = 'some where'" in out) == (0, True, True)
+
+
+def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
+    code, out, _ = llqr("reproduce", "iwslt14", "--row", "europarl-de-en", "--methods", "llqr", "--dry-run")
+    assert code == 0
+    assert "# europarl-de-en is not prepared yet: sizes are those for 10,000 tokens" in out
+    assert "base.betas = [0.9, 0.98]" in out
+    code, out, _ = llqr("train", "language/europarl-en", "--method", "llqr", "--dry-run")
+    assert (code, "# too large, and stored as diag-kfac: tokens.weight (10000, 384)" in out) == (0, True)
 
 
 def test_compare_prints_a_row_a_method_and_leaves_the_runs(llqr, tmp_path):
@@ -156,6 +166,8 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (2, "--max-minutes", ["train", "digits/mlp", "--max-minutes", "-1"]),
         (3, "CIFAR-10 was not found", ["train", "cifar10/resnet18", "--data-dir", "nowhere", "--device", "cpu"]),
         (3, "imagenet", ["train", "imagenet/resnet50", "--device", "cpu"]),
+        (3, "llqr data iwslt14", ["train", "iwslt14/transformer_iwslt_de_en", "--device", "cpu"]),
+        (3, "holds no run", ["translate", "."]),
         (4, "the training loss of epoch 1", ["train", "digits/mlp", "--device", "cpu", "--set", "bases.sgdm.lr=1e12"]),
     ],
 )

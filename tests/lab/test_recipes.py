@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from tiny_text import reversal
 from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab import data, recipe
+from llqr.lab.domains import ASSUMED_VOCABULARY
 from llqr.lab.strict import ConfigurationError
+from llqr.lab.text import prepared
 
 NETWORKS = ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110")
 STANDARD = ("sgdm", "llqr-ngd", "llqr-newton", "sam", "fishersam", "llqr-ngd+sam", "llqr-newton+sam")
@@ -27,8 +30,63 @@ TABLES = {
 }
 
 
-def test_every_vision_row_of_the_paper_has_its_recipe():
-    assert set(recipe.names()) == {*TABLES, "digits/mlp"}
+OURS = {"digits/mlp", "iwslt14/europarl-de-en", "language/europarl-en"}
+TRANSLATION = "iwslt14/transformer_iwslt_de_en"
+
+
+def test_every_row_of_the_paper_has_its_recipe():
+    assert set(recipe.names()) == {*TABLES, TRANSLATION, *OURS}
+
+
+def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
+    loaded = recipe.load(TRANSLATION)
+    assert (loaded.columns, loaded.seeds) == (("adamw", "llqr-ngd", "sam", "llqr-ngd+sam"), 5)
+    assert loaded.schedule == recipe.LrSchedule("inverse-sqrt", warmup_steps=4000)
+    options = loaded.task_options
+    assert (options.label_smoothing, options.beam, options.length_penalty, options.max_length) == (
+        0.1,
+        5,
+        1.0,
+        (1.2, 10),
+    )
+    assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
+    run = loaded.run("llqr-ngd+sam")
+    assert run.base == recipe.Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
+    assert run.probe == recipe.Probe("sam", rho=0.005, start_after=4000)
+    assert run.geometry == recipe.GeometrySettings(
+        divergence="ngd", structure="diagonal", every=1000, ema=0.925, lr=1e-3, steps=50, batch_size=48
+    )
+    with torch.device("meta"):
+        model = loaded.build_model()
+    assert (len(model.encoder), len(model.decoder)) == (6, 6)
+    tables = [parameter for parameter in model.parameters() if parameter.shape == (ASSUMED_VOCABULARY, 512)]
+    assert len(tables) == 2  # the source's embedding, and one matrix for the target's and the outputs
+
+
+def test_the_other_corpus_differs_in_corpus_and_budget_and_says_so():
+    ours, papers = recipe.load("iwslt14/europarl-de-en"), recipe.load(TRANSLATION)
+    assert ours.beside == "transformer_iwslt_de_en"
+    assert "another corpus" in ours.caveat
+    for method in papers.methods:
+        theirs = dataclasses.replace(papers.run(method), data=ours.data, training=ours.training)
+        assert ours.run(method) == theirs
+
+
+def test_the_last_of_two_lengths_counts():
+    by_epochs = recipe.load(TRANSLATION, ["training.epochs=3"])
+    assert (by_epochs.training.epochs, by_epochs.training.steps) == (3, None)
+    by_steps = recipe.load("cifar10/resnet18", ["training.steps=7"])
+    assert (by_steps.training.epochs, by_steps.training.steps) == (None, 7)
+    assert recipe.load(TRANSLATION, ["training.epochs=3", "training.steps=5"]).training.steps == 5
+
+
+def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
+    reversal(tmp_path)
+    overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
+    loaded = recipe.load(f"{TRANSLATION}@tiny", overrides)
+    assert loaded.build_model().head.out_features == prepared.load(tmp_path / "reversal").vocabulary.size
+    assert not loaded.domain.remark("reversal", tmp_path)
+    assert "not prepared yet" in loaded.domain.remark("nothing", tmp_path)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -180,7 +238,12 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to fishersam"),
         ("geometries.ngd.divergence=kl", r"geometries.ngd.divergence must be one of ngd, newton"),
         ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
-        ("task.name=translation", r"^--set .*: task.name must be one of classification, got 'translation'"),
+        ("task.name=captioning", r"^--set .*: task.name must be one of classification, translation, .*'captioning'"),
+        ("bases.adam.betas=[0.9]", r"bases.adam: betas must be two numbers"),
+        ("bases.sgdm.betas=[0.9, 0.98]", r"bases.sgdm: betas belong to adam and adamw"),
+        ("schedule.name=inverse-sqrt", r"schedule: warmup_steps must be at least 1 with inverse-sqrt"),
+        ("training.evaluate_every=0", r"training: evaluate_every must be at least 1"),
+        ("beside=resnet18", r"caveat must say in what the row is another experiment"),
         ("task.options.smoothing=0.1", r"unknown key task.options.smoothing; known here: label_smoothing"),
         ("task.options.label_smoothing=1", r"task.options: label_smoothing must lie in"),
         ("data.name=mnist", r"^--set .*: data must be one of digits, .*got 'mnist'"),
@@ -240,6 +303,24 @@ def test_a_recipe_cannot_extend_itself(tmp_path):
     second.write_text(f'extends = "{first}"')
     with pytest.raises(ConfigurationError, match="extends itself"):
         recipe.load(first)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.name=a/b", r"data must be the name of a prepared text, got 'a/b'"),
+        ("data.options.crop_padding=4", r"unknown key data.options.crop_padding; known here: shapes"),
+        ("model.name=gpt", r"model must be one of transformer, got 'gpt'"),
+        ("model.options.depth=6", r"Model 'transformer': .*'depth'"),
+        ("model.options.heads=5", r"heads must divide width"),
+        ("task.options.beam=0", r"task.options: beam must be at least 1"),
+        ("task.options.max_length=[1]", r"task.options: max_length must be two numbers"),
+        ("geometries.ngd.structure=[1]", r"geometries.ngd.structure must be a string or a table"),
+    ],
+)
+def test_bad_settings_of_a_translation_are_named_and_refused(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        recipe.load(TRANSLATION, [override])
 
 
 def test_unknown_variants_are_listed():

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from fake_runs import write_run
+from fake_runs import BLEU, write_run
 
 from llqr.lab import cli, readme, recipe, results, tables
 from llqr.lab.logged import find
@@ -85,6 +85,51 @@ def test_every_table_can_be_built_and_has_the_papers_cells(name):
         assert not table.measured
     else:
         assert all(cell.difference == 0 for cell in table.cells)
+
+
+TRANSLATED = [
+    ("adamw", 30.0, 29.0, 0.010, None),
+    ("llqr-ngd", 31.0, 30.5, 0.011, None),
+    ("sam", 30.5, 30.0, 0.018, 0.02),
+]
+
+
+def translated(folder, *runs):
+    """Measurements of translation runs given as (method, validation, test, seconds a step, while probing)."""
+    for method, best, tested, step, probing in runs:
+        result = {"split": "valid", "test_of_best": {"BLEU": tested}, "step_seconds": step}
+        result |= {} if probing is None else {"probing_step_seconds": probing}
+        write_run(folder, method, 0, best=best, name="iwslt14/europarl-de-en", task=BLEU, epochs=None, result=result)
+    results.add(find([folder]), folder / "kept.jsonl")
+    return results.read(folder)
+
+
+def test_another_corpus_stands_beside_the_papers_numbers_and_is_not_compared_with_them(tmp_path, capsys):
+    measurements = translated(tmp_path, *TRANSLATED)
+    table = tables.build("iwslt14", measurements)
+    found = cell(table, "europarl-de-en", "llqr-ngd")
+    assert (found.measured.mean, found.tested.mean, found.beside.mean) == (31.0, 30.5, 34.51)
+    assert found.paper is None
+    assert found.difference is None
+    assert cell(table, "transformer_iwslt_de_en", "llqr-ngd").measured is None
+    assert run_cli("table", "iwslt14", "--results", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "34.51 ± 0.12†" in printed
+    assert "another corpus" in printed
+    made = readme.markdown(table, ["europarl-de-en"])
+    assert "| europarl-de-en | llqr-ngd | 31.00 | 1 | 30.50 | 1.10x |  | 34.51 ± 0.12† | 5 |  |" in made
+    assert "† europarl-de-en: Measured on Europarl" in made
+
+
+def test_times_stand_beside_the_first_method_on_the_same_device_only(tmp_path):
+    measurements = translated(tmp_path, *TRANSLATED)
+    sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
+    assert (sam.relative_time, sam.probing_time) == (pytest.approx(1.8), pytest.approx(2.0))
+    for one in measurements:
+        if one.method == "sam":
+            one.entry["machine"]["gpu"] = "another"
+    sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
+    assert (sam.relative_time, sam.probing_time) == (None, None)
 
 
 def test_every_recipe_has_a_table():

@@ -22,7 +22,7 @@ from llqr.lab.recipe import LrSchedule
 from llqr.lab.runs import Plan, plans
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
-from llqr.lab.train import Execution, Training, independent_seeds
+from llqr.lab.train import Execution, Training, independent_seeds, seconds_a_step
 
 CPU = torch.device("cpu")
 SHORT = ["training.epochs=2", "geometries.ngd.every=10", "geometries.ngd.steps=3", "geometries.newton.steps=3"]
@@ -39,6 +39,15 @@ def train(folder, method, *overrides, seed=0, capture=False):
 
 def weights(training):
     return torch.nn.utils.parameters_to_vector(training.model.parameters()).detach()
+
+
+def test_inverse_sqrt_falls_from_the_end_of_the_warm_up_whatever_the_length():
+    schedule = LrSchedule("inverse-sqrt", warmup_steps=4000)
+    assert lr_factor(schedule, 0, 10) == 1 / 4000
+    assert lr_factor(schedule, 3999, 10) == 1.0
+    assert lr_factor(schedule, 4 * 4000 - 1, 10) == lr_factor(schedule, 4 * 4000 - 1, 10**6) == 0.5
+    with pytest.raises(ValueError, match="warmup_steps must be at least 1 with inverse-sqrt"):
+        LrSchedule("inverse-sqrt")
 
 
 def test_cosine_goes_from_the_base_rate_to_zero_after_a_linear_warm_up():
@@ -113,6 +122,41 @@ def test_log_and_result_say_what_happened(tmp_path):
     assert records[-1]["spectrum"]["min"] == min(result["layers"].values()) < 1
 
 
+def test_evaluations_and_length_may_be_counted_in_steps(tmp_path):
+    """An epoch has 23 steps here; what is computed does not depend on when it is measured."""
+    training = train(tmp_path / "steps", "sam", "training.steps=50", "training.evaluate_every=20")
+    records = training.folder.log.records
+    assert [record["step"] for record in records] == [20, 40, 50]
+    assert [record["epoch"] for record in records] == pytest.approx([20 / 23, 40 / 23, 50 / 23])
+    assert [record["lr"] for record in records] == pytest.approx([training.learning_rate(step) for step in (0, 20, 40)])
+    assert training.finished
+    result = training.folder.result()
+    assert (result["steps"], result["counted_in"], result["best_step"] in (20, 40, 50)) == (50, "step", True)
+    whole = train(tmp_path / "whole", "sam", "training.steps=50")
+    assert [record["step"] for record in whole.folder.log.records] == [23, 46, 50]
+    assert torch.equal(weights(training), weights(whole))
+    mean = sum(record["train"]["loss"] * steps for record, steps in zip(records, (20, 20, 10), strict=True)) / 50
+    others = zip(whole.folder.log.records, (23, 23, 4), strict=True)
+    assert mean == pytest.approx(sum(record["train"]["loss"] * steps for record, steps in others) / 50)
+
+
+def test_the_time_of_a_step_leaves_out_the_first_stretch_and_those_before_the_probe():
+    records = [
+        {"step": step, "seconds": {"train": seconds}} for step, seconds in ((10, 9.0), (20, 1.0), (30, 2.0), (35, 2.0))
+    ]
+    assert seconds_a_step(records) == pytest.approx(5.0 / 25)
+    assert seconds_a_step(records, since=15) == pytest.approx(4.0 / 15)
+    assert seconds_a_step(records, since=30) == pytest.approx(2.0 / 5)
+    assert seconds_a_step(records, since=31) is None
+    assert seconds_a_step(records[:1]) == pytest.approx(0.9)
+
+
+def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.TASKS["classification"], "evaluate", lambda self, model: {"accuracy": math.nan})
+    with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
+        train(tmp_path, "sgdm")
+
+
 def test_the_layers_means_are_those_of_the_dense_metric():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
@@ -126,19 +170,23 @@ def test_the_layers_means_are_those_of_the_dense_metric():
     assert min(means.values()) < 0.99
 
 
+@pytest.mark.parametrize("most", [1, 64])
 @pytest.mark.parametrize("method", ["sgdm", "llqr-ngd+sam"])
-def test_a_recorded_pass_computes_what_an_unrecorded_one_does(method):
-    """On a network with BatchNorm, with a smaller last batch, and with the recorder replaced by plain repetition."""
+def test_a_recorded_pass_computes_what_an_unrecorded_one_does(method, most):
+    """On a network with BatchNorm, with a smaller last batch, and with the recorder replaced by plain repetition.
+
+    Each of the two shapes is recorded once, unless one recording is all that may be kept.
+    """
     loaded = recipe.load("digits/mlp", [*SHORT, "model.name=cnn", "training.last=keep", "training.batch_size=100"])
     run, task = loaded.run(method), tasks.load(loaded, CPU)
     recorded = []
 
-    def remember(compute, model):
+    def remember(compute):
         recorded.append(compute)
         return compute
 
     ends = []
-    for make in (Pass, lambda *parts: RecordedPass(*parts, record=remember)):
+    for make in (Pass, lambda *parts: RecordedPass(*parts, record=remember, most=most)):
         torch.manual_seed(0)
         model = loaded.build_model()
         optimizer = optimizer_for(run, model, task)
@@ -148,8 +196,30 @@ def test_a_recorded_pass_computes_what_an_unrecorded_one_does(method):
             closure.load(batch)
             losses.append(optimizer.step(closure, batch=batch))
         ends.append(torch.cat([*(p.flatten().float() for p in model.state_dict().values()), torch.stack(losses)]))
-    assert len(recorded) == 1
+    assert len(recorded) == min(2, most)
     assert torch.equal(*ends)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_cuda_graphs_of_several_shapes_share_gradients_and_memory(most):
+    """Batches of three shapes in turns, some of them unrecorded where only a few recordings are kept."""
+    device = torch.device("cuda")
+    task, precision = tasks.load(recipe.load("digits/mlp"), device), Precision("fp32", device)
+    torch.manual_seed(0)
+    model = recipe.load("digits/mlp").build_model().to(device)
+    passes = Pass(task, model, precision), RecordedPass(task, model, precision, most=most)
+    images, labels = next(iter(task.train_batches(64, seed=0)))
+    for rows in (64, 32, 48, 32, 64, 48, 64):
+        found = []
+        for one in passes[::-1]:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            one.load((images[-rows:], labels[-rows:]))
+            loss = one().clone()
+            found.append(torch.cat([loss.view(1), *(p.grad.flatten().clone() for p in model.parameters())]))
+        torch.testing.assert_close(*found)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -223,7 +293,7 @@ class Regression(Task):
 @pytest.mark.parametrize("capture", [False, True])
 def test_another_task_needs_no_other_loop(tmp_path, monkeypatch, capture):
     """Inputs that are a mapping, a metric that is better when smaller, and no classes anywhere."""
-    monkeypatch.setattr("llqr.lab.capture.record_cuda_graph", lambda compute, model: compute)
+    monkeypatch.setattr("llqr.lab.capture.CudaGraphs", lambda model: lambda compute: compute)
     digits = recipe.load("digits/mlp", ["training.batch_size=8", "bases.sgdm.weight_decay=0", "training.epochs=4"])
     run = dataclasses.replace(digits.run("sam"), probe=recipe.Probe("sam", rho=0.01))
     other = SimpleNamespace(title="Line", build_model=lambda: nn.Linear(1, 1))

@@ -1,11 +1,12 @@
-"""The forward and backward pass of a step as a closure, on request recorded once as a CUDA graph and then replayed.
+"""The forward and backward pass of a step as a closure, on request recorded as CUDA graphs and then replayed.
 
 A recorded pass reads its batch from buffers that never move and leaves loss and gradients in memory that never moves;
 between replays the optimizer may change weights, gradients and normalisation statistics in place, as `llqr.Optimizer`
-does. A batch of another shape than the recorded one (the smaller last batch of an epoch) runs unrecorded.
+does. There is one recording for each shape of batch, up to a number: images have one or two shapes, sentences a few
+dozen. A shape beyond that number runs unrecorded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from llqr.snapshot import Snapshot
 
 WARM_UP = 3
 """Passes before recording, in which libraries choose their kernels and allocate workspaces."""
+MOST_SHAPES = 64
+"""Recordings that are kept. Each holds its kernels, some MiB, and its batch; activations they have in common."""
 
 Compute = Callable[[], Tensor]
-Record = Callable[[Compute, nn.Module], Compute]
+Record = Callable[[Compute], Compute]
 """Turns a pass over fixed buffers into something that repeats it."""
 
 
@@ -49,68 +52,100 @@ class Pass:
 
 
 class RecordedPass(Pass):
-    """A `Pass` that is recorded at the first batch and replayed for every batch of the same shape."""
+    """A `Pass` that is recorded at the first batch of every shape and replayed for the others.
 
-    def __init__(self, task: Task, model: nn.Module, precision: Precision, record: Record | None = None) -> None:
+    Args:
+        record: makes the recordings; CUDA graphs in one pool of memory by default.
+        most: how many shapes are recorded; batches of further shapes run unrecorded.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        record: Record | None = None,
+        most: int = MOST_SHAPES,
+    ) -> None:
         super().__init__(task, model, precision)
-        self._record = record or record_cuda_graph
-        self._fixed: list[Tensor] = []
+        self._record = record or CudaGraphs(model)
+        self._most = most
+        self._recordings: dict[Any, tuple[list[Tensor], Compute]] = {}
         self._replay: Compute | None = None
-        self._matches = False
 
     def load(self, batch: Batch) -> None:
         self._batch = batch
         leaves, structure = pytree.tree_flatten(batch)
-        if self._replay is None:
-            self._fixed = [leaf.clone() for leaf in leaves]
-            fixed = pytree.tree_unflatten(self._fixed, structure)
-            self._replay = self._record(lambda: self._compute(fixed), self._model)
-        self._matches = _same_shapes(leaves, self._fixed)
-        if self._matches:
+        shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if shapes not in self._recordings and len(self._recordings) < self._most:
+            fixed = [leaf.clone() for leaf in leaves]
+            held = pytree.tree_unflatten(fixed, structure)
+            self._recordings[shapes] = fixed, self._record(lambda: self._compute(held))
+        self._replay = None
+        if shapes in self._recordings:
+            fixed, self._replay = self._recordings[shapes]
             # Once a step: both passes of a sharpness-aware step read the same buffers.
-            torch._foreach_copy_(self._fixed, leaves)
+            torch._foreach_copy_(fixed, leaves)
 
     def __call__(self) -> Tensor:
-        return self._replay() if self._matches else self._compute(self._batch)
+        return self._compute(self._batch) if self._replay is None else self._replay()
 
 
-def record_cuda_graph(compute: Compute, model: nn.Module) -> Compute:
-    """Record ``compute``, a forward and backward pass of ``model`` over fixed buffers, as a CUDA graph.
+class CudaGraphs:
+    """Records forward and backward passes of ``model`` over fixed buffers as CUDA graphs that share their memory.
 
-    Recording leaves weights, buffers and random states of the model as they were. Gradients that the graph writes live
-    in its own memory: they are overwritten by a replay, not added to.
+    No two of them run at the same time and none is read after another one ran, apart from its loss, so that the
+    activations of all may lie in the same place. All write the same gradients: those of the first recording, which
+    later ones copy theirs to. A replay overwrites gradients, it does not add to them.
     """
-    device = next(model.parameters()).device
-    stream = torch.cuda.Stream(device)
-    buffers = Snapshot()
-    buffers.take(list(model.buffers()))
-    with torch.random.fork_rng(devices=[device]):
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                _drop_gradients(model)
-                compute()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        # Without gradients to add to, the recorded backward pass allocates them in the graph's pool and writes them.
-        _drop_gradients(model)
-        graph = torch.cuda.CUDAGraph()
-        # The stream of the warm-up, because autograd's accumulation nodes remember the stream they were made on; and
-        # errors of this thread only, because a loader may be pinning memory in another.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            loss = compute()
-    buffers.restore()
 
-    def replay() -> Tensor:
-        graph.replay()
-        return loss
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._gradients: dict[nn.Parameter, Tensor] = {}
 
-    return replay
+    def __call__(self, compute: Compute) -> Compute:
+        """Record ``compute``; weights, buffers, gradients' places and random states of the model stay as they were."""
+        # Of all recordings the same, because autograd's accumulation nodes remember the stream they were made on.
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        buffers = Snapshot()
+        buffers.take(list(self._model.buffers()))
+        with torch.random.fork_rng(devices=[self._device]):
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UP):
+                    self._drop_gradients()
+                    compute()
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            # Without gradients to add to, the recorded backward pass allocates them in the pool and writes them.
+            self._drop_gradients()
+            graph = torch.cuda.CUDAGraph()
+            # Errors of this thread only, because a loader may be pinning memory in another.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                loss = compute()
+                self._hand_over_gradients()
+        self._pool = graph.pool()
+        buffers.restore()
 
+        def replay() -> Tensor:
+            graph.replay()
+            return loss
 
-def _drop_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
+        return replay
 
+    def _drop_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
 
-def _same_shapes(a: Sequence[Any], b: Sequence[Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
+    def _hand_over_gradients(self) -> None:
+        """Leave the gradients where those of the first recording lie."""
+        made = {parameter: parameter.grad for parameter in self._model.parameters() if parameter.grad is not None}
+        self._gradients = self._gradients or made
+        if made.keys() != self._gradients.keys():
+            raise RuntimeError("A batch gives gradients to other parameters than the first one did; use --no-capture.")
+        if made is not self._gradients:
+            torch._foreach_copy_(list(self._gradients.values()), list(made.values()))
+            for parameter, gradient in self._gradients.items():
+                parameter.grad = gradient

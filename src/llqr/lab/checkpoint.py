@@ -30,6 +30,11 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
         raise DataError(f"{path} is not a readable checkpoint ({first_line}); delete it to start over.") from error
 
 
+def copied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a state as they are now, in the memory of the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
     """The states of torch's global generators."""
     states = {"cpu": torch.get_rng_state()}

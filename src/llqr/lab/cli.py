@@ -13,8 +13,9 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 import llqr
+from llqr.lab import cli_data, cli_translate, options, planning, recipe, reporting, storage
 from llqr.lab import compare as comparison
-from llqr.lab import options, planning, recipe, reporting, storage
+from llqr.lab.cli_bench import bench_app
 from llqr.lab.errors import EXIT_CODES
 from llqr.lab.experiment import carry_out
 from llqr.lab.options import Named, load_recipe
@@ -36,7 +37,10 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
 )
 app.add_typer(toy, name="toy")
+app.add_typer(bench_app, name="bench")
 reporting.mount(app)
+cli_data.mount(app)
+cli_translate.mount(app)
 
 
 def show_version(wanted: bool) -> None:

@@ -8,10 +8,17 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
+TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
+"""What is timed of a run that counts in epochs or in steps, and how seconds of that size are written."""
+HEADINGS = {"epoch": "s / epoch", "step": "s / step"}
+
 
 @dataclass(frozen=True)
 class Summary:
-    """One method of one recipe over its seeds. ``relative_time`` is that of an epoch, beside the first method."""
+    """One method of one recipe over its seeds. ``seconds`` are those of an epoch, or of a step where runs count so.
+
+    ``relative_time`` is beside the first method; ``test`` is measured where the best weights were tested.
+    """
 
     recipe: str
     method: str
@@ -21,7 +28,10 @@ class Summary:
     best_std: float | None
     last_mean: float
     last_std: float | None
-    epoch_seconds: float
+    test_mean: float | None
+    test_std: float | None
+    counted_in: str
+    seconds: float
     relative_time: float
 
 
@@ -33,19 +43,24 @@ def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
     first_seconds: dict[str, float] = {}
     summaries = []
     for (recipe, method), group in groups.items():
-        best, last = [result["best"] for result in group], [result["last"] for result in group]
-        seconds = median(result["epoch_seconds"] for result in group)
+        metric, counted_in = group[0]["metric"], group[0].get("counted_in", "epoch")
+        seconds = median(result[TIMES[counted_in][0]] for result in group)
+        best, last = ([result[key] for result in group] for key in ("best", "last"))
+        tested = [result["test_of_best"][metric] for result in group if "test_of_best" in result]
         summaries.append(
             Summary(
                 recipe=recipe,
                 method=method,
-                metric=group[0]["metric"],
+                metric=metric,
                 n=len(group),
                 best_mean=fmean(best),
-                best_std=stdev(best) if len(best) > 1 else None,
+                best_std=_deviation(best),
                 last_mean=fmean(last),
-                last_std=stdev(last) if len(last) > 1 else None,
-                epoch_seconds=seconds,
+                last_std=_deviation(last),
+                test_mean=fmean(tested) if tested else None,
+                test_std=_deviation(tested),
+                counted_in=counted_in,
+                seconds=seconds,
                 relative_time=seconds / first_seconds.setdefault(recipe, seconds),
             )
         )
@@ -55,15 +70,26 @@ def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
 def as_table(summaries: Sequence[Summary]) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over the seeds."""
     first = summaries[0]
+    tested = first.test_mean is not None
     table = Table(title=first.recipe, box=SIMPLE)
     table.add_column("method")
-    headings = (f"best {first.metric}", f"last {first.metric}", "n", "s/epoch", f"time / {first.method}")
-    for heading in headings:
+    headings = [
+        f"best {first.metric}",
+        f"last {first.metric}",
+        *([f"test {first.metric} of the best"] if tested else []),
+    ]
+    for heading in (*headings, "n", HEADINGS[first.counted_in], f"time / {first.method}"):
         table.add_column(heading, justify="right")
     for row in summaries:
-        best, last = _spread(row.best_mean, row.best_std), _spread(row.last_mean, row.last_std)
-        table.add_row(row.method, best, last, f"{row.n}", f"{row.epoch_seconds:.3f}", f"{row.relative_time:.2f}x")
+        pairs = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
+        pairs += [(row.test_mean, row.test_std)] if tested else []
+        time = TIMES[row.counted_in][1].format(row.seconds)
+        table.add_row(row.method, *(_spread(*pair) for pair in pairs), f"{row.n}", time, f"{row.relative_time:.2f}x")
     return table
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
 
 
 def _spread(mean: float, std: float | None) -> str:

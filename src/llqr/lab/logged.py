@@ -36,13 +36,18 @@ class LoggedRun:
         return self.config["seed"]
 
     @property
-    def epochs(self) -> int:
-        """How many epochs were asked for."""
-        return self.config["run"]["training"]["epochs"]
+    def counted_in(self) -> str:
+        """What tells how far the run is: ``step`` where the recipe counts in steps, otherwise ``epoch``."""
+        training = self.config["run"]["training"]
+        return "step" if training.get("steps") or training.get("evaluate_every") else "epoch"
 
     @property
     def state(self) -> str:
-        return "finished" if self.result is not None else f"epoch {len(self.records)} of {self.epochs}"
+        if self.result is not None:
+            return "finished"
+        training = self.config["run"]["training"]
+        unit, total = ("step", training["steps"]) if training.get("steps") else ("epoch", training["epochs"])
+        return f"{unit} {self.records[-1][unit] if self.records else 0:g} of {total}"
 
 
 def find(paths: Iterable[Path]) -> list[LoggedRun]:

@@ -1,6 +1,8 @@
 """From the settings of a run to its optimizer and its learning rate."""
 
 import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -31,18 +33,25 @@ class ObservedGeometry(llqr.Geometry):
         return reports
 
 
-def optimizer_for(run: Run, model: nn.Module, task: Task, *, capture: bool = False) -> llqr.Optimizer:
+def optimizer_for(
+    run: Run, model: nn.Module, task: Task, *, capture: bool = False, compile: bool = False
+) -> llqr.Optimizer:
     """The method of a run, put together from its components, whatever the recipe calls it.
 
-    With ``capture`` a refresh is replayed as CUDA graphs, unless it is computed in pieces. It runs in the precision of
-    the passes.
+    With ``capture`` a refresh is replayed as CUDA graphs, with ``compile`` its product is traced and compiled, unless
+    it is computed in pieces. It runs in the precision of the passes.
     """
     base = base_optimizer(run.base, model)
     geometry = None
     if run.geometry is not None:
         recorded = capture and run.geometry.micro_batch is None
         autocast = torch.bfloat16 if run.training.precision == "bf16" else None
-        settings = run.geometry.arguments() | {"forward": task.forward, "capture": recorded, "autocast": autocast}
+        # Differences need no derivative of the passes' own kernels.
+        by_differences = run.geometry.engine == "finite-differences"
+        forward = task.forward if by_differences else task.differentiable_forward
+        settings = run.geometry.arguments() | {"forward": forward, "capture": recorded, "autocast": autocast}
+        if compile and run.geometry.micro_batch is None and run.geometry.engine in (None, "linearised"):
+            settings |= {"engine": "linearised", "compile": True}
         geometry = ObservedGeometry(model, task.loss, **settings)
     name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
     if run.probe is not None:
@@ -51,11 +60,24 @@ def optimizer_for(run: Run, model: nn.Module, task: Task, *, capture: bool = Fal
     return llqr.build(name or "sgdm", base, geometry=geometry, model=model, **probe)
 
 
+def fallbacks(metric: llqr.Metric, structure: str | Mapping[str, str]) -> dict[str, str]:
+    """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
+    rules = {"*": structure} if isinstance(structure, str) else structure
+    found = {}
+    for block in metric.blocks:
+        asked = next(kind for pattern, kind in rules.items() if fnmatchcase(block.parameter, pattern))
+        if block.is_matrix and metric.kinds[block.name] != asked:
+            found[f"{block.name} {block.shape}"] = metric.kinds[block.name]
+    return found
+
+
 def base_optimizer(base: Base, model: nn.Module) -> torch.optim.Optimizer:
     """The base optimizer, in one kernel a step where the device has one."""
     options: dict[str, Any] = {"lr": base.lr, "weight_decay": base.weight_decay}
     if base.name == "sgd":
         options |= {"momentum": base.momentum, "nesterov": base.nesterov}
+    if base.betas is not None:
+        options["betas"] = base.betas
     if next(model.parameters()).device.type == "cuda":
         options["fused"] = True
     return BASES[base.name](model.parameters(), **options)
@@ -68,4 +90,6 @@ def lr_factor(schedule: LrSchedule, step: int, total: int) -> float:
         return (step + 1) / warmup
     if schedule.name == "constant":
         return 1.0
+    if schedule.name == "inverse-sqrt":
+        return math.sqrt(warmup / (step + 1))
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

@@ -34,7 +34,7 @@ MaxMinutes = Annotated[
     float | None, typer.Option(min=0, help="Stop after so many minutes with a checkpoint and exit code 75.")
 ]
 CheckpointMinutes = Annotated[
-    float, typer.Option(min=0, help="Write a checkpoint at the end of an epoch when the last one is as old as this.")
+    float, typer.Option(min=0, help="Write a checkpoint after an evaluation when the last one is as old as this.")
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the run's folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]

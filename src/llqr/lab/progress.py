@@ -54,9 +54,9 @@ class Display:
             self._shown = now
             self._bars.update(self._run, completed=done)
 
-    def epoch(self, epoch: int, metric: str, loss: float) -> None:
-        """An epoch is done and has been measured."""
-        state = f"epoch {epoch}: {metric}, train loss {loss:.4f}"
+    def evaluated(self, position: str, metric: str, loss: float) -> None:
+        """What is learned has been measured at this position of the run."""
+        state = f"{position}: {metric}, train loss {loss:.4f}"
         self._bars.update(self._run, state=state)
         now = time.monotonic()
         if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from llqr.lab import tables
 from llqr.lab.results import Measurement
 from llqr.lab.strict import ConfigurationError
-from llqr.lab.tables import Cell, PaperTable
+from llqr.lab.tables import PaperTable
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
 
@@ -47,21 +47,15 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str], int, int]]:
 
 def markdown(table: PaperTable, rows: Sequence[str] = ()) -> str:
     """The measured cells beside the paper's, and what is missing in words."""
-    chosen = PaperTable(table.name, table.metric, [cell for cell in table.cells if not rows or cell.row in rows])
+    chosen = table.of_rows(rows)
     if not chosen.measured:
         return "Nothing is measured yet."
-    lines = ["| | | measured | n | paper | n | difference |", "|:--|:--|--:|--:|--:|--:|--:|"]
-    lines += [_line(cell) for cell in chosen.measured]
+    headings = ["measured", "n", *(tables.TESTED if chosen.tested else ()), "paper", "n", "difference"]
+    lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
+    lines += [f"| {' | '.join((cell.row, cell.column, *tables.texts(cell, chosen)))} |" for cell in chosen.measured]
     lines += ["", f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."]
+    for caveat in tables.footnotes(chosen):
+        lines += ["", caveat]
     if chosen.missing:
         lines += ["", f"Not measured yet: {chosen.missing_in_words()}."]
     return "\n".join(lines)
-
-
-def _line(cell: Cell) -> str:
-    numbers = (part for number in (cell.measured, cell.paper) for part in _parts(number))
-    return f"| {cell.row} | {cell.column} | {' | '.join(numbers)} | {cell.difference_in_words} |"
-
-
-def _parts(number: tables.Number | None) -> tuple[str, str]:
-    return ("", "") if number is None else (str(number), "" if number.n is None else str(number.n))

@@ -6,7 +6,7 @@ another one and differ from it in a few keys; a *variant*, written ``cifar100/re
 differences kept in the recipe itself; ``key=value`` overrides come last.
 
 The built-in recipes are ``<table>/<row>`` with the names of the paper's tables. Nothing here knows what a data set or a
-task is made of: their options are checked by the types that they register.
+task is made of: their options are checked by the types that they register in `domains`.
 """
 
 import copy
@@ -21,27 +21,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from llqr.lab import data, models
+from llqr.lab.domains import TASKS, Domain
 from llqr.lab.strict import ConfigurationError, make
 
 FOLDER = Path(__file__).parent / "recipes"
 ALIASES = {"llqr": "llqr-ngd", "llqr+sam": "llqr-ngd+sam", "llqr+fsam": "llqr-ngd+fsam"}
 """Short names of methods: the divergence is ngd unless said otherwise."""
-
-
-@dataclass(frozen=True)
-class Classification:
-    """Options of the task of telling classes apart by cross-entropy."""
-
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}.")
-
-
-TASKS = {"classification": Classification}
-"""The options of every task, by its name."""
+ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
+"""Two ways to give one thing: a recipe that gives one takes the place of the other in what it extends."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +55,64 @@ class Base:
     weight_decay: float
     momentum: float = 0.0
     nesterov: bool = False
+    betas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ValueError(f"momentum and nesterov belong to sgd, got them with {self.name}.")
+        if self.betas is None:
+            return
+        if self.name == "sgd":
+            raise ValueError("betas belong to adam and adamw, got them with sgd.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {list(self.betas)}.")
 
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """How the learning rate moves, step by step: linearly up during the warm-up, then as ``name`` says."""
+    """How the learning rate moves, step by step: linearly up during the warm-up, then as ``name`` says.
 
-    name: Literal["cosine", "constant"]
+    ``inverse-sqrt`` falls as ``sqrt(warmup_steps / step)``, whatever the length of the run.
+    """
+
+    name: Literal["cosine", "constant", "inverse-sqrt"]
     warmup_steps: int = 0
 
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}.")
+        if self.name == "inverse-sqrt" and self.warmup_steps < 1:
+            raise ValueError("warmup_steps must be at least 1 with inverse-sqrt, which falls from their end on.")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long, in which portions, and in which precision."""
+    """How long, in which portions, and in which precision.
 
-    epochs: int
+    The length is given in ``epochs`` or in ``steps``. What is learned is evaluated after every epoch, or every
+    ``evaluate_every`` steps, and always at the end. ``batch_size`` counts samples, and in translation padded tokens.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
     batch_size: int
     eval_batch_size: int
+    evaluate_every: int | None = None
     last: Literal["fill", "drop", "keep"] = "fill"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("epochs", "steps", "batch_size", "eval_batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"epochs or steps must be given, and not both, got {self.epochs} and {self.steps}.")
+
+    def total_steps(self, an_epoch: int) -> int:
+        """The length of the run, where an epoch has so many steps."""
+        return self.epochs * an_epoch if self.steps is None else self.steps
 
 
 def settings_made(settings: Any, apart_from: str) -> dict[str, Any]:
@@ -128,10 +144,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class GeometrySettings:
-    """How the metric is stored, learned and refreshed; ``batch_size`` samples make the inner batch."""
+    """How the metric is stored, learned and refreshed; ``batch_size`` samples make the inner batch.
+
+    ``structure`` is one name for all blocks, or patterns of parameters with a name each. Blocks with a side above
+    ``max_side`` fall back to a cheaper structure.
+    """
 
     divergence: Literal["ngd", "newton"]
-    structure: str
+    structure: str | dict[str, str]
     every: int
     ema: float
     lr: float
@@ -142,6 +162,8 @@ class GeometrySettings:
     damping: float | None = None
     curvature_scale: float | str | None = None
     micro_batch: int | None = None
+    engine: str | None = None
+    max_side: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         """What `llqr.Geometry` is given: the settings that were made; the inner batch is the caller's to draw."""
@@ -195,6 +217,10 @@ class Recipe:
     probes: dict[str, Probe] = field(default_factory=dict)
     geometries: dict[str, GeometrySettings] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: str | None = None
+    """The row of the paper's table that this one is shown beside although it is another experiment."""
+    caveat: str = ""
+    """In what it is another one; printed with the table."""
 
     def __post_init__(self) -> None:
         for name, method in self.methods.items():
@@ -207,6 +233,8 @@ class Recipe:
             raise ValueError(f"columns must be some of {', '.join(self.methods)}, got {', '.join(unknown) or 'none'}.")
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}.")
+        if self.beside is not None and not self.caveat:
+            raise ValueError("caveat must say in what the row is another experiment than the one it stands beside.")
 
     def run(self, method: str) -> Run:
         """What the method of this name means here."""
@@ -227,20 +255,25 @@ class Recipe:
             transport=chosen.transport,
         )
 
+    @property
+    def domain(self) -> Domain:
+        """Where the data of this recipe's task comes from."""
+        return TASKS[self.task.name].domain
+
     @cached_property
     def task_options(self) -> Any:
         """The options of the task in the type that the task registers."""
-        return make(TASKS[self.task.name], self.task.options, "task.options", lambda key: self.title)
+        return make(TASKS[self.task.name].options, self.task.options, "task.options", lambda key: self.title)
 
     @cached_property
     def data_options(self) -> Any:
         """The options of the data in the type that the data set registers."""
-        return make(data.source(self.data.name).options, self.data.options, "data.options", lambda key: self.title)
+        return make(self.domain.options(self.data.name), self.data.options, "data.options", lambda key: self.title)
 
     def build_model(self) -> nn.Module:
         """The network of this recipe for its complete data set, on the current default device."""
-        shape = data.source(self.data.name).model_arguments(self.data_options)
-        return models.build(self.model.name, **shape | self.model.options)
+        place = self.data.name, Path(self.data.root), self.data_options
+        return self.domain.build(self.model.name, self.model.options, *place)
 
 
 def names() -> list[str]:
@@ -280,12 +313,12 @@ def check_choices(recipe: Recipe, origin: Any) -> None:
         raise ConfigurationError(
             f"{origin('task.name')}: task.name must be one of {', '.join(TASKS)}, got {recipe.task.name!r}."
         )
-    make(TASKS[recipe.task.name], recipe.task.options, "task.options", origin)
+    make(TASKS[recipe.task.name].options, recipe.task.options, "task.options", origin)
     try:
-        source = data.source(recipe.data.name)
+        options = recipe.domain.options(recipe.data.name)
     except ValueError as error:
         raise ConfigurationError(f"{origin('data.name')}: {error}") from error
-    make(source.options, recipe.data.options, "data.options", origin)
+    make(options, recipe.data.options, "data.options", origin)
     try:
         with torch.device("meta"):
             recipe.build_model()
@@ -329,6 +362,8 @@ def merge(
     for name, value in layer.items():
         key = f"{prefix}{name}"
         origins[key] = label
+        if ALTERNATIVES.get(key) in table and ALTERNATIVES[key] not in layer:
+            del table[ALTERNATIVES[key]]
         if isinstance(value, Mapping):
             if not isinstance(table.get(name), dict):
                 table[name] = {}

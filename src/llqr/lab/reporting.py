@@ -102,6 +102,8 @@ def table(
         print(json.dumps([cell.to_dict() for cell in built.cells], indent=1))
         return
     show(_as_table(built))
+    for note in tables.footnotes(built):
+        print(note)
     if built.missing:
         print(f"{len(built.missing)} of {len(built.cells)} cells are missing.")
     for reason in built.left_out:
@@ -110,16 +112,12 @@ def table(
 
 def _as_table(built: tables.PaperTable) -> Table:
     shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in ("measured", "n", "paper", "n", "difference"):
+    for heading in ("measured", "n", *(tables.TESTED if built.tested else ()), "paper", "n", "difference"):
         shown.add_column(heading, justify="right")
     previous = ""
     for cell in built.cells:
-        numbers = [
-            part
-            for number, absent in ((cell.measured, "missing"), (cell.paper, "–"))
-            for part in ((absent, "") if number is None else (str(number), "" if number.n is None else str(number.n)))
-        ]
-        shown.add_row("" if cell.row == previous else cell.row, cell.column, *numbers, cell.difference_in_words)
+        measured, *others = tables.texts(cell, built)
+        shown.add_row("" if cell.row == previous else cell.row, cell.column, measured or "missing", *others)
         previous = cell.row
     return shown
 

@@ -47,6 +47,16 @@ class Measurement:
     def result(self) -> dict[str, Any]:
         return self.entry["result"]
 
+    @property
+    def tested(self) -> float | None:
+        """The metric on the test set, where the run chose its best weights by a validation set."""
+        return self.result.get("test_of_best", {}).get(self.result["metric"])
+
+    @property
+    def device(self) -> str:
+        """What the times of the run depend on most."""
+        return self.entry["machine"].get("gpu") or self.entry["machine"]["device"]
+
     def differences(self, run: dict[str, Any]) -> list[str]:
         """In what this run's configuration is another one than ``run``; an option left out is one not set."""
         return differences(self.entry["run"], run)

@@ -1,8 +1,9 @@
 """A run on disk: one folder with what was asked for, what happened in every epoch, where it stands, and its result.
 
 ``config.json``    the resolved configuration, versions, machine and command, and those of every later command
-``log.jsonl``      one line an epoch
+``log.jsonl``      one line an evaluation, which is once an epoch unless the recipe says otherwise
 ``checkpoint.pt``  the latest state; what the same command goes on from, and the trained network when it is done
+``best.pt``        the weights with the best metric on the validation set, of tasks that have one
 ``result.json``    written last: a run is finished when it is there
 """
 
@@ -57,6 +58,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = path / "checkpoint.pt"
+        self.best = path / "best.pt"
         self.log = Log(path / "log.jsonl")
 
     def check(self, plan: Plan) -> None:

@@ -86,9 +86,9 @@ def analyse(solution: Solution, device: torch.device, samples: int) -> dict[str,
     started = time.perf_counter()
     Precision("fp32", device).set_up()
     task, batch_size = solution.task, solution.run.training.batch_size
-    samples = min(samples, task.train_batches(batch_size, SAMPLES_SEED).count)
-    batch = next(iter(task.train_batches(samples, SAMPLES_SEED)))
-    surface = sharpness.LossSurface(solution.model, task.loss, batch, forward=task.forward, piece=batch_size)
+    batch, samples = task.samples(samples, SAMPLES_SEED)
+    forward, piece = task.differentiable_forward, task.samples_in(batch_size, batch)
+    surface = sharpness.LossSurface(solution.model, task.loss, batch, forward=forward, piece=piece)
     found = sharpness.measure(surface, solution.metric)
     lines = [slices.along_eigenvector(surface, found.top.vector)]
     lines += [slices.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]

@@ -8,21 +8,21 @@ from llqr.lab.strict import ConfigurationError
 
 
 class Board:
-    """Writes every number of an epoch's record; what an earlier command wrote beyond ``epoch`` is superseded."""
+    """Writes every number of a record against steps; what an earlier command wrote beyond ``step`` is superseded."""
 
-    def __init__(self, folder: Path, epoch: int) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigurationError(
                 "--tensorboard needs TensorBoard, which is not installed: pip install 'llqr[lab]'."
             ) from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=epoch + 1)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
         for key, value in flatten(record):
             if isinstance(value, int | float) and not isinstance(value, bool):
-                self._writer.add_scalar(key.replace(".", "/"), value, record["epoch"])
+                self._writer.add_scalar(key.replace(".", "/"), value, record["step"])
         self._writer.flush()
 
     def close(self) -> None:

@@ -1,66 +1,115 @@
-"""What the methods achieved: a table with times, and what was measured epoch by epoch."""
+"""What the methods achieved: a table with times, and what was measured on the way, against steps and against time."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import fmean, median
 
 from llqr.lab import compare
+from llqr.lab.logged import LoggedRun
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.report.tables import Cell, Row, Table, mean
+from llqr.lab.report.tables import EMPTY, Cell, Row, Table, mean
+
+SPLITS = ("valid", "test")
+MINUTE = 60
 
 
 def summary(section: Section) -> Part:
     """Mean ± standard deviation, n, and times beside the first method."""
     if not section.finished:
         return Part("Results", ["No run is finished yet."])
+    result = section.finished[0].result
+    metric, larger, split = result["metric"], result["larger_is_better"], result.get("split", "test")
     summaries = {row.method: row for row in compare.summarise(run.result for run in section.finished)}
-    metric, larger = (section.finished[0].result[key] for key in ("metric", "larger_is_better"))
     best = (max if larger else min)(found.best_mean for found in summaries.values())
-    others = [name for name in section.finished[0].result["test"] if name != metric]
+    others = [name for name in result[split] if name != metric]
+    tested = "test_of_best" in result
+    probing = any("probing_step_seconds" in run.result for run in section.finished)
     first, reference = next(iter(summaries.items()))
     rows = []
     for method, found in summaries.items():
         link = f"#{section.rows_of(method)}"
-        seconds = section.results(method, "epoch_seconds")
-        times = "median of\n" + "\n".join(map(str, seconds))
-        relative = f"{found.epoch_seconds:.6g} s beside {reference.epoch_seconds:.6g} s of {first}"
+        kind, unit = compare.TIMES[found.counted_in]
+        times = "median of\n" + "\n".join(map(str, section.results(method, kind)))
+        relative = f"{found.seconds:.6g} s beside {reference.seconds:.6g} s of {first}"
         cells = [
             Cell(method),
             mean(section.results(method, "best"), link, strong=found.best_mean == best),
+            *([mean(section.results(method, "test_of_best", metric), link)] if tested else []),
             mean(section.results(method, "last"), link),
-            *(mean(section.results(method, "test", name), link) for name in others),
-            Cell(str(found.n), found.n, "\n".join(one.file for one in seconds), link),
-            Cell(f"{found.epoch_seconds:.3f}", found.epoch_seconds, times, link),
+            *(mean(section.results(method, split, name), link) for name in others),
+            Cell(str(found.n), found.n, section.files(_of(section, method), "result.json"), link),
+            Cell(unit.format(found.seconds), found.seconds, times, link),
             Cell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
+            *([_probing(section, method, reference.seconds, link)] if probing else []),
         ]
         rows.append(Row(cells))
-    headings = ["method", f"best {metric}", f"last {metric}", *(f"last test {name}" for name in others)]
-    headings += ["n", "s / epoch", f"time / {first}"]
+    headings = ["method", f"best {metric}", *([f"test {metric} of the best"] if tested else []), f"last {metric}"]
+    headings += [f"last {split} {name.replace('_', ' ')}" for name in others]
+    headings += ["n", compare.HEADINGS[reference.counted_in], f"time / {first}"]
+    headings += ["while probing"] if probing else []
     better = "larger" if larger else "smaller"
     sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better. Times without evaluation."
-    return Part("Results", [sentence], [Table(headings, rows)])
+    if probing:
+        sentence += f" The last column is the time of a step, beside {first}'s, from where the probes begin."
+    facts = [f"{metric}: {run.result['bleu']}." for run in section.finished if "bleu" in run.result]
+    return Part("Results", [sentence, *dict.fromkeys(facts)], [Table(headings, rows)])
+
+
+def _of(section: Section, method: str) -> list[LoggedRun]:
+    return [run for run in section.finished if run.method == method]
+
+
+def _probing(section: Section, method: str, reference: float, link: str) -> Cell:
+    """The time of a step of a method whose probe begins late, once it has begun."""
+    runs = [run for run in _of(section, method) if run.result.get("probing_step_seconds")]
+    if not runs:
+        return EMPTY
+    several = [section.result(run, "probing_step_seconds") for run in runs]
+    ratio = median(one.value for one in several) / reference
+    return Cell(f"{ratio:.2f}×", ratio, "median of\n" + "\n".join(map(str, several)), link)
 
 
 def curves(section: Section) -> Part | None:
-    """Everything that is measured epoch by epoch."""
+    """Everything that is measured on the way: against the position in the run, and the metrics against time too."""
     logged = [run for run in section.runs if run.records]
     if not logged:
         return None
-    kinds = [(kind, name) for kind in ("test", "train") for name in logged[0].records[0][kind]]
-    plots = []
-    for kind, name in kinds:
-        plot = Plot(f"{kind} {name}", "epoch", name, section.looks)
-        values, late = [], []
-        for method, runs in section.by_method(logged):
-            epochs = min(len(run.records) for run in runs)
-            several = [[record[kind][name] for record in run.records[:epochs]] for run in runs]
-            plot.curves(method, [record["epoch"] for record in runs[0].records[:epochs]], several)
-            values += [value for one in several for value in one]
-            late += [value for one in several for value in one[epochs // 4 :]]
-        if min(values) > 0 and max(values) > 20 * min(values):
-            plot.logarithmic()
-        else:
-            plot.focus(late)
-        plots.append(plot)
+    split = next(name for name in SPLITS if name in logged[0].records[0])
+    metrics, losses = ([(kind, name) for name in logged[0].records[0][kind]] for kind in (split, "train"))
+    plots = [_curve(section, logged, *one, timed=timed) for one in metrics for timed in (False, True)]
+    plots += [_curve(section, logged, *one, timed=False) for one in losses]
     sentence = (
-        "Mean over seeds, and the range from the lowest to the highest; the first quarter may be cut off. "
-        + sources("log.jsonl", logged)
+        "Mean over seeds, and the range from the lowest to the highest; the first quarter may be cut off. Time is that "
+        "of training, refreshes included and evaluations not. " + sources("log.jsonl", logged)
     )
     return Part("Curves", [sentence], plots=plots, legend=section.looks)
+
+
+def _curve(section: Section, logged: Sequence[LoggedRun], kind: str, name: str, *, timed: bool) -> Plot:
+    axis = "minutes" if timed else section.axis
+    shown = name.replace("_", " ")
+    plot = Plot(f"{kind} {shown} over time" if timed else f"{kind} {shown}", axis, shown, section.looks)
+    values, late = [], []
+    for method, runs in section.by_method(logged):
+        count = min(len(run.records) for run in runs)
+        several = [[record[kind][name] for record in run.records[:count]] for run in runs]
+        several = [[float("nan") if value is None else value for value in one] for one in several]
+        plot.curves(method, _minutes(runs, count) if timed else _positions(section, runs[0], count), several)
+        values += [value for one in several for value in one if value == value]
+        late += [value for one in several for value in one[count // 4 :] if value == value]
+    if values and min(values) > 0 and max(values) > 20 * min(values):
+        plot.logarithmic()
+    elif late:
+        plot.focus(late)
+    return plot
+
+
+def _positions(section: Section, run: LoggedRun, count: int) -> list[float]:
+    return [record[section.axis] for record in run.records[:count]]
+
+
+def _minutes(runs: Sequence[LoggedRun], count: int) -> list[float]:
+    """When the evaluations were made, the mean over the runs."""
+    times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in runs]
+    return [fmean(at) / MINUTE for at in zip(*times, strict=True)]

@@ -7,7 +7,7 @@ from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table, duration, single
 from llqr.lab.runs import flatten
 
-FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt")
+FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 
 
 def every_run(section: Section) -> Part:
@@ -23,7 +23,7 @@ def every_run(section: Section) -> Part:
         "seed",
         "state",
         f"best {metric}",
-        "at epoch",
+        f"at {section.axis}",
         f"last {metric}",
         "time",
         "per second",
@@ -38,10 +38,11 @@ def _cells(section: Section, run: LoggedRun) -> list[Cell]:
     if run.result is None:
         cells += [EMPTY] * 5
     else:
-        time, rate, epoch = (section.result(run, *keys) for keys in (("seconds", "total"), ("rate",), ("best_epoch",)))
+        numbers = (("seconds", "total"), ("rate",), (f"best_{section.axis}",))
+        time, rate, position = (section.result(run, *keys) for keys in numbers)
         cells += [
             single(section.result(run, "best"), file),
-            Cell(str(epoch.value), epoch.value, str(epoch), file),
+            Cell(f"{position.value:,g}", position.value, str(position), file),
             single(section.result(run, "last"), file),
             Cell(duration(time.value), time.value, str(time), file),
             Cell(f"{rate.value:,.0f} {run.result['unit']}", rate.value, str(rate), file),

@@ -15,21 +15,22 @@ HEADINGS += ("lowest U", "median U", "highest U", "MiB of U")
 
 
 def refreshes(section: Section) -> Part | None:
-    """A row a method that learns a metric, the objective of every refresh, and the metric over the epochs."""
+    """A row a method that learns a metric, the objective of every refresh, and the metric over the run."""
     learned = [run for run in section.runs if any(record["refreshes"] for record in run.records)]
     if not learned:
         return None
     change = Plot("Change of J by a refresh, in % of its size", "step", "%", section.looks)
-    spectrum = Plot("Lowest and highest mean eigenvalue of U among layers", "epoch", "mean eigenvalue", section.looks)
+    label = "Lowest and highest mean eigenvalue of U among layers"
+    spectrum = Plot(label, section.axis, "mean eigenvalue", section.looks)
     rows = []
     shown = section.by_method(learned)
     for method, runs in shown:
         rows.append(Row(_cells(section, method, runs)))
         _plot_changes(change, method, runs)
-        epochs = min(len(run.records) for run in runs)
+        count = min(len(run.records) for run in runs)
         for key in ("min", "max"):
-            several = [[record["spectrum"][key] for record in run.records[:epochs]] for run in runs]
-            spectrum.curves(method, [record["epoch"] for record in runs[0].records[:epochs]], several)
+            several = [[record["spectrum"][key] for record in run.records[:count]] for run in runs]
+            spectrum.curves(method, [record[section.axis] for record in runs[0].records[:count]], several)
     sentence = (
         "J is the objective that a refresh minimises; a rejected refresh kept the old metric. The mean eigenvalue of a "
         "layer is trace(U) / n over its n weights; U starts at 1. " + sources("log.jsonl", learned)

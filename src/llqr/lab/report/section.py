@@ -48,6 +48,7 @@ class Section:
         self.looks = looks(self.methods)
         self.finished = [run for run in runs if run.result is not None]
         self.measured = [run for run in runs if run.analysis is not None]
+        self.axis = "step" if any(run.counted_in == "step" for run in runs) else "epoch"
         self.title = self.finished[0].result["title"] if self.finished else name
 
     def by_method(self, runs: Iterable[LoggedRun]) -> list[tuple[str, list[LoggedRun]]]:

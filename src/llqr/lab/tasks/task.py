@@ -1,7 +1,7 @@
 """What the training loop needs to know of a problem. It knows nothing else: no images, no labels, no tokens."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,15 @@ Batch = tuple[Any, Any]
 
 
 class Task(ABC):
-    """A data set on a device, a loss, and test metrics."""
+    """A data set on a device, a loss, and metrics of what was learned."""
 
     metric: str
-    """The test metric that decides which epoch was the best."""
+    """The metric that decides which evaluation was the best."""
     larger_is_better: bool
     unit: str
     """What throughput counts."""
+    split: ClassVar[Literal["test", "valid"]] = "test"
+    """What `evaluate` measures on. With ``valid`` the best weights are kept, and `test` measures those at the end."""
 
     @classmethod
     @abstractmethod
@@ -35,13 +37,30 @@ class Task(ABC):
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         """An endless source of shuffled training batches; ``seed`` decides everything random in it."""
 
+    def inner_batches(self, batch_size: int, seed: int) -> Batches:
+        """The batches that the metric is learned from, all of one shape so that a refresh can be replayed."""
+        return self.train_batches(batch_size, seed)
+
+    def samples(self, count: int, seed: int) -> tuple[Batch, int]:
+        """One batch of so many training samples, or of all there are; and how many they are."""
+        count = min(count, self.inner_batches(count, seed).count)
+        return next(iter(self.inner_batches(count, seed))), count
+
+    def samples_in(self, batch_size: int, like: Batch) -> int:
+        """How many samples of the shape of ``like`` make a training batch of this size."""
+        return batch_size
+
     @abstractmethod
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         """What the loss is computed from."""
 
+    def differentiable_forward(self, model: nn.Module, inputs: Any) -> Any:
+        """The same as `forward` by operations that have all derivatives, which the fast ones may lack."""
+        return self.forward(model, inputs)
+
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """The mean training loss."""
+        """The mean training loss. Where some targets do not count, a callable whose ``ignore_index`` they are."""
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
@@ -49,7 +68,20 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The test metrics of a model in eval mode."""
+        """The metrics of a model in eval mode, on `split`."""
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        """The metrics on the test set, where `evaluate` does not measure there; asked for once in a run."""
+        raise NotImplementedError(f"{type(self).__name__} evaluates on its test set.")
+
+    @property
+    def data_key(self) -> str | None:
+        """Changes with the data, where these are made by a command: a run does not go on with other data."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """What the numbers of a run depend on beyond its configuration, such as how a metric was computed."""
+        return {}
 
     def better(self, new: float, old: float) -> bool:
         return new > old if self.larger_is_better else new < old

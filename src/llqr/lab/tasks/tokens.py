@@ -1,0 +1,50 @@
+"""What tasks over token sequences share: the loss of a token, and how well tokens are predicted."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llqr.lab.tasks.task import Batch
+
+
+class TokenCrossEntropy:
+    """The mean label-smoothed cross-entropy over all targets that are not ``ignore_index``.
+
+    `llqr.Geometry` finds ``ignore_index`` here, so that its curvature counts the same tokens.
+    """
+
+    def __init__(self, ignore_index: int, label_smoothing: float = 0.0) -> None:
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of logits ``(B, T, vocabulary)`` and tokens ``(B, T)``."""
+        return F.cross_entropy(
+            outputs.flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+def token_metrics(
+    model: nn.Module, forward: Any, batches: Iterable[Batch], ignore_index: int, device: torch.device
+) -> dict[str, float]:
+    """With the true tokens before it given, how often a token is not the likeliest one, in %, and its perplexity."""
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for inputs, targets in batches:
+        logits = forward(model, inputs).float()
+        real = targets != ignore_index
+        wrong = (logits.argmax(dim=-1) != targets) & real
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index, reduction="sum")
+        sums += torch.stack([wrong.sum(), loss, real.sum()])
+    wrong, loss, count = sums.tolist()
+    return {"token_error": 100 * wrong / count, "perplexity": perplexity(loss / count), "loss": loss / count}
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
