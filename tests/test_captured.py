@@ -74,6 +74,58 @@ def test_a_new_shape_or_learning_rate_is_captured_anew():
 
 
 @needs_cuda
+@pytest.mark.parametrize("solver", ["heavy-ball", "adam"])
+@pytest.mark.parametrize("engine", ["forward", "linearised"])
+@pytest.mark.parametrize("structure", ["diagonal", "e-kfac"])
+def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solver):
+    """Weights, statistics and batches move between the replays."""
+    made, reports = [], []
+    for way in ({"engine": "double-backward"}, {"engine": engine, "capture": True, "spread": True}):
+        model = network().cuda().double()
+        settings = {"structure": structure, "solver": solver, "every": 3, "steps": 6, "ema": 0.5}
+        geometry = llqr.Geometry(model, F.cross_entropy, **settings, **way)
+        geometry.finished = reports.append
+        *data, other, last = ((x.double(), y) for x, y in batches("cuda", 11))
+        for batch in data:
+            geometry.keep_up(batch if geometry.due else None)
+            geometry.advance()
+            with torch.no_grad():
+                for tensor in [*model.state_dict().values(), batch[0]]:
+                    if tensor.is_floating_point():
+                        tensor.mul_(1.01)
+        if "spread" in way:
+            geometry.keep_up(other)  # begun, and dropped for one by hand
+        geometry.refresh(last)
+        made.append(geometry.metric.named_factors())
+    assert [report.step for report in reports] == 2 * [0, 3, 6, 9]
+    for burst, spread in zip(reports[:4], reports[4:], strict=True):
+        assert spread.accepted
+        assert spread.objective_before == pytest.approx(burst.objective_before, rel=1e-10)
+        assert spread.objective_after == pytest.approx(burst.objective_after, rel=1e-10)
+    assert max(relative_error(made[1][name], made[0][name]) for name in made[0]) < 1e-10
+
+
+@needs_cuda
+@pytest.mark.parametrize("capture", [False, True])
+def test_the_share_of_a_step_never_waits_for_the_device(capture):
+    model = network().cuda()
+    geometry = llqr.Geometry(model, F.cross_entropy, steps=5, every=6, capture=capture, spread=True)
+    (batch,) = batches("cuda", 1)
+    for _ in range(7):  # the first refresh, which chooses an engine, and the beginning of the second
+        geometry.keep_up(batch)
+        geometry.advance()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            geometry.keep_up(None)
+            geometry.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    geometry.keep_up(None)
+    assert geometry.refreshes == 2
+
+
+@needs_cuda
 def test_a_refresh_that_fails_keeps_the_metric_and_the_next_is_right():
     model = network().cuda()
     geometry = llqr.Geometry(model, F.cross_entropy, steps=5, capture=True)
@@ -110,7 +162,16 @@ def test_a_step_never_waits_for_the_device(method):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"micro_batch": 4}])
-def test_what_cannot_be_captured_is_refused(settings):
-    with pytest.raises(ValueError, match="capture"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "need every parameter on a CUDA device"),
+        ({"solver": "cg"}, "not with solver='cg'"),
+        ({"solver": "line-search"}, "not with solver='line-search'"),
+        ({"micro_batch": 4}, "not with micro_batch"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_captured_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"capture: .*{message}"):
         llqr.Geometry(network(), F.cross_entropy, capture=True, **settings)

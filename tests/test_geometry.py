@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from llqr.solve import Objective
 from references import relative_error
 from small_models import case, mlp
 
@@ -128,6 +129,30 @@ def test_a_refresh_lowers_the_objective(structure, divergence):
     drawn.model.eval()
     loss = F.cross_entropy(drawn.model(drawn.batch[0]), drawn.batch[1])
     assert refresh.loss == pytest.approx(loss.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "precision"),
+    [
+        (torch.float32, None, None),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float16, None),
+        (torch.float64, torch.bfloat16, None),
+    ],
+)
+def test_the_factors_products_follow_the_autocast_of_the_refresh(dtype, autocast, precision, monkeypatch):
+    drawn = case("mlp")
+    seen = []
+
+    class Noted(Objective):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            seen.append(self.precision)
+
+    monkeypatch.setattr("llqr.refreshing.Objective", Noted)
+    geometry = llqr.Geometry(drawn.model.to(dtype), F.cross_entropy, structure="kfac", steps=3, autocast=autocast)
+    assert geometry.refresh((drawn.batch[0].to(dtype), drawn.batch[1])).accepted
+    assert seen == [precision]
 
 
 def test_bounds_hold_after_a_refresh():

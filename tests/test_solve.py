@@ -1,4 +1,4 @@
-"""The inner loop on quadratic models given as dense matrices: objective, gradient, and the three solvers."""
+"""The inner loop on quadratic models given as dense matrices: objective, gradient, heavy ball and adam."""
 
 import pytest
 import torch
@@ -6,68 +6,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from launches import Launches
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
-from llqr.solve import Objective, solve
-from references import dense_fisher, dense_gradient, dense_metric, flat, relative_error, trainable, unflat
-from small_models import case, mlp
+from llqr.solve import SOLVERS, Objective, solve
+from quadratics import Quadratic, setting, shaken, slopes_of
+from references import dense_fisher, dense_gradient, dense_metric, relative_error, trainable
+from small_models import case
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
-LINEAR = [kind for kind in KINDS if STRUCTURES[kind].linear]
-
-
-class Quadratic:
-    """`g` and `H` written out."""
-
-    def __init__(self, parameters, seed=0, definite=True):
-        generator = torch.Generator().manual_seed(seed)
-        size = sum(p.numel() for p in parameters.values())
-        root = torch.randn(size, size, generator=generator, dtype=torch.float64)
-        self.g = torch.randn(size, generator=generator, dtype=torch.float64)
-        # Far from diagonal, but well enough conditioned for the solvers to be checked to many digits.
-        self.h = root @ root.T / size + torch.eye(size, dtype=torch.float64) if definite else (root + root.T) / 2
-        self.like = parameters
-        self.loss = torch.tensor(0.0, dtype=torch.float64)
-        self.gradient = unflat(self.g, parameters)
-        self.products = 0
-
-    def product(self, v):
-        self.products += 1
-        return unflat(self.h @ flat(v), self.like)
-
-    def value(self, u, damping=0.0):
-        """`J` of a dense `U`."""
-        delta = -u @ self.g
-        return self.g @ delta + 0.5 * delta @ self.h @ delta + 0.5 * damping * delta @ delta
-
-
-def setting(kind, definite=True):
-    model = mlp()
-    parameters = {name: p.detach() for name, p in trainable(model).items()}
-    return Metric(model, structure=kind), Quadratic(parameters, definite=definite)
-
-
-def shaken(metric, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    factors = [
-        {n: f + 0.3 * torch.randn(f.shape, generator=generator, dtype=f.dtype) for n, f in group.items()}
-        for group in metric.factors()
-    ]
-    metric.assign(factors)
-    return factors
-
-
-def leaves_of(factors):
-    return [{name: f.detach().clone().requires_grad_() for name, f in group.items()} for group in factors]
-
-
-def slopes_of(metric, quadratic, factors, damping=0.0):
-    """`J` and its gradient by autograd through the dense quadratic form."""
-    leaves = leaves_of(factors)
-    value = quadratic.value(dense_metric(metric, quadratic.like, leaves), damping)
-    flat_leaves = [f for group in leaves for f in group.values()]
-    gradients = iter(torch.autograd.grad(value, flat_leaves, materialize_grads=True))
-    return value.detach(), [{name: next(gradients) for name in group} for group in leaves]
+EVERY_SOLVER = pytest.mark.parametrize("solver", SOLVERS)
 
 
 # -- the objective -----------------------------------------------------------------------------------------------------
@@ -79,25 +27,14 @@ def test_objective_and_gradient_equal_the_dense_quadratic(kind, damping):
     metric, quadratic = setting(kind, definite=False)
     factors = shaken(metric)
     objective = Objective(metric, quadratic, damping)
-    value, residual = objective.value(factors)
+    here = objective.at(factors)
     expected, slopes = slopes_of(metric, quadratic, factors, damping)
-    assert float(value) == pytest.approx(float(expected), rel=1e-11)
-    for own, wanted in zip(objective.slope(factors, residual), slopes, strict=True):
-        for name, part in own.items():
-            assert relative_error(part, wanted[name]) < 1e-10
-
-
-@pytest.mark.parametrize("kind", LINEAR)
-def test_the_hessian_in_linear_factors(kind):
-    metric, quadratic = setting(kind)
-    objective = Objective(metric, quadratic, 0.3)
-    at, direction = shaken(metric, 1), shaken(metric, 2)
-    moved = [{n: a[n] + d[n] for n in a} for a, d in zip(at, direction, strict=True)]
-    _, here = slopes_of(metric, quadratic, at, 0.3)
-    _, there = slopes_of(metric, quadratic, moved, 0.3)
-    for bent, a, b in zip(objective.bend(direction), here, there, strict=True):
-        for name, part in bent.items():
-            assert relative_error(part, b[name] - a[name]) < 1e-9
+    assert float(here.value) == pytest.approx(float(expected), rel=1e-11)
+    for found in (here.slopes(), objective.slopes(factors, here.residual)):
+        for own, wanted in zip(found, slopes, strict=True):
+            assert own.keys() == wanted.keys()
+            for name, part in own.items():
+                assert relative_error(part, wanted[name]) < 1e-10
 
 
 def test_the_objective_on_a_network():
@@ -150,7 +87,6 @@ def test_heavy_ball_equals_a_loop_written_out(kind, clip):
     factors = shaken(metric)
     inner = Inner(steps=6, lr=2e-4, momentum=0.9, clip=clip, damping=0.1)
     solution = solve(metric, quadratic, inner)
-    assert quadratic.products == inner.steps + 1
     expected = [{n: f.clone() for n, f in group.items()} for group in factors]
     momenta = [{n: torch.zeros_like(f) for n, f in group.items()} for group in factors]
     values = []
@@ -169,7 +105,7 @@ def test_heavy_ball_equals_a_loop_written_out(kind, clip):
             torch.testing.assert_close(factor, wanted[name], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])
+@EVERY_SOLVER
 def test_the_metric_itself_is_not_touched(solver):
     metric, quadratic = setting("diagonal")
     factors = shaken(metric)
@@ -212,90 +148,42 @@ def test_adam_lowers_the_objective(kind):
     assert float(solution.after) - lowest < 0.9 * (float(solution.before) - lowest)
 
 
-# -- conjugate gradients -----------------------------------------------------------------------------------------------
+# -- every solver ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damping", [0.0, 0.5])
-@pytest.mark.parametrize("kind", LINEAR)
-def test_conjugate_gradients_reach_the_dense_minimum(kind, damping):
-    metric, quadratic = setting(kind)
-    shaken(metric)
-    solution = solve(metric, quadratic, Inner("cg", steps=150, damping=damping))
-    # J is quadratic in the factors: its Hessian and slope, by autograd, give the minimum in one dense solve.
-    leaves = leaves_of(metric.factors())
-    names = [(i, name) for i, group in enumerate(leaves) for name in group]
-    start = torch.cat([leaves[i][name].detach().reshape(-1) for i, name in names])
-
-    def value(vector):
-        parts = vector.split([leaves[i][name].numel() for i, name in names])
-        rebuilt = [dict(group) for group in leaves]
-        for (i, name), part in zip(names, parts, strict=True):
-            rebuilt[i][name] = part.reshape(leaves[i][name].shape)
-        return quadratic.value(dense_metric(metric, quadratic.like, rebuilt), damping)
-
-    if kind == "dense":
-        # Block by block, a symmetric U takes g to any displacement: the minimum is the whole damped Newton step.
-        damped = quadratic.h + damping * torch.eye(len(quadratic.h), dtype=torch.float64)
-        delta = -torch.linalg.solve(damped, quadratic.g)
-        lowest = quadratic.g @ delta + 0.5 * delta @ damped @ delta
-    else:
-        hessian = torch.autograd.functional.hessian(value, start)
-        (slope,) = torch.autograd.grad(value(at := start.clone().requires_grad_()), at)
-        best = start - torch.linalg.solve(hessian, slope)
-        found = torch.cat([solution.factors[i][name].reshape(-1) for i, name in names])
-        assert relative_error(found, best) < 1e-8
-        lowest = value(best)
-        delta = None
-    assert float(solution.after) == pytest.approx(float(lowest), rel=1e-8)
-    if delta is not None:
-        reached = -dense_metric(metric, quadratic.like, solution.factors) @ quadratic.g
-        assert relative_error(reached, delta) < 1e-8
-
-
-def test_conjugate_gradients_spend_no_more_products_than_steps():
+@EVERY_SOLVER
+@pytest.mark.parametrize("steps", [1, 4])
+def test_steps_is_the_number_of_products_before_the_objective_is_read_again(solver, steps):
     metric, quadratic = setting("diagonal")
-    solve(metric, quadratic, Inner("cg", steps=4))
-    assert quadratic.products == 5
+    solve(metric, quadratic, Inner(solver, steps=steps))
+    assert quadratic.products == steps + 1
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LINEAR])
-def test_conjugate_gradients_refuse_what_is_not_quadratic(kind):
-    metric, quadratic = setting(kind)
-    with pytest.raises(ValueError, match=f"solver: 'cg' needs an objective quadratic .*, which {kind} is not"):
-        solve(metric, quadratic, Inner("cg"))
-
-
-@pytest.mark.parametrize("kind", LINEAR)
-def test_conjugate_gradients_stop_at_negative_curvature(kind):
-    metric, quadratic = setting(kind, definite=False)
-    quadratic.h -= 3 * torch.eye(len(quadratic.h), dtype=torch.float64)
-    solution = solve(metric, quadratic, Inner("cg", steps=60))
-    assert quadratic.products < 60
-    assert torch.isfinite(solution.after)
-    assert float(solution.after) <= float(solution.before)
-    assert all(torch.isfinite(f).all() for group in solution.factors for f in group.values())
-
-
-def test_conjugate_gradients_with_newton_on_a_network():
-    drawn = case("mlp")
-    geometry = llqr.Geometry(drawn.model, F.cross_entropy, divergence="newton", solver="cg", ema=0.0)
-    refresh = geometry.refresh(drawn.batch)
-    assert refresh.objective_after <= refresh.objective_before
-
-
-def test_a_gradient_of_zero_is_a_minimum():
-    metric, quadratic = setting("diagonal")
+@EVERY_SOLVER
+def test_a_gradient_of_zero_is_a_minimum(solver):
+    metric, quadratic = setting("kfac")
     quadratic.gradient = {name: torch.zeros_like(part) for name, part in quadratic.gradient.items()}
-    for solver in ("heavy-ball", "adam", "cg"):
-        solution = solve(metric, quadratic, Inner(solver, steps=3))
-        assert float(solution.before) == float(solution.after) == 0.0
-        assert all(f.equal(torch.ones_like(f)) for group in solution.factors for f in group.values())
+    solution = solve(metric, quadratic, Inner(solver, steps=6))
+    assert float(solution.before) == float(solution.after) == 0.0
+    for group, start in zip(solution.factors, metric.factors(), strict=True):
+        assert all(factor.equal(start[name]) for name, factor in group.items())
+
+
+@pytest.mark.parametrize("solver", ["heavy-ball", "line-search", "cg"])  # torch's Adam counts its steps on the CPU
+@pytest.mark.parametrize("kind", ["diagonal", "scalar", "kfac"])
+def test_nothing_is_read_from_the_device_before_the_end(solver, kind):
+    """A host that waits for a number between two products leaves the device idle."""
+    metric, quadratic = setting(kind)
+    with Launches() as operators:
+        solve(metric, quadratic, Inner(solver, steps=6))
+    assert operators.total > 0
+    assert not {"_local_scalar_dense", "item", "is_nonzero", "equal"} & operators.by_name.keys()
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])
+@EVERY_SOLVER
 def test_the_identity_has_nothing_to_learn(solver):
     metric, quadratic = setting("identity")
     solution = solve(metric, quadratic, Inner(solver, steps=3))
@@ -312,7 +200,7 @@ def test_the_identity_has_nothing_to_learn(solver):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"solver": "newton"}, "solver: unknown 'newton'; choose one of heavy-ball, adam, cg"),
+        ({"solver": "newton"}, "solver: unknown 'newton'; choose one of heavy-ball, adam, line-search, cg"),
         ({"steps": 0}, "steps: expected a number >= 1, got 0"),
         ({"lr": -1e-3}, "lr: expected a number >= 0"),
         ({"momentum": -0.1}, "momentum: expected a number >= 0"),

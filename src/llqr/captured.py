@@ -1,7 +1,10 @@
-"""A refresh as two CUDA graphs, for networks whose refresh is bound by kernel launches.
+"""A refresh as CUDA graphs, for networks whose refresh is bound by kernel launches.
 
-Graph A linearises at the parameters, read in place; graph B does one inner step on static factors and on the
-activations A saved. A refresh copies the batch in, replays A once and B once a step, and reads the result at the end.
+One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. Two do one
+inner step each, on static factors and on the activations the first saved; one of them works out the exact objective
+beside it, for the first and the last product. A refresh copies the batch in, replays the first graph once and one of
+the others a product, and reads the result at the end. Between two replays the device may do anything: the graphs have
+their memory to themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .curvature import Batch, QuadraticModel
 from .metric import Metric
+from .refreshing import tensors_of
 from .solve import Descent, Inner, Objective, Solution, working_copy
 
 Linearise = Callable[[Batch], QuadraticModel]
@@ -23,18 +27,30 @@ Linearise = Callable[[Batch], QuadraticModel]
 class CapturedRefresh:
     """Captured for one batch shape and one set of inner settings; `fits` says whether a batch can be replayed."""
 
-    def __init__(self, linearise: Linearise, batch: Batch, metric: Metric, inner: Inner) -> None:
+    def __init__(
+        self,
+        linearise: Linearise,
+        batch: Batch,
+        metric: Metric,
+        inner: Inner,
+        precision: torch.dtype | None = None,
+    ) -> None:
         self.inner = inner
-        self._metric = metric
+        self.total = inner.steps + 1
+        self.done = 0
+        self._metric, self._precision = metric, precision
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         self._descent = Descent(metric, working_copy(metric), inner)
         self._warm_up(linearise)
-        self._a, self._b = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._a, capture_error_mode="thread_local"):
-            self._curvature = linearise(self._batch)
-            self._objective = Objective(metric, self._curvature, inner.damping)
-        with torch.cuda.graph(self._b, pool=self._a.pool(), capture_error_mode="thread_local"):
-            self._value = self._descent.step(self._objective)
+        self._linearise, self._look, self._move = (torch.cuda.CUDAGraph() for _ in range(3))
+        with torch.cuda.graph(self._linearise, capture_error_mode="thread_local"):
+            self.curvature = linearise(self._batch)
+            objective = self._objective = Objective(metric, self.curvature, inner.damping, precision)
+        # What an engine makes at its first product only, and keeps, is made in the graph that is always replayed first.
+        with torch.cuda.graph(self._look, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+            self._value = self._descent.step(objective.exact)
+        with torch.cuda.graph(self._move, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+            self._descent.advance(objective)
 
     def _warm_up(self, linearise: Linearise) -> None:
         """Library handles, workspaces and the solver's state are made outside the capture."""
@@ -42,15 +58,17 @@ class CapturedRefresh:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._descent.step(Objective(self._metric, linearise(self._batch), self.inner.damping))
+                objective = Objective(self._metric, linearise(self._batch), self.inner.damping, self._precision)
+                self._descent.step(objective.exact)
+                self._descent.advance(objective)
         torch.cuda.current_stream().wait_stream(stream)
 
     def fits(self, batch: Batch, inner: Inner) -> bool:
         return inner == self.inner and _signature(batch) == _signature(self._batch)
 
-    def run(self, batch: Batch) -> tuple[QuadraticModel, Solution]:
-        """One refresh on this batch. Its tensors are overwritten by the next one."""
-        for static, given in zip(_tensors(self._batch), _tensors(batch), strict=True):
+    def begin(self, batch: Batch) -> None:
+        """Linearise on this batch. The tensors of the refresh before are overwritten."""
+        for static, given in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
             static.copy_(given)
         for static_factors, factors in zip(self._descent.factors, self._metric.factors(), strict=True):
             for name, factor in factors.items():
@@ -59,18 +77,22 @@ class CapturedRefresh:
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
-        self._a.replay()
-        self._b.replay()
-        before = self._value.clone()
-        for _ in range(self.inner.steps - 1):
-            self._b.replay()
-        learned = [{name: factor.clone() for name, factor in group.items()} for group in self._descent.factors]
-        self._b.replay()  # once more, for the objective at the end; the factors it moves are not read again
-        return self._curvature, Solution(learned, before, self._value.clone())
+        self.done = 0
+        self._linearise.replay()
 
+    def advance(self) -> None:
+        """One product with `H`. The last is for the objective: the factors it moves are not read again."""
+        first, last = self.done == 0, self.done == self.total - 1
+        if last:
+            self._learned = [{name: f.clone() for name, f in group.items()} for group in self._descent.factors]
+        (self._look if first or last else self._move).replay()
+        if first:
+            self._before = self._value.clone()
+        self.done += 1
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    def solution(self) -> Solution:
+        """What was learned, when all is done."""
+        return Solution(self._learned, self._before, self._value.clone())
 
 
 def _signature(batch: Batch) -> Any:

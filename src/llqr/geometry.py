@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -29,42 +30,19 @@ from .curvature import (
     several_ranks,
 )
 from .curvature.divergence import Scale, check_scale
-from .curvature.engines import ENGINES
+from .curvature.engines import ENGINES, FiniteDifferences, ForwardMode
+from .fixed import FixedGeometry
+from .guards import Findings, examine, objection
 from .metric import Metric, StructureSpec
 from .metric.layout import MAX_SIDE
 from .metric.structure import Bounds, Factors
+from .objective import PRECISIONS
+from .refreshing import Loop, Progress, Standstill, at_saved, copied
+from .reports import Refresh, RefreshError, RefreshWarning
 from .schedule import Schedule, at, check
-from .solve import Inner, Solution, solve
+from .solve import SOLVERS, Descent, Inner, InnerLoop
 
-
-class RefreshError(RuntimeError):
-    """Too many refreshes in a row had to be thrown away."""
-
-
-class RefreshWarning(UserWarning):
-    """A refresh was thrown away, or computed with an approximate engine."""
-
-
-@dataclass(frozen=True)
-class Refresh:
-    """What happened in one refresh; `reason` says why the old metric was kept, and is empty when it was not.
-
-    Example:
-        >>> geometry = Geometry(nn.Linear(4, 3), nn.functional.cross_entropy)
-        >>> report = geometry.refresh((torch.randn(8, 4), torch.randint(3, (8,))))
-        >>> report.accepted, report.reason, report.objective_after < report.objective_before
-        (True, '', True)
-    """
-
-    step: int
-    accepted: bool
-    reason: str
-    objective_before: float
-    objective_after: float
-    loss: float
-    gradient_norm: float
-    engine: str
-    seconds: float
+__all__ = ["FixedGeometry", "Geometry", "GeometryLike", "Refresh", "RefreshError", "RefreshWarning", "unwrapped"]
 
 
 class GeometryLike(Protocol):
@@ -74,7 +52,7 @@ class GeometryLike(Protocol):
     def due(self) -> bool: ...
     @property
     def model(self) -> nn.Module | None: ...
-    def refresh(self, batch: Any) -> Refresh: ...
+    def keep_up(self, batch: Any) -> None: ...
     def advance(self) -> None: ...
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -96,14 +74,19 @@ class Geometry:
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         engine: "auto", "forward", "linearised", "double-backward" or "finite-differences".
-        compile: hand the traced product to `torch.compile` (with engine="linearised").
+        compile: trace the product and hand it to `torch.compile` (with engine "linearised" or "finite-differences").
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.
-        autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context).
+        autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context);
+            the factors' matrix products too, unless it is float16, which is too narrow for gradients.
         bounds, dtype, apply_dtype, max_side: of the metric, see `llqr.Metric`.
         max_failures: refreshes thrown away in a row before an error.
         capture: replay the refresh as CUDA graphs, for networks whose refresh is bound by kernel launches (small
             images, small batches). Needs a CUDA model, batches of one shape, and keeps the refresh's memory.
+        spread: learn a little at every optimizer step, so that none is long: a refresh that falls due is linearised at
+            once, at a copy of the weights and buffers, and its products are shared evenly among the steps until the
+            next one is due, when `U` changes. Until the first is finished `U` is the identity. Activations of the inner
+            batch, and the copies, stay in memory between the steps.
 
     `every`, `ema` and `lr` may be functions of the step.
 
@@ -142,6 +125,7 @@ class Geometry:
         max_side: int = MAX_SIDE,
         max_failures: int = 10,
         capture: bool = False,
+        spread: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
@@ -162,10 +146,11 @@ class Geometry:
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
         if engine not in ("auto", LINEARISED, *ENGINES):
             raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join([LINEARISED, *ENGINES])}")
-        if engine == LINEARISED and micro_batch is not None:
-            raise ValueError(f"micro_batch: not with engine={LINEARISED!r}, which keeps a whole batch's activations")
-        if compile and engine != LINEARISED:
-            raise ValueError(f"compile: only with engine={LINEARISED!r}, got engine={engine!r}")
+        if compile and engine not in (LINEARISED, FiniteDifferences.name):
+            known = f"{LINEARISED!r} or {FiniteDifferences.name!r}"
+            raise ValueError(f"compile: only with engine={known}, got engine={engine!r}")
+        if micro_batch is not None and (compile or engine == LINEARISED):
+            raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         check_scale(curvature_scale)
         self.metric = Metric(
             self.model,
@@ -183,6 +168,9 @@ class Geometry:
         self._every, self._ema, self._lr = every, ema, lr
         self._scale = curvature_scale
         self._forward, self._micro_batch, self._autocast = forward, micro_batch, autocast
+        # Autocast leaves float64 alone.
+        narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
+        self._precision = autocast if narrow and autocast in PRECISIONS else None
         self._max_failures = max_failures
         self._compile = compile
         self._trace: Trace | None = None
@@ -190,20 +178,25 @@ class Geometry:
         self._captured: CapturedRefresh | None = None
         if capture:
             self._check_capturable()
+        self._spread = spread
+        self._still: Standstill | None = None
+        self._progress: Progress | None = None
         self._failures_in_a_row = 0
         self._step = 0
         self._next = 0
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
 
     def _check_capturable(self) -> None:
+        if self._micro_batch is not None:
+            raise ValueError("capture: not with micro_batch")
+        if SOLVERS[self._inner.solver] is not Descent:
+            raise ValueError(f"capture: not with solver={self._inner.solver!r}, whose steps are not all the same")
         if not all(parameter.is_cuda for parameter in self.parameters.values()):
             raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
-        if self._inner.solver == "cg" or self._micro_batch is not None:
-            raise ValueError("capture: not with solver='cg' or micro_batch")
 
     @property
     def due(self) -> bool:
-        """Whether the next optimizer step refreshes the metric."""
+        """Whether a refresh begins at the next optimizer step, which then needs a batch."""
         return self._step >= self._next
 
     def advance(self) -> None:
@@ -217,36 +210,110 @@ class Geometry:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def refresh(self, batch: Batch | Callable[[], Batch]) -> Refresh:
-        """Learn `U` on one batch, and say what happened. On a numerical failure the old metric stays."""
+        """Learn `U` on one batch, all at once, and say what happened. On a numerical failure the old metric stays.
+
+        A refresh in progress is dropped for it.
+        """
+        progress = self._begin(batch)
+        report = self._work(progress, progress.until)
+        assert report is not None
+        return report
+
+    def keep_up(self, batch: Any) -> None:
+        """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
+        if self._progress is not None:
+            self._work(self._progress, self._step)
+        if not self.due:
+            return
+        if not self._spread:
+            self.refresh(batch)
+            return
+        progress = self._begin(batch)
+        if self._work(progress, self._step) is None:
+            self._progress, self._next = progress, progress.until
+
+    def finished(self, report: Refresh) -> None:
+        """Called with the report of every refresh, for subclasses that keep them."""
+
+    def _begin(self, batch: Batch | Callable[[], Batch]) -> Progress:
         started = time.perf_counter()
         self._check_place()
+        self._let_go()
         step = self._step
-        device = next(iter(self.parameters.values())).device
-        inner = replace(self._inner, lr=at(self._lr, step))
-        with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with self._aside():
             drawn = batch() if callable(batch) else batch
-            try:
-                curvature, solution = self._solve(drawn, inner)
-                blended = self.metric.blend(solution.factors, at(self._ema, step))
-                numbers = self._read(curvature, solution, blended)
-                reason = _objection(numbers)
-            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-                numbers, reason = dict.fromkeys(_NUMBERS, float("nan")), f"a decomposition failed ({error})"
+            if self._spread:
+                drawn = copied(drawn)
+                self._stand_still(self._problem(drawn))
+        until = step + max(1, round(at(self._every, step)))
+        return Progress(step, until, drawn, seconds=time.perf_counter() - started)
+
+    def _work(self, progress: Progress, step: int) -> Refresh | None:
+        """The products that have to be done before this step; the report, if they were the last."""
+        started = time.perf_counter()
+        blended: list[Factors] = []
+        try:
+            if progress.up_to_date(step):
+                return None
+            with self._aside():
+                loop = progress.loop = progress.loop or self._loop(progress)
+                while not progress.up_to_date(step):
+                    loop.advance()
+                if loop.done < loop.total:
+                    return None
+                solution = loop.solution()
+                blended = self.metric.blend(solution.factors, at(self._ema, progress.step))
+                found = examine(self.metric, loop.curvature, solution, blended)
+                reason = objection(found)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            found, reason = Findings(), f"a decomposition failed ({error})"
+        finally:
+            progress.seconds += time.perf_counter() - started
         if not reason:
             self.metric.assign(blended)
-        self._next = step + max(1, round(at(self._every, step)))
-        self._count(step, reason)
-        return Refresh(
-            step=step,
+        return self._finish(progress, found, reason)
+
+    def _finish(self, progress: Progress, found: Findings, reason: str) -> Refresh:
+        self._let_go()
+        self._next = progress.until
+        self.refreshes += 1
+        self.failures += bool(reason)
+        self._failures_in_a_row = self._failures_in_a_row + 1 if reason else 0
+        report = Refresh(
+            step=progress.step,
             accepted=not reason,
             reason=reason,
-            objective_before=numbers["before"],
-            objective_after=numbers["after"],
-            loss=numbers["loss"],
-            gradient_norm=numbers["gradient_norm"],
+            objective_before=found.before,
+            objective_after=found.after,
+            loss=found.loss,
+            gradient_norm=found.gradient_norm,
             engine=self.engine,
-            seconds=time.perf_counter() - started,
+            seconds=progress.seconds,
         )
+        self.finished(report)
+        if reason:
+            self._complain(report)
+        return report
+
+    def _let_go(self) -> None:
+        """Free what a refresh in progress holds; captured graphs go on reading the copies where they are."""
+        self._progress = None
+        if not self._capture:
+            self._still = None
+
+    def _complain(self, report: Refresh) -> None:
+        message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
+        if self.failures == 1:
+            warnings.warn(message + " (said once; see Geometry.failures)", RefreshWarning, stacklevel=5)
+        if self._failures_in_a_row >= self._max_failures:
+            raise RefreshError(f"{message}; {self._failures_in_a_row} in a row (max_failures={self._max_failures})")
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """The model is left as it was, and the caller's precision outside."""
+        device = self.metric.blocks[0].device
+        with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
 
     def _check_place(self) -> None:
         """The factors live where the parameters were when the geometry was made."""
@@ -258,17 +325,32 @@ class Geometry:
                     f"{parameter.dtype}; make the geometry after moving the model"
                 )
 
-    def _solve(self, batch: Batch, inner: Inner) -> tuple[QuadraticModel, Solution]:
+    def _loop(self, progress: Progress) -> Loop:
+        inner, batch = replace(self._inner, lr=at(self._lr, progress.step)), progress.batch
         if not self._capture or not self.metric.stored():
-            curvature = self._linearise(batch)
-            return curvature, solve(self.metric, curvature, inner)
+            return InnerLoop(self.metric, self._linearise(batch), inner, self._precision)
         if self._captured is None or not self._captured.fits(batch, inner):
             self._captured = None  # frees the old graphs before the new ones are made
-            self._captured = CapturedRefresh(self._linearise, batch, self.metric, inner)
-        return self._captured.run(batch)
+            self._captured = CapturedRefresh(self._linearise, batch, self.metric, inner, self._precision)
+        self._captured.begin(batch)
+        return self._captured
+
+    def _stand_still(self, problem: Problem) -> None:
+        if self._capture and self._still is not None:
+            self._still.refill(problem)
+        else:
+            self._still = Standstill(problem)
 
     def _linearise(self, batch: Batch) -> QuadraticModel:
-        problem = Problem(
+        problem = self._problem(batch)
+        if self._still is not None:
+            problem = self._still.hold(problem)
+        traced = self._compile or self.engine == LINEARISED
+        curvature = self._traced(problem) if traced else self._untraced(problem)
+        return RankAverage(curvature) if several_ranks() else curvature
+
+    def _problem(self, batch: Batch) -> Problem:
+        return Problem(
             self.model,
             self.loss_fn,
             batch,
@@ -277,12 +359,11 @@ class Geometry:
             micro_batch=self._micro_batch,
             autocast=self._autocast,
         )
-        curvature = self._traced(problem) if self.engine == LINEARISED else self._untraced(problem)
-        return RankAverage(curvature) if several_ranks() else curvature
 
     def _traced(self, problem: Problem) -> QuadraticModel:
         if self._trace is None or not self._trace.fits(problem):
-            self._trace = Trace(problem, self.divergence, self._scale, compile=self._compile)
+            engine = ENGINES.get(self.engine, ForwardMode)
+            self._trace = Trace(problem, self.divergence, self._scale, engine=engine, compile=self._compile)
         return self._trace.linearise(problem)
 
     def _untraced(self, problem: Problem) -> QuadraticModel:
@@ -291,43 +372,10 @@ class Geometry:
             warnings.warn(
                 f"engine: chose finite-differences, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         self.engine = engine.name
         return Curvature(problem, self.divergence, engine, self._scale)
-
-    def _read(self, curvature: QuadraticModel, solution: Solution, blended: list[Factors]) -> dict[str, float]:
-        """Everything the guards look at, in one transfer from the device."""
-        g = curvature.gradient
-        moved = self.metric.apply(g, blended)
-        along = [(g[name].double() * moved[name].double()).sum() for name in g]
-        squares = [part.double().square().sum() for part in g.values()]
-        finite = [torch.isfinite(factor).all() for group in blended for factor in group.values()]
-        loss = curvature.loss.double()
-        numbers = torch.stack(
-            [
-                solution.before.to(loss.device),
-                solution.after.to(loss.device),
-                loss,
-                torch.stack(squares).sum().sqrt(),
-                torch.stack(along).sum(),
-                torch.stack([loss.new_ones(()).bool(), *finite]).all().double(),
-            ]
-        )
-        return dict(zip(_NUMBERS, numbers.tolist(), strict=True))
-
-    def _count(self, step: int, reason: str) -> None:
-        self.refreshes += 1
-        if not reason:
-            self._failures_in_a_row = 0
-            return
-        self.failures += 1
-        self._failures_in_a_row += 1
-        message = f"refresh at step {step}: kept the old metric, because {reason}"
-        if self.failures == 1:
-            warnings.warn(message + " (said once; see Geometry.failures)", RefreshWarning, stacklevel=3)
-        if self._failures_in_a_row >= self._max_failures:
-            raise RefreshError(f"{message}; {self._failures_in_a_row} in a row (max_failures={self._max_failures})")
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
@@ -343,47 +391,28 @@ class Geometry:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on bit by bit."""
         counters = {key: getattr(self, key) for key in _COUNTERS}
-        return {"metric": self.metric.state_dict(), "engine": self.engine, "counters": counters}
+        refresh = None
+        if self._progress is not None and self._still is not None:
+            refresh = self._progress.state() | {"standing_at": self._still.state()}
+        return {"metric": self.metric.state_dict(), "engine": self.engine, "counters": counters, "refresh": refresh}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """In the middle of a refresh its products so far are made again, at the next optimizer step."""
+        refresh = state.get("refresh")
+        if refresh is not None and not self._spread:
+            raise ValueError("state_dict: saved in the middle of a refresh, which needs spread=True to be finished")
+        progress = problem = None
+        if refresh is not None:
+            progress = Progress.of(refresh, self.metric.blocks[0].device)
+            problem = at_saved(self._problem(progress.batch), refresh["standing_at"])
         self.metric.load_state_dict(state["metric"])
+        self._let_go()
+        if problem is not None:
+            self._progress = progress
+            self._stand_still(problem)
         self.engine = state["engine"]
         for key in _COUNTERS:
             setattr(self, key, int(state["counters"][key]))
-
-
-class FixedGeometry:
-    """A metric that is given, not learned: pairs of a parameter and a function `gradient -> U gradient`.
-
-    Example:
-        >>> weight = nn.Parameter(torch.ones(2))
-        >>> geometry = FixedGeometry([(weight, lambda g: 3 * g)])
-        >>> geometry.transport([weight], [torch.ones(2)])[0].tolist()
-        [3.0, 3.0]
-    """
-
-    due = False
-    model = None
-
-    def __init__(self, metric: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]]) -> None:
-        self._apply = dict(metric)
-
-    def refresh(self, batch: Any) -> Refresh:
-        raise RuntimeError("refresh: a fixed geometry is given, not learned")
-
-    def advance(self) -> None:
-        pass
-
-    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-        unchanged: Callable[[Tensor], Tensor] = lambda g: g  # noqa: E731
-        return [self._apply.get(p, unchanged)(g) for p, g in zip(parameters, grads, strict=True)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
-            raise ValueError("state_dict: a fixed geometry holds no state, but the saved one does")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -397,27 +426,4 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-#: An objective may rise by so much of its own terms before a refresh counts as failed: near its minimum rounding alone
-#: decides whether it rises, and a refresh thrown away for that says nothing. The size of the slack is a choice.
-ROUNDING = 1e-3
-
 _COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")
-_NUMBERS = ("before", "after", "loss", "gradient_norm", "along", "finite")
-
-
-def _objection(numbers: Mapping[str, float]) -> str:
-    """Why a refresh must be thrown away; empty if it need not."""
-    before, after = numbers["before"], numbers["after"]
-    if not all(map(_is_finite, (numbers["loss"], numbers["gradient_norm"]))):
-        return "the loss or its gradient is not finite"
-    if not (numbers["finite"] and _is_finite(after)):
-        return "the inner loop gave factors or an objective that are not finite"
-    if after - before > ROUNDING * max(abs(before), abs(numbers["along"])):
-        return f"the objective rose from {before:.6g} to {after:.6g}"
-    if not numbers["along"] > 0 and numbers["gradient_norm"] > 0:
-        return f"g.Ug = {numbers['along']:.6g} is not positive"
-    return ""
-
-
-def _is_finite(number: float) -> bool:
-    return abs(number) < float("inf")

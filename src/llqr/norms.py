@@ -7,6 +7,7 @@ returns one divisor a parameter, which broadcasts against it. `1e-12` goes insid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -55,9 +56,15 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
         return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     count = max(layers) + 1
-    sums = squares.new_zeros(count).index_add_(0, torch.tensor(layers, device=squares.device), squares)
+    sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(layers), squares.device), squares)
     roots = (_root(sums) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(layers, d, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _on_device(layers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept from step to step: a copy to the device makes the host wait for it."""
+    return torch.tensor(layers, device=device)
 
 
 def _gathered(numbers: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from . import amp
 from .geometry import GeometryLike
+from .lending import standing_in
 from .probes import Point, Probe
 from .snapshot import Snapshot
 from .surroundings import Surroundings
@@ -135,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError("step: the weights still stand at the probe; call second_step() or restore() first")
         if closure is None and self._probing:
             raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
-        self._refresh_if_due(batch)
+        self._learn(batch)
         if closure is None:
             self._update(grad_scaler)
             return None
@@ -155,7 +156,7 @@ class Optimizer(torch.optim.Optimizer):
         """Move the weights to the probe, from gradients that are there already. Then run the second pass yourself."""
         if self._weights.held:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
-        self._refresh_if_due(batch)
+        self._learn(batch)
         if not self._surroundings.known:
             with self._surroundings.finding(self._order()):
                 pass
@@ -189,15 +190,16 @@ class Optimizer(torch.optim.Optimizer):
     def _probing(self) -> bool:
         return self.probe is not None and self.probe.active(self.steps)
 
-    def _refresh_if_due(self, batch: Any) -> None:
-        if self.geometry is None or not self.geometry.due:
+    def _learn(self, batch: Any) -> None:
+        """Let the geometry begin, go on with or finish a refresh, whatever it owes this step."""
+        if self.geometry is None:
             return
-        if batch is None:
+        if batch is None and self.geometry.due:
             raise ValueError(
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets))"
             )
         with torch.enable_grad():
-            self.geometry.refresh(batch)
+            self.geometry.keep_up(batch)
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
@@ -256,15 +258,12 @@ class Optimizer(torch.optim.Optimizer):
         """`theta <- base(theta, U g~)`."""
         if grad_scaler is not None:
             amp.unscale_once(grad_scaler, self, self.base)
-        if self.geometry is not None and self.transport:
-            parameters, grads = self._gradients()
-            moved = self._transported(parameters, grads)
-            if grads and any(a is not b for a, b in zip(grads, moved, strict=True)):
-                torch._foreach_copy_(grads, moved)
-        if grad_scaler is not None:
-            grad_scaler.step(self.base)
-        else:
-            self.base.step()
+        parameters, grads = self._gradients() if self.geometry is not None and self.transport else ([], [])
+        with standing_in(self._transported(parameters, grads), grads, parameters):
+            if grad_scaler is not None:
+                grad_scaler.step(self.base)
+            else:
+                self.base.step()
         torch.clear_autocast_cache()
         self.steps += 1
         if self.geometry is not None:

@@ -70,7 +70,8 @@ class SAMProbe:
         alike = shared and len({part.dtype for part in d}) == 1
         if alike and len(set(radii)) == 1:
             return list(torch._foreach_mul(d, (radii[0] / over[0]).to(d[0].dtype)))
-        return [part * (rho / divisor).to(part.dtype) for part, rho, divisor in zip(d, radii, over, strict=True)]
+        scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
+        return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
     def filtered(self, point: Point) -> list[Tensor]:
         """`v`: the gradient the displacement is made from."""
@@ -104,8 +105,10 @@ class ASAMProbe(SAMProbe):
         self.eta = eta
 
     def scaling(self, point: Point) -> list[Tensor]:
-        rows = zip(point.parameters, point.is_bias, strict=True)
-        return [torch.ones_like(w) if bias else w.detach().abs() + self.eta for w, bias in rows]
+        scaling = list(torch._foreach_abs([w.detach() for w in point.parameters]))
+        torch._foreach_mul_(scaling, [0.0 if bias else 1.0 for bias in point.is_bias])
+        torch._foreach_add_(scaling, [1.0 if bias else self.eta for bias in point.is_bias])
+        return scaling
 
 
 class FisherSAMProbe(SAMProbe):
@@ -125,7 +128,10 @@ class FisherSAMProbe(SAMProbe):
         self.eta = eta
 
     def scaling(self, point: Point) -> list[Tensor]:
-        return [(g.square() + self.eta).rsqrt() for g in point.grads]
+        scaling = list(torch._foreach_mul(point.grads, point.grads))
+        torch._foreach_add_(scaling, self.eta)
+        torch._foreach_rsqrt_(scaling)
+        return scaling
 
 
 class FriendlySAMProbe(SAMProbe):

@@ -1,21 +1,21 @@
-"""The inner loop: minimise the relaxed LQR objective over the factors of `U`.
-
-With `delta = -U g` the objective is `J(U) = g.delta + 1/2 delta.H delta + 1/2 damping |delta|^2`. Its gradient in
-`delta` is the residual `r = g + H delta + damping delta`, and pulling `-r` back through `U -> U g` gives the gradient
-of every factor.
-"""
+"""The inner loop: minimise the relaxed LQR objective over the factors of `U`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .curvature import QuadraticModel
+from .line_search import ConjugateGradients, LineSearch
 from .metric import Factors, Metric
-from .metric.metric import Packed
+from .metric.clipping import clip
+from .objective import Objective
+
+__all__ = ["SOLVERS", "Descent", "Inner", "InnerLoop", "Objective", "Solution", "solve", "working_copy"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class Inner:
     """Settings of the inner loop.
 
     Attributes:
-        solver: "heavy-ball" (the paper's), "adam", or "cg" where the objective is quadratic in the factors.
+        solver: "heavy-ball" (the paper's) or "adam"; where the objective is quadratic in the factors, or in each of
+            two sets of them (kfac, diag-kfac), also "line-search" (heavy ball with exact steps) and "cg".
         steps: products with `H` before the last objective is read.
         lr: step size of heavy ball and adam.
-        momentum: of the heavy ball, zero at every refresh.
-        clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar).
+        momentum: of heavy ball and line search, zero at every refresh.
+        clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar), but in cg.
         damping: weight of `1/2 |delta|^2` in the objective.
 
     Example:
@@ -59,55 +60,60 @@ class Solution:
     after: Tensor
 
 
-class Objective:
-    """`J` and its gradient as functions of the factors."""
+class Solver(Protocol):
+    """Changes factors in place, one product with `H` a step."""
 
-    def __init__(self, metric: Metric, curvature: QuadraticModel, damping: float) -> None:
-        self.metric = metric
+    factors: list[Factors]
+
+    def step(self, objective: Objective) -> Tensor:
+        """One step; returns the objective it started from."""
+
+    def advance(self, objective: Objective) -> None:
+        """One step, without working out the objective."""
+
+
+class InnerLoop:
+    """The inner loop on one quadratic model, from the metric's current factors, a product with `H` at a time.
+
+    The metric itself is not changed. `precision` is that of the factors' matrix products, see `Objective`.
+    """
+
+    def __init__(
+        self, metric: Metric, curvature: QuadraticModel, inner: Inner, precision: torch.dtype | None = None
+    ) -> None:
         self.curvature = curvature
-        self.damping = damping
-        self.g: Packed = metric.pack(curvature.gradient)
+        self._objective = Objective(metric, curvature, inner.damping, precision)
+        self._factors = working_copy(metric)
+        learns = any(self._factors)  # not if it is the identity throughout
+        self._solver = SOLVERS[inner.solver](metric, self._factors, inner) if learns else None
+        self.total = inner.steps + 1 if learns else 1
+        self.done = 0
+        self._before: Tensor | None = None
+        self._after: Tensor | None = None
 
-    def value(self, factors: Sequence[Factors]) -> tuple[Tensor, Packed]:
-        """`J` and the packed residual `r`."""
-        delta = [-part for part in self._apply(factors)]
-        residual = [g + bent for g, bent in zip(self.g, self._bend(delta), strict=True)]
-        # J = 1/2 (g + r).delta, because r - g is the quadratic part applied to delta.
-        both = [g + r for g, r in zip(self.g, residual, strict=True)]
-        return 0.5 * _dot(both, delta), residual
+    def advance(self) -> None:
+        """One product with `H`, the last of which only reads the objective."""
+        # The two objectives that are compared are exact: between them may lie less than a lower precision rounds away.
+        if self._solver is None or self.done == self.total - 1:
+            self._after = self._objective.exact.at(self._factors).value
+        elif self.done == 0:
+            self._before = self._solver.step(self._objective.exact)
+        else:
+            self._solver.advance(self._objective)
+        self.done += 1
 
-    def slope(self, factors: Sequence[Factors], residual: Packed) -> list[Factors]:
-        """The gradient of `J` in every factor."""
-        rows = zip(self.metric.groups, factors, self.g, residual, strict=True)
-        return [group.pull_back(f, g, -r) for group, f, g, r in rows]
-
-    def bend(self, direction: Sequence[Factors]) -> list[Factors]:
-        """The Hessian of `J` in the factors times a direction, where `U` is linear in its factors."""
-        applied = zip(direction, self._apply(direction), strict=True)
-        moved = [part if factors else torch.zeros_like(part) for factors, part in applied]
-        return self.slope(direction, [-part for part in self._bend(moved)])
-
-    def _apply(self, factors: Sequence[Factors]) -> Packed:
-        return [group.apply(f, g) for group, f, g in zip(self.metric.groups, factors, self.g, strict=True)]
-
-    def _bend(self, delta: Packed) -> Packed:
-        """`H delta + damping delta`."""
-        product = self.metric.pack(self.curvature.product(self.metric.unpack(delta, self.curvature.gradient)))
-        if not self.damping:
-            return product
-        return [bent + self.damping * part for bent, part in zip(product, delta, strict=True)]
+    def solution(self) -> Solution:
+        """What was learned, when all is done."""
+        assert self._after is not None
+        return Solution(self._factors, self._after if self._before is None else self._before, self._after)
 
 
-def solve(metric: Metric, curvature: QuadraticModel, inner: Inner) -> Solution:
-    """Run the inner loop from the metric's current factors; the metric itself is not changed."""
-    objective = Objective(metric, curvature, inner.damping)
-    start = working_copy(metric)
-    if not any(start):  # the identity throughout: nothing to learn
-        value, _ = objective.value(start)
-        return Solution(start, value, value)
-    before, factors = SOLVERS[inner.solver](objective, start, inner)
-    after, _ = objective.value(factors)
-    return Solution(factors, before, after)
+def solve(metric: Metric, curvature: QuadraticModel, inner: Inner, precision: torch.dtype | None = None) -> Solution:
+    """Run the inner loop to its end."""
+    loop = InnerLoop(metric, curvature, inner, precision)
+    while loop.done < loop.total:
+        loop.advance()
+    return loop.solution()
 
 
 def working_copy(metric: Metric) -> list[Factors]:
@@ -129,77 +135,46 @@ class Descent:
         self.factors = factors
         self.clip = inner.clip
         flat = [factor for group in factors for factor in group.values()]
+        on_cuda = all(factor.is_cuda for factor in flat)
         self.optimizer: torch.optim.Optimizer
         if inner.solver == "adam":
-            self.optimizer = torch.optim.Adam(flat, lr=inner.lr, capturable=flat[0].is_cuda)
+            self.optimizer = torch.optim.Adam(flat, lr=inner.lr, capturable=on_cuda, fused=on_cuda)
         else:
-            self.optimizer = torch.optim.SGD(flat, lr=inner.lr, momentum=inner.momentum)
+            self.optimizer = torch.optim.SGD(flat, lr=inner.lr, momentum=inner.momentum, fused=on_cuda)
 
     def step(self, objective: Objective) -> Tensor:
         """One step; returns the objective it started from."""
-        value, residual = objective.value(self.factors)
-        slopes = objective.slope(self.factors, residual)
-        for group, own, slope in zip(self.metric.groups, self.factors, slopes, strict=True):
-            finite = {name: part.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for name, part in slope.items()}
-            for name, part in group.clip(finite, self.clip).items():
-                own[name].grad = part
+        here = objective.at(self.factors)
+        self._move(here.slopes())
+        return here.value
+
+    def advance(self, objective: Objective) -> None:
+        """One step, without working out the objective."""
+        self._move(objective.at(self.factors).slopes())
+
+    def _move(self, slopes: list[Factors]) -> None:
+        """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""
+        for own in slopes:
+            for slope in own.values():
+                slope.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for own, clipped in zip(self.factors, clip(self.metric.groups, slopes, self.clip), strict=True):
+            for name, slope in clipped.items():
+                own[name].grad = slope
         self.optimizer.step()
-        return value
+        self.optimizer.zero_grad()  # so that they do not lie beside the activations during the next product
 
 
-def _descend(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
-    descent = Descent(objective.metric, factors, inner)
-    before = descent.step(objective)
-    for _ in range(inner.steps - 1):
-        descent.step(objective)
-    for group in factors:
-        for factor in group.values():
-            factor.grad = None
-    return before, factors
+def _line_search(metric: Metric, factors: list[Factors], inner: Inner) -> Solver:
+    return LineSearch(metric, factors, inner.momentum, inner.clip)
 
 
-def _conjugate_gradients(objective: Objective, factors: list[Factors], inner: Inner) -> tuple[Tensor, list[Factors]]:
-    """Minimise the quadratic `J` over the factors; stops at the minimum or at a direction of negative curvature."""
-    if not objective.metric.linear:
-        curved = sorted({group.name for group in objective.metric.groups if not group.linear})
-        raise ValueError(f"solver: 'cg' needs an objective quadratic in the factors, which {', '.join(curved)} is not")
-    before, r = objective.value(factors)
-    residual = _scaled(objective.slope(factors, r), -1.0)
-    direction = residual
-    size = start = _inner_product(residual, residual)
-    for _ in range(inner.steps - 1):
-        if size <= start * torch.finfo(start.dtype).eps ** 2 or size == 0:
-            break
-        bent = objective.bend(direction)
-        along = _inner_product(direction, bent)
-        if not along > 0:
-            break
-        alpha = size / along
-        factors = _sum(factors, direction, alpha)
-        residual = _sum(residual, bent, -alpha)
-        shrunk = _inner_product(residual, residual)
-        direction = _sum(residual, direction, shrunk / size)
-        size = shrunk
-    return before, factors
+def _conjugate_gradients(metric: Metric, factors: list[Factors], inner: Inner) -> Solver:
+    return ConjugateGradients(metric, factors, inner.momentum, inner.clip)
 
 
-SOLVERS = {"heavy-ball": _descend, "adam": _descend, "cg": _conjugate_gradients}
-
-
-def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """In double precision where it adds up, whatever the terms are in."""
-    home = a[0].device
-    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in zip(a, b, strict=True)]).sum()
-
-
-def _inner_product(a: list[Factors], b: list[Factors]) -> Tensor:
-    pairs = [(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in x]
-    return _dot([x for x, _ in pairs], [y for _, y in pairs])
-
-
-def _sum(a: list[Factors], b: list[Factors], weight: Tensor) -> list[Factors]:
-    return [{n: x[n] + weight.to(x[n].dtype) * y[n] for n in x} for x, y in zip(a, b, strict=True)]
-
-
-def _scaled(a: list[Factors], weight: float) -> list[Factors]:
-    return [{name: weight * factor for name, factor in group.items()} for group in a]
+SOLVERS: dict[str, Callable[[Metric, list[Factors], Inner], Solver]] = {
+    "heavy-ball": Descent,
+    "adam": Descent,
+    "line-search": _line_search,
+    "cg": _conjugate_gradients,
+}

@@ -1,6 +1,7 @@
 """Every structure against its dense form in float64: apply, pull-back, clipping, bounds, packing, names, storage."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.metric import STRUCTURES, Block, Flat
+from llqr.metric.clipping import clip
+from llqr.metric.structure import ROW
 from references import relative_error
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
@@ -108,14 +111,27 @@ def test_apply_is_linear(kind, seed, a, b):
     torch.testing.assert_close(combined, expected, rtol=1e-12, atol=1e-12)
 
 
+def factor_sets(names):
+    """Every non-empty set of names."""
+    return [found for size in range(1, len(names) + 1) for found in itertools.combinations(names, size)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_linear_says_whether_the_factors_enter_linearly(kind):
-    group, g = group_of(kind), None
-    first, second = random_factors(group, 1), random_factors(group, 2)
-    g = random_packed(group)
-    both = group.apply({name: 2 * first[name] - 3 * second[name] for name in first}, g)
-    apart = 2 * group.apply(first, g) - 3 * group.apply(second, g)
-    assert (relative_error(both, apart) < 1e-12) == group.linear
+def test_linear_in_names_the_largest_sets_of_factors_that_enter_linearly(kind):
+    group, g = group_of(kind), random_packed(group_of(kind))
+    first, second, rest = (random_factors(group, seed) for seed in (1, 2, 3))
+
+    def linear(names):
+        both = group.apply(rest | {name: 2 * first[name] - 3 * second[name] for name in names}, g)
+        apart = [group.apply(rest | {name: part[name] for name in names}, g) for part in (first, second)]
+        return relative_error(both, 2 * apart[0] - 3 * apart[1]) < 1e-12
+
+    found = [set(names) for names in factor_sets(list(first)) if linear(names)]
+    largest = [names for names in found if not any(names < other for other in found)]
+    if kind == "e-kfac":  # linear in its scale alone, which is the diagonal metric as long as the bases stand still
+        assert (largest, group.linear_in) == ([{"scale"}], ())
+    else:
+        assert sorted(map(sorted, largest)) == sorted(map(sorted, group.linear_in))
 
 
 # -- pull-back ---------------------------------------------------------------------------------------------------------
@@ -151,6 +167,11 @@ def test_pull_back_is_the_gradient(kind, k, m, n, seed):
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
+def clipped_alone(group, gradients, limit):
+    (clipped,) = clip([group], [gradients], limit)
+    return clipped
+
+
 @pytest.mark.parametrize("limit", [0.3, 2.0, 1e6])
 @pytest.mark.parametrize("kind", STACKED)
 def test_clip_bounds_every_factor_of_every_block(kind, limit):
@@ -159,7 +180,7 @@ def test_clip_bounds_every_factor_of_every_block(kind, limit):
         name: factor * torch.tensor([0.01, 1.0, 9.0]).reshape(3, *[1] * (factor.ndim - 1))
         for name, factor in random_factors(group).items()
     }
-    clipped = dict(group.named(group.clip(gradients, limit)))
+    clipped = dict(group.named(clipped_alone(group, gradients, limit)))
     for name, gradient in group.named(gradients):
         norm = float(gradient.norm())
         torch.testing.assert_close(clipped[name], gradient * min(1.0, limit / norm), rtol=1e-12, atol=0)
@@ -170,7 +191,7 @@ def test_clip_of_a_diagonal_bounds_weight_and_bias_together(limit):
     group = group_of("diagonal")
     gradients = {"diagonal": 4 * random_packed(group)}
     pieces = dict(zip((b.name for b in group.blocks), flat_blocks(group, gradients["diagonal"]), strict=True))
-    clipped = dict(zip(pieces, flat_blocks(group, group.clip(gradients, limit)["diagonal"]), strict=True))
+    clipped = dict(zip(pieces, flat_blocks(group, clipped_alone(group, gradients, limit)["diagonal"]), strict=True))
     for layer in (["0.weight", "0.bias"], ["1.weight", "1.bias"], ["scale"]):
         norm = float(torch.cat([pieces[name] for name in layer]).norm())
         for name in layer:
@@ -180,14 +201,15 @@ def test_clip_of_a_diagonal_bounds_weight_and_bias_together(limit):
 def test_clip_of_a_scalar_bounds_every_layer():
     group = group_of("scalar")
     gradient = torch.tensor([-7.0, 0.2, 6.0], dtype=torch.float64)
-    assert group.clip({"scalar": gradient}, 5.0)["scalar"].tolist() == [-5.0, 0.2, 5.0]
+    clipped = clipped_alone(group, {"scalar": gradient}, 5.0)["scalar"]
+    assert clipped.tolist() == pytest.approx([-5.0, 0.2, 5.0], rel=1e-14)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_clip_leaves_a_zero_gradient_alone(kind):
     group = group_of(kind)
     gradients = {name: torch.zeros_like(factor) for name, factor in group.identity(torch.float64, CPU).items()}
-    for part in group.clip(gradients, 5.0).values():
+    for part in clipped_alone(group, gradients, 5.0).values():
         assert part.count_nonzero() == 0
 
 
@@ -315,6 +337,28 @@ def test_flat_layouts_gather_a_layer_that_comes_in_pieces():
     group = STRUCTURES["diagonal"]([block(*row) for row in names])
     assert [b.name for b in group.blocks] == ["a.weight", "a.bias", "b.weight", "b.bias"]
     assert group.layer_sizes == [6, 4]
+
+
+@pytest.mark.parametrize("sizes", [(ROW, 2 * ROW), (5, ROW, 7, 3 * ROW), (1, 2)], ids=str)
+def test_layers_of_whole_rows_and_others(sizes):
+    """Those that fill rows come first and go through one kernel; the numbers are those of layer after layer."""
+    group = STRUCTURES["diagonal"]([block(f"{i}.weight", str(i), (size,)) for i, size in enumerate(sizes)])
+    assert [b.size % ROW > 0 for b in group.blocks] == sorted(size % ROW > 0 for size in sizes)
+    flat, numbers = random_packed(group), torch.randn(len(sizes), dtype=torch.float64)
+    parts = flat.split(group.layer_sizes)
+    assert all(a.equal(b) for a, b in zip(group.by_layer(flat), parts, strict=True))
+    expected = [part * number for part, number in zip(parts, numbers, strict=True)]
+    assert group.scale_layers(flat, numbers).equal(torch.cat(expected))
+    sums = torch.stack([part.sum() for part in parts])
+    torch.testing.assert_close(group.sum_layers(flat), sums, rtol=1e-13, atol=1e-13)
+
+
+def test_sums_of_layers_do_not_lose_small_terms():
+    """A layer of a network has millions of entries; float32 alone would stop counting ones at 2^24."""
+    group = STRUCTURES["scalar"]([block("0.weight", "0", (300_000, ROW))])
+    flat = torch.full((300_000 * ROW,), 1.0)
+    flat[0] = 2.0**24
+    assert group.sum_layers(flat).item() == torch.tensor(2.0**24 + 300_000 * ROW - 1).item()
 
 
 def test_a_dense_vector_is_a_full_block():

@@ -22,6 +22,7 @@ CASES = {
     "sam": {},
     "fsam": {},
     "llqr+sam": {"structure": "kfac"},
+    "spread llqr+sam": {"structure": "kfac", "spread": True},
     "own sam": {"own": True},
     "own llqr+sam": {"structure": "diagonal", "own": True},
 }
@@ -32,10 +33,10 @@ def optimizer(case: str, model: nn.Module, ddp: nn.Module) -> llqr.Optimizer:
     options = CASES[case]
     settings: dict = {"rho": 0.5}
     if "structure" in options:
-        settings["geometry"] = quick_geometry(ddp, options["structure"])
+        settings["geometry"] = quick_geometry(ddp, options["structure"], spread=options.get("spread", False))
     if "own" in options:
         settings["no_sync"] = ddp.no_sync
-    return llqr.build(case.removeprefix("own "), sgd(model), **settings)
+    return llqr.build(case.split()[-1], sgd(model), **settings)
 
 
 def share(batch: Batch, rank: int) -> Batch:

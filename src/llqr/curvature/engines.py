@@ -129,13 +129,13 @@ class FiniteDifferences(Engine):
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         with torch.no_grad():
             h = self._step(v)
-            ahead, behind = self.f(self._moved(v, h)), self.f(self._moved(v, -h))
+            ahead, behind = map(self.f, self._sides(v, h))
             return (ahead - behind) / (2 * h).to(self.outputs.dtype)
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         def product(v: Mapping[str, Tensor]) -> Named:
             h = self._step(v)
-            ahead, behind = (self._at(self._moved(v, step)).vjp(w) for step in (h, -h))
+            ahead, behind = (self._at(side).vjp(w) for side in self._sides(v, h))
             return {name: (ahead[name] - behind[name]) / (2 * h).to(ahead[name].dtype) for name in ahead}
 
         return product
@@ -150,11 +150,16 @@ class FiniteDifferences(Engine):
         step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
         return step
 
-    def _moved(self, v: Mapping[str, Tensor], h: Tensor) -> Named:
+    def _sides(self, v: Mapping[str, Tensor], h: Tensor) -> tuple[Named, Named]:
+        """`theta + h v` and `theta - h v`."""
         theta = [parameter.detach() for parameter in self.theta.values()]
         steps = torch._foreach_mul([v[name] for name in self.theta], h)
-        moved = [p.to(t.dtype) for p, t in zip(torch._foreach_add(steps, theta), theta, strict=True)]
-        return dict(zip(self.theta, moved, strict=True))
+        moved = torch._foreach_add(theta, steps), torch._foreach_sub(theta, steps)
+        ahead, behind = (
+            {name: side.to(p.dtype) for (name, p), side in zip(self.theta.items(), sides, strict=True)}
+            for sides in moved
+        )
+        return ahead, behind
 
 
 def _detached(theta: Named) -> Named:

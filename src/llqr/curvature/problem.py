@@ -42,7 +42,8 @@ class Problem:
         self.loss_fn = loss_fn
         self.inputs, self.targets = split_batch(batch)
         self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
-        self.pieces = [self.inputs] if micro_batch is None else _split(self.inputs, micro_batch)
+        self._micro_batch = micro_batch
+        self.pieces = self._cut()
         self._autocast = autocast
         self._caller = _Caller(model, forward or call_model)
         learned = {f"model.{name}" for name in parameters}
@@ -69,8 +70,11 @@ class Problem:
         moved._held = {name: next(rest) for name in self._held}
         moved._buffers = {name: next(rest) for name in self._buffers}
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
-        moved.pieces = [moved.inputs]
+        moved.pieces = moved._cut()
         return moved
+
+    def _cut(self) -> list[Any]:
+        return [self.inputs] if self._micro_batch is None else _split(self.inputs, self._micro_batch)
 
     @property
     def precision(self) -> torch.dtype:

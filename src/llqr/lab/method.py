@@ -22,10 +22,8 @@ class ObservedGeometry(llqr.Geometry):
         super().__init__(*arguments, **settings)
         self._reports: list[llqr.Refresh] = []
 
-    def refresh(self, batch: Any) -> llqr.Refresh:
-        report = super().refresh(batch)
+    def finished(self, report: llqr.Refresh) -> None:
         self._reports.append(report)
-        return report
 
     def collect(self) -> list[llqr.Refresh]:
         """The reports since the last call."""

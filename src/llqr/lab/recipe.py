@@ -164,6 +164,7 @@ class GeometrySettings:
     micro_batch: int | None = None
     engine: str | None = None
     max_side: int | None = None
+    spread: bool | None = None
 
     def arguments(self) -> dict[str, Any]:
         """What `llqr.Geometry` is given: the settings that were made; the inner batch is the caller's to draw."""

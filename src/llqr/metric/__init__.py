@@ -3,7 +3,7 @@
 from .block import Block
 from .layout import StructureSpec
 from .metric import Metric
-from .structure import Factors, Flat, Stacked, Structure
+from .structure import Factors, Flat, Stacked, Structure, Traced
 from .structures import STRUCTURES
 
-__all__ = ["STRUCTURES", "Block", "Factors", "Flat", "Metric", "Stacked", "Structure", "StructureSpec"]
+__all__ = ["STRUCTURES", "Block", "Factors", "Flat", "Metric", "Stacked", "Structure", "StructureSpec", "Traced"]

@@ -12,7 +12,7 @@ class Dense(Stacked):
     """`U = (F + F^T) / 2`, symmetric whatever the factor `F`; vectors are full blocks too."""
 
     name = "dense"
-    linear = True
+    linear_in = (("dense",),)
 
     @property
     def size(self) -> int:

@@ -10,6 +10,7 @@ from .structure import Bounds, Factors, Stacked
 
 class DiagKFAC(Stacked):
     name = "diag-kfac"
+    linear_in = (("out",), ("in",))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"out": (self.k, self.m), "in": (self.k, self.n)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Flat, _shrink
+from .structure import Bounds, Factors, Flat
 
 #: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
 FLOOR = 1e-8
@@ -17,7 +17,7 @@ class Diagonal(Flat):
     """Also what every vector (bias, normalisation scale) gets beside a matrix structure."""
 
     name = "diagonal"
-    linear = True
+    linear_in = (("diagonal",),)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"diagonal": (sum(self.sizes),)}
@@ -28,15 +28,17 @@ class Diagonal(Flat):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["diagonal"] * g
 
-    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
-        return list(torch._foreach_mul(list(pieces), self.unpack(factors["diagonal"])))
+    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        return list(torch._foreach_mul([piece.to(dtype) for piece in pieces], self.unpack(factors["diagonal"])))
 
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         return {"diagonal": r * g}
 
-    def clip(self, gradients: Factors, limit: float) -> Factors:
-        gradient = gradients["diagonal"]
-        return {"diagonal": self.scale_layers(gradient, _shrink(self.layer_norms(gradient), limit))}
+    def units(self, gradients: Factors) -> list[Tensor]:
+        return self.by_layer(gradients["diagonal"])
+
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
+        return {"diagonal": self.scale_layers(gradients["diagonal"], numbers)}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         lower, upper = bounds or (FLOOR, None)

@@ -12,7 +12,6 @@ from .structure import Bounds, Factors, Flat
 
 class Identity(Flat):
     name = "identity"
-    linear = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}
@@ -26,7 +25,10 @@ class Identity(Flat):
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         return {}
 
-    def clip(self, gradients: Factors, limit: float) -> Factors:
+    def units(self, gradients: Factors) -> list[Tensor]:
+        return []
+
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
         return {}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:

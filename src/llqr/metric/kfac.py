@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Stacked, clamp_eigenvalues, clamp_singular_values
+from .structure import Bounds, Factors, FactorSets, Pull, Traced, clamp_eigenvalues, clamp_singular_values
 
 
-class KFAC(Stacked):
+class KFAC(Traced):
     name = "kfac"
+    linear_in: ClassVar[FactorSets] = (("out",), ("in",))
+    multiplied = ("out", "in")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"out": (self.k, self.m, self.m), "in": (self.k, self.n, self.n)}
@@ -17,11 +21,15 @@ class KFAC(Stacked):
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {"out": self.eye(self.m, dtype, device), "in": self.eye(self.n, dtype, device)}
 
-    def apply(self, factors: Factors, g: Tensor) -> Tensor:
-        return factors["out"] @ (g @ factors["in"].mT)
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        """Five products in all: two for `U g`, three for the pull-back."""
+        out = factors["out"]
+        g_in = g @ factors["in"].mT
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        return {"out": r @ (g @ factors["in"].mT).mT, "in": (factors["out"].mT @ r).mT @ g}
+        def pull(r: Tensor) -> Factors:
+            return {"out": r @ g_in.mT, "in": (out.mT @ r).mT @ g}
+
+        return out @ g_in, pull
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:
@@ -37,13 +45,15 @@ class PositiveKFAC(KFAC):
     """K-FAC with `U_out = L_out L_out^T` and `U_in = L_in L_in^T`: symmetric and positive whatever the factors."""
 
     name = "kfac-psd"
+    linear_in = ()
 
-    def apply(self, factors: Factors, g: Tensor) -> Tensor:
-        return super().apply(_squared(factors), g)
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        moved, outer = super().trace(_squared(factors), g)
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        outer = super().pull_back(_squared(factors), g, r)
-        return {name: (outer[name] + outer[name].mT) @ factor for name, factor in factors.items()}
+        def pull(r: Tensor) -> Factors:
+            return {name: (slope + slope.mT) @ factors[name] for name, slope in outer(r).items()}
+
+        return moved, pull
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:

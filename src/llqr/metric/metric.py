@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -71,11 +72,6 @@ class Metric:
         """Whether `U` is anything but the identity it starts from."""
         return self._factors is not None
 
-    @property
-    def linear(self) -> bool:
-        """Whether the relaxed objective is quadratic in the factors of every block."""
-        return all(group.linear for group in self.groups)
-
     # -- factors -----------------------------------------------------------------------------------------------------
 
     def factors(self) -> list[Factors]:
@@ -121,15 +117,19 @@ class Metric:
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
-            pieces = self._pieces(group, grads, next(iter(own.values())).dtype)
-            with torch.autocast(pieces[0].device.type, enabled=False):  # the dtype is ours, whatever the context
-                applied = group.apply_pieces(own, pieces)
+            dtype = next(iter(own.values())).dtype
+            with torch.autocast(group.blocks[0].device.type, enabled=False):  # the dtype is ours, whatever the context
+                applied = group.apply_pieces(own, self._pieces(group, grads), dtype)
             moved |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | self._assembled(moved, grads)
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
         """Gradients by name -> one packed tensor a group, in the dtype the factors are learned in."""
-        return [group.pack(self._pieces(group, grads, self.learning_dtype(group))) for group in self.groups]
+        packed = [group.blank(self.learning_dtype(group), group.blocks[0].device) for group in self.groups]
+        pieces = [piece for group in self.groups for piece in self._pieces(group, grads)]
+        views = [view for group, tensor in zip(self.groups, packed, strict=True) for view in group.unpack(tensor)]
+        torch._foreach_copy_(views, pieces)
+        return packed
 
     def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `pack`, in the dtypes of `like`."""
@@ -148,23 +148,20 @@ class Metric:
                 found = pieces.get(block.name)
                 own = block.piece(like[block.parameter]) if found is None else found
                 parts.setdefault(block.parameter, []).append(own)
-        return {
-            name: (found[0] if len(found) == 1 else torch.cat(found)).to(like[name].dtype)
-            for name, found in parts.items()
-        }
+        return {name: _joined(found).to(like[name].dtype) for name, found in parts.items()}
 
     def learning_dtype(self, group: Structure) -> torch.dtype:
         """Factors are learned in at least float32, whatever they are held in."""
         return factor_dtype(group.blocks[0], None)
 
-    def _pieces(self, group: Structure, grads: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
+    def _pieces(self, group: Structure, grads: Mapping[str, Tensor]) -> list[Tensor]:
         pieces = []
         for block in group.blocks:
             gradient = grads.get(block.parameter)
             if gradient is None:
-                pieces.append(torch.zeros(block.native, dtype=dtype, device=block.device))
+                pieces.append(torch.zeros(block.native, dtype=block.dtype, device=block.device))
             else:
-                pieces.append(block.piece(gradient).to(dtype))
+                pieces.append(block.piece(gradient))
         return pieces
 
     def _in_apply_dtype(self, factors: list[Factors]) -> list[Factors]:
@@ -208,3 +205,19 @@ class Metric:
                 raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
             view.copy_(saved)
         self.assign(fresh)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    """The pieces one after another along the first dimension: a view where they lie so in memory, as a stack's do."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    ends = accumulate((piece.numel() for piece in pieces), initial=first.storage_offset())
+    memory = first.untyped_storage().data_ptr()
+    if all(
+        piece.is_contiguous() and piece.untyped_storage().data_ptr() == memory and piece.storage_offset() == start
+        for piece, start in zip(pieces, ends, strict=False)
+    ):
+        rows = sum(piece.shape[0] for piece in pieces)
+        return first.as_strided((rows, *first.shape[1:]), first.stride())
+    return torch.cat(list(pieces))

@@ -13,7 +13,7 @@ from .structure import Bounds, Factors, Flat
 
 class Scalar(Flat):
     name = "scalar"
-    linear = True
+    linear_in = (("scalar",),)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"scalar": (len(self.layers),)}
@@ -25,10 +25,13 @@ class Scalar(Flat):
         return self.scale_layers(g, factors["scalar"])
 
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        return {"scalar": torch.stack([part.sum() for part in (r * g).split(self.layer_sizes)])}
+        return {"scalar": self.sum_layers(r * g)}
 
-    def clip(self, gradients: Factors, limit: float) -> Factors:
-        return {"scalar": gradients["scalar"].clamp(-limit, limit)}
+    def units(self, gradients: Factors) -> list[Tensor]:
+        return list(gradients["scalar"].unbind())
+
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
+        return {"scalar": gradients["scalar"] * numbers}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         lower, upper = bounds or (FLOOR, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -14,7 +14,10 @@ from torch import Tensor
 from .block import Block
 
 Factors = dict[str, Tensor]
+FactorSets = tuple[tuple[str, ...], ...]
 Bounds = tuple[float, float] | None
+#: `r -> ` the gradient of `<r, U g>` in every factor.
+Pull = Callable[[Tensor], Factors]
 
 
 class Structure(ABC):
@@ -22,7 +25,8 @@ class Structure(ABC):
 
     A structure holds no numbers: factors are passed in, so that the inner solver can work on a copy. All methods act on
     the whole group at once, in its packed layout. To add a structure, subclass `Stacked` or `Flat`, write `shapes`,
-    `identity`, `apply`, `pull_back`, `constrain` and `matrices`, and put it into `STRUCTURES`.
+    `identity`, `apply`, `pull_back`, `constrain` and `matrices`, and put it into `STRUCTURES`. One whose pull-back can
+    use what `U g` was made from is a `Traced` one, and says both in `trace`.
 
     Example (the groups of a metric: two weights of one shape, stacked, and their biases):
         >>> from llqr import Metric
@@ -32,8 +36,11 @@ class Structure(ABC):
     """
 
     name: ClassVar[str]
-    #: `U` is linear in its factors, hence the relaxed objective is quadratic in them and conjugate gradients apply.
-    linear: ClassVar[bool] = False
+    #: Sets of factors in each of which `U` is linear while the others stand still. The relaxed objective is quadratic
+    #: in such a set; solvers that need this go round them, and refuse a structure that names none.
+    linear_in: ClassVar[FactorSets] = ()
+    #: The factors that enter matrix products, which may run in a lower precision than the factors are held in.
+    multiplied: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
@@ -47,8 +54,14 @@ class Structure(ABC):
         """The factors for which `U = I`."""
 
     @abstractmethod
-    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
+    def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The group's one tensor, with nothing in it yet."""
+
+    def pack(self, pieces: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor a block -> the group's one tensor."""
+        packed = self.blank(dtype or pieces[0].dtype, pieces[0].device)
+        torch._foreach_copy_(self.unpack(packed), list(pieces))
+        return packed
 
     @abstractmethod
     def unpack(self, packed: Tensor) -> list[Tensor]:
@@ -58,17 +71,25 @@ class Structure(ABC):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         """`U g`."""
 
-    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """`U g`, one tensor a block in and out."""
-        return self.unpack(self.apply(factors, self.pack(pieces)))
+    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """`U g` in the dtype of the factors, one tensor a block in and out."""
+        return self.unpack(self.apply(factors, self.pack(pieces, dtype)))
 
     @abstractmethod
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         """Gradient of `<r, U g>` in every factor."""
 
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        """`U g`, and the pull-back `r -> pull_back(factors, g, r)`, which may use again what `U g` was made from."""
+        return self.apply(factors, g), lambda r: self.pull_back(factors, g, r)
+
     @abstractmethod
-    def clip(self, gradients: Factors, limit: float) -> Factors:
-        """Bound the norm of every factor's gradient by `limit`."""
+    def units(self, gradients: Factors) -> list[Tensor]:
+        """What is clipped as one, as views of the factors' gradients."""
+
+    @abstractmethod
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
+        """Every unit times its number."""
 
     @abstractmethod
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
@@ -102,14 +123,18 @@ class Stacked(Structure):
     def n(self) -> int:
         return self.blocks[0].shape[-1]
 
-    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
-        return torch.stack([piece.reshape(self.blocks[0].shape) for piece in pieces])
+    def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(self.k, *self.blocks[0].shape, dtype=dtype, device=device)
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
         return [matrix.view(block.native) for matrix, block in zip(packed.unbind(0), self.blocks, strict=True)]
 
-    def clip(self, gradients: Factors, limit: float) -> Factors:
-        return {name: gradient * _shrink(_norms(gradient), limit) for name, gradient in gradients.items()}
+    def units(self, gradients: Factors) -> list[Tensor]:
+        return [member for gradient in gradients.values() for member in gradient.unbind(0)]
+
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
+        rows = zip(gradients.items(), numbers.split(self.k), strict=True)
+        return {name: gradient * own.view(-1, *[1] * (gradient.ndim - 1)) for (name, gradient), own in rows}
 
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
         for i, block in enumerate(self.blocks):
@@ -120,6 +145,24 @@ class Stacked(Structure):
         return torch.eye(size, dtype=dtype, device=device).repeat(self.k, 1, 1)
 
 
+class Traced(Stacked):
+    """A stacked structure whose pull-back shares work with its action: `trace` says both."""
+
+    @abstractmethod
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]: ...
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return self.trace(factors, g)[0]
+
+    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
+        return self.trace(factors, g)[1](r)
+
+
+#: Layers of a multiple of this many entries are scaled together, in one kernel that looks up one number a row. Widths
+#: of networks are multiples of 64; what is not (a head) comes last and is scaled on its own.
+ROW = 64
+
+
 class Flat(Structure):
     """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped.
 
@@ -127,42 +170,67 @@ class Flat(Structure):
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        order = {layer: i for i, layer in enumerate(dict.fromkeys(block.layer for block in blocks))}
+        entries: dict[str, int] = {}
+        for block in blocks:
+            entries[block.layer] = entries.get(block.layer, 0) + block.size
+        self.layers = sorted(entries, key=lambda layer: entries[layer] % ROW > 0)  # stable: otherwise as they come
+        order = {layer: i for i, layer in enumerate(self.layers)}
         super().__init__(sorted(blocks, key=lambda block: order[block.layer]))
-        self.layers = list(order)
         self.sizes = [block.size for block in self.blocks]
-        self.layer_sizes = [sum(b.size for b in self.blocks if b.layer == layer) for layer in self.layers]
+        self.layer_sizes = [entries[layer] for layer in self.layers]
         self.offsets = [0, *accumulate(self.sizes)][:-1]
+        self._rows = [size // ROW for size in self.layer_sizes if size % ROW == 0]
+        self._counts: dict[torch.device, Tensor] = {}
+        self._layers_of_rows: dict[torch.device, Tensor] = {}
 
-    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
-        packed = pieces[0].new_empty(sum(self.sizes))
-        torch._foreach_copy_(self.unpack(packed), list(pieces))
-        return packed
+    def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(sum(self.sizes), dtype=dtype, device=device)
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
         start = packed.storage_offset()
         rows = zip(self.blocks, self.offsets, strict=True)
         return [packed.as_strided(block.native, block.strides, start + offset) for block, offset in rows]
 
+    def by_layer(self, flat: Tensor) -> list[Tensor]:
+        """The layers' parts of a packed vector, as views."""
+        ends = list(accumulate(self.layer_sizes))
+        return [flat[end - size : end] for end, size in zip(ends, self.layer_sizes, strict=True)]
+
     def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
         """Every layer's entries times the layer's number."""
-        parts = zip(flat.split(self.layer_sizes), numbers.unbind(), strict=True)
-        return torch.cat([part * number for part, number in parts])
+        whole, rows = self._in_rows(flat)
+        parts = list(zip(self.by_layer(flat)[whole:], numbers[whole:].unbind(), strict=True))
+        scaled = [part * number for part, number in parts]
+        if whole:
+            of_rows = numbers.index_select(0, self._layer_of_row(flat.device))
+            scaled = [(rows * of_rows.unsqueeze(1)).view(-1), *scaled]
+        return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
 
-    def layer_norms(self, flat: Tensor) -> Tensor:
-        return torch.stack(torch._foreach_norm(list(flat.split(self.layer_sizes))))
+    def sum_layers(self, flat: Tensor) -> Tensor:
+        """One sum a layer, added up in float64."""
+        whole, rows = self._in_rows(flat)
+        sums = [part.sum(dtype=torch.float64) for part in self.by_layer(flat)[whole:]]
+        if not whole:
+            return torch.stack(sums).to(flat.dtype)
+        lengths = self._rows_of_layer(flat.device)
+        of_rows = torch.segment_reduce(rows.sum(1, dtype=torch.float64), "sum", lengths=lengths, unsafe=True)
+        return torch.cat([of_rows, *(part.view(1) for part in sums)]).to(flat.dtype)
 
+    def _in_rows(self, flat: Tensor) -> tuple[int, Tensor]:
+        """How many layers fill whole rows, and their entries, which come first, row by row."""
+        return len(self._rows), flat[: sum(self._rows) * ROW].view(-1, ROW)
 
-def _norms(stack: Tensor) -> Tensor:
-    """Norm of every member of a stack, shaped to broadcast against it."""
-    norms: Tensor = torch.linalg.vector_norm(stack, dim=tuple(range(1, stack.ndim)), keepdim=True)
-    return norms
+    def _rows_of_layer(self, device: torch.device) -> Tensor:
+        # Kept, because making it copies to the device, and so in the next method.
+        if device not in self._counts:
+            self._counts[device] = torch.tensor(self._rows, device=device)
+        return self._counts[device]
 
-
-def _shrink(norms: Tensor, limit: float) -> Tensor:
-    """`min(1, limit / norm)`, and 1 where the norm is 0."""
-    shrink: Tensor = limit / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-    return shrink.clamp(max=1.0)
+    def _layer_of_row(self, device: torch.device) -> Tensor:
+        if device not in self._layers_of_rows:
+            counts = torch.tensor(self._rows)
+            self._layers_of_rows[device] = torch.arange(len(counts)).repeat_interleave(counts).to(device)
+        return self._layers_of_rows[device]
 
 
 def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:

@@ -1,0 +1,124 @@
+"""The relaxed LQR objective as a function of the factors of `U`.
+
+With `delta = -U g` the objective is `J(U) = g.delta + 1/2 delta.H delta + 1/2 damping |delta|^2`. Its gradient in `U g`
+is the residual `r = (H + damping) U g - g`, and pulling `r` back through `U -> U g` gives the gradient of every factor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .curvature import QuadraticModel
+from .metric import Factors, Metric
+from .metric.metric import Packed
+from .metric.structure import Pull, Structure
+
+#: What the factors' matrix products may run in: float16 is too narrow for gradients.
+PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one product with `H` tells of `J` at some factors; nothing else is computed until asked for."""
+
+    g: Packed
+    moved: Packed
+    residual: Packed
+    pulls: list[Pull]
+
+    @property
+    def value(self) -> Tensor:
+        """`J = 1/2 (r - g).U g`, because `r + g` is the quadratic part applied to `U g`."""
+        return 0.5 * dot(torch._foreach_sub(self.residual, self.g), self.moved)
+
+    def slopes(self) -> list[Factors]:
+        """The gradient of `J` in every factor, in the dtype the products ran in."""
+        return [pull(r) for pull, r in zip(self.pulls, self.residual, strict=True)]
+
+
+class Objective:
+    """`J` at the gradient and the curvature of one batch.
+
+    Args:
+        damping: weight of `1/2 |delta|^2`.
+        precision: dtype of the factors' matrix products, in `U g` and its pull-back (default: that of the factors).
+            Factors, vectors and elementwise scales keep theirs, and `J` adds up in float64.
+    """
+
+    def __init__(
+        self, metric: Metric, curvature: QuadraticModel, damping: float, precision: torch.dtype | None = None
+    ) -> None:
+        if precision not in (None, *PRECISIONS):
+            names = ", ".join(map(str, PRECISIONS))
+            raise ValueError(f"precision: the factors' products run in one of {names}, got {precision}")
+        self.metric = metric
+        self.curvature = curvature
+        self.damping = damping
+        self.precision = precision
+        self.g: Packed = metric.pack(curvature.gradient)
+        self._operands = [self._lowered(group, part) for group, part in zip(metric.groups, self.g, strict=True)]
+
+    @property
+    def exact(self) -> Objective:
+        """The same objective with products in the factors' own precision."""
+        if self.precision is None:
+            return self
+        exact = copy.copy(self)
+        exact.precision, exact._operands = None, self.g
+        return exact
+
+    def at(self, factors: Sequence[Factors]) -> Evaluation:
+        """One product with `H`."""
+        moved, pulls = self._trace(factors)
+        residual = list(torch._foreach_sub(self._bend(moved), self.g))
+        return Evaluation(self.g, moved, residual, pulls)
+
+    def along(self, factors: Sequence[Factors], direction: Sequence[Factors]) -> tuple[Packed, Packed]:
+        """How `U g` and `r` change, each linearly, when those factors that are in `direction` move along it.
+
+        One product with `H`. In every group `U` must be linear in what moves, the other factors standing still.
+        """
+        moved, _ = self._trace([own | step for own, step in zip(factors, direction, strict=True)])
+        moved = [part if step else torch.zeros_like(part) for part, step in zip(moved, direction, strict=True)]
+        return moved, self._bend(moved)
+
+    def slopes(self, factors: Sequence[Factors], residual: Packed) -> list[Factors]:
+        """The gradient of `J` in every factor, from a residual that is known: no product with `H`."""
+        _, pulls = self._trace(factors)
+        return [pull(r) for pull, r in zip(pulls, residual, strict=True)]
+
+    def _trace(self, factors: Sequence[Factors]) -> tuple[Packed, list[Pull]]:
+        """`U g` in the dtype of `g`, and the way back."""
+        moved: Packed = []
+        pulls: list[Pull] = []
+        for group, own, operand, g in zip(self.metric.groups, factors, self._operands, self.g, strict=True):
+            lowered = {n: self._lowered(group, f) if n in group.multiplied else f for n, f in own.items()}
+            part, pull = group.trace(lowered, operand)
+            moved.append(part.to(g.dtype))
+            pulls.append(partial(self._pull, group, pull))
+        return moved, pulls
+
+    def _pull(self, group: Structure, pull: Pull, r: Tensor) -> Factors:
+        return pull(self._lowered(group, r))
+
+    def _lowered(self, group: Structure, tensor: Tensor) -> Tensor:
+        return tensor.to(self.precision) if self.precision is not None and group.multiplied else tensor
+
+    def _bend(self, moved: Packed) -> Packed:
+        """`(H + damping) U g`."""
+        bent = self.metric.pack(self.curvature.product(self.metric.unpack(moved, self.curvature.gradient)))
+        if self.damping:
+            torch._foreach_add_(bent, moved, alpha=self.damping)
+        return bent
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """In double precision where it adds up, whatever the terms are in."""
+    home = a[0].device
+    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in zip(a, b, strict=True)]).sum()
