@@ -149,7 +149,7 @@ def test_the_factors_products_follow_the_autocast_of_the_refresh(dtype, autocast
             super().__init__(*arguments)
             seen.append(self.precision)
 
-    monkeypatch.setattr("llqr.refreshing.Objective", Noted)
+    monkeypatch.setattr("llqr.solve.Objective", Noted)
     geometry = llqr.Geometry(drawn.model.to(dtype), F.cross_entropy, structure="kfac", steps=3, autocast=autocast)
     assert geometry.refresh((drawn.batch[0].to(dtype), drawn.batch[1])).accepted
     assert seen == [precision]

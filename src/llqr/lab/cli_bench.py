@@ -62,7 +62,10 @@ CapturePasses = Annotated[
         "--capture-passes/--no-capture-passes", help="Replay passes as CUDA graphs (default: on a CUDA device)."
     ),
 ]
-Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Compile refreshes (with --engine linearised).")]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile/--no-compile", help="Compile refreshes (with --engine linearised or finite-differences)."),
+]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
 RefreshRepeats = Annotated[int, typer.Option(min=1, help="Timed refreshes.")]
 Out = Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.", dir_okay=False)]

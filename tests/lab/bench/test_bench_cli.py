@@ -28,14 +28,15 @@ def bench(*arguments):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp_path):
+def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp_path, monkeypatch):
     out = tmp_path / "new folder" / "numbers.json"
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/llqr", "bench", command, "--out", str(out)])
     result = bench(command, *SHARED, *COMMANDS[command], "--out", str(out))
     assert result.exit_code == 0, result.output
     assert command in result.stdout
     written = json.loads(out.read_text())
     assert written["bench"] == command
-    assert written["command"].startswith("llqr ")
+    assert written["command"] == f"llqr bench {command} --out numbers.json"
     assert written["versions"]["torch"] == torch.__version__
     assert written["versions"]["llqr"] == llqr.__version__
     assert written["machine"]["device"] == "cpu"

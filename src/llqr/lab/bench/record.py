@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from llqr.lab import machine
+from llqr.lab.results import without_places
 from llqr.lab.runs import plain, versions, write_json
 
 
@@ -23,7 +24,7 @@ class Record:
         self._out = out
         self._head = {
             "bench": bench,
-            "command": shlex.join(["llqr", *sys.argv[1:]]),
+            "command": without_places(shlex.join(["llqr", *sys.argv[1:]])),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions() | packages,
             "machine": machine.describe(device),
