@@ -32,9 +32,10 @@ bench: $(STAMP)
 	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
 	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
-# The measured tables of the README, from results/*.jsonl.
+# The measured tables of the README and of docs/bench.md, from results/.
 tables: $(STAMP)
 	$(BIN)/llqr table --write README.md
+	$(BIN)/llqr table --write docs/bench.md
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

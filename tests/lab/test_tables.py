@@ -169,15 +169,15 @@ def test_bad_arguments_are_named(capsys, arguments, said):
 
 def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
     text = "before\n<!-- table:cifar100 resnet18 -->\nold | 99.99\n<!-- /table -->\nafter\n"
-    made = readme.regenerate(text, two_seeds)
+    made = readme.regenerate(text, two_seeds, ROOT / "results")
     assert made.startswith("before\n<!-- table:cifar100 resnet18 -->\n| | |")
     assert made.endswith("<!-- /table -->\nafter\n")
     assert "99.99" not in made
     assert "| resnet18 | sam | 81.25 ± 0.35 | 2 | 81.13 ± 0.21 | 5 | +0.12 |" in made
     assert "Not measured yet: resnet18: llqr-ngd," in made
     assert "vgg16-bn" not in made
-    assert readme.regenerate(made, two_seeds) == made
-    assert readme.regenerate(made, two_seeds[:1]) != made
+    assert readme.regenerate(made, two_seeds, ROOT / "results") == made
+    assert readme.regenerate(made, two_seeds[:1], ROOT / "results") != made
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
 )
 def test_marks_that_make_no_sense_are_refused(text, said):
     with pytest.raises(ConfigurationError, match=said):
-        readme.regenerate(text, [])
+        readme.regenerate(text, [], ROOT / "results")
 
 
 def test_the_command_renews_a_file(tmp_path, two_seeds):
@@ -203,10 +203,11 @@ def test_the_command_renews_a_file(tmp_path, two_seeds):
     assert "Not measured yet: vgg16-bn: sgdm," in path.read_text()
 
 
-def test_the_readme_says_what_the_results_say():
+@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+def test_the_pages_say_what_the_results_say(page):
     """If this fails, run `make tables`."""
-    text = (ROOT / "README.md").read_text()
-    assert readme.regenerate(text, results.read(ROOT / "results")) == text
+    text = (ROOT / page).read_text()
+    assert readme.regenerate(text, results.read(ROOT / "results"), ROOT / "results") == text
 
 
 def test_every_table_with_measurements_is_in_the_readme():

@@ -1,12 +1,15 @@
 """Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``: made by a command, never typed.
 
-``<!-- table:NAME ROW ROW -->`` shows some rows of the table only.
+``<!-- table:NAME ROW ROW -->`` shows some rows of one of the paper's tables only. ``<!-- table:bench/FILE KEY=VALUE``
+``-->`` shows what a command of `llqr bench` left in ``results/bench/FILE.json``, of its rows those with such values.
 """
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from llqr.lab import tables
+from llqr.lab.bench import kept
 from llqr.lab.results import Measurement
 from llqr.lab.strict import ConfigurationError
 from llqr.lab.tables import PaperTable
@@ -14,15 +17,19 @@ from llqr.lab.tables import PaperTable
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
 
 
-def regenerate(text: str, measurements: Sequence[Measurement]) -> str:
-    """The text with every marked block made anew from the measurements."""
+def regenerate(text: str, measurements: Sequence[Measurement], results: Path) -> str:
+    """The text with every marked block made anew from the measurements and the benchmarks in a folder of results."""
     pieces, position = [], 0
     for name, rows, start, end in _blocks(text):
-        table = tables.build(name, measurements)
-        unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
-        if unknown:
-            raise ConfigurationError(f"table:{name}: there is no row {unknown[0]!r}.")
-        pieces += [text[position:start], "\n", markdown(table, rows), "\n"]
+        if name.startswith("bench/"):
+            made = kept.markdown(results / f"{name}.json", rows)
+        else:
+            table = tables.build(name, measurements)
+            unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
+            if unknown:
+                raise ConfigurationError(f"table:{name}: there is no row {unknown[0]!r}.")
+            made = markdown(table, rows)
+        pieces += [text[position:start], "\n", made, "\n"]
         position = end
     return "".join([*pieces, text[position:]])
 

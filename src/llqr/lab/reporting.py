@@ -95,7 +95,7 @@ def table(
     if write is not None:
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
-        write_text(write, readme.regenerate(write.read_text(), measurements))
+        write_text(write, readme.regenerate(write.read_text(), measurements, folder))
         return
     built = tables.build(name, measurements)
     if as_json:

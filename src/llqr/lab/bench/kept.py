@@ -1,0 +1,38 @@
+"""Measurements that were kept, as Markdown."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.bench import cadence, memory, peers, refresh, scaling, solvers, step
+from llqr.lab.strict import ConfigurationError
+
+TABLES = {
+    module.__name__.rpartition(".")[2]: module.as_table
+    for module in (cadence, memory, peers, refresh, scaling, solvers, step)
+}
+
+
+def markdown(file: Path, filters: Sequence[str] = ()) -> str:
+    """The table that the command printed, of the rows that fit every ``key=value``, and where it comes from."""
+    if not file.is_file():
+        raise ConfigurationError(f"table:bench/{file.stem}: {file} is not there.")
+    record = json.loads(file.read_text())
+    rows = [row for row in record["rows"] if all(_fits(row, wanted) for wanted in filters)]
+    if not rows:
+        raise ConfigurationError(f"table:bench/{file.stem}: no row fits {' '.join(filters)}.")
+    table = TABLES[record["bench"]](rows)
+    lines = [" | ".join(str(column.header) for column in table.columns)]
+    lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
+    lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+    versions, machine = record["versions"], record["machine"]
+    place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
+    source = f"`{record['command']}` on {place}, torch {versions['torch']}."
+    return "\n".join([*(f"| {line} |" for line in lines), "", source])
+
+
+def _fits(row: dict[str, Any], wanted: str) -> bool:
+    """Rows that know nothing of the key fit too: methods without a metric have no interval."""
+    key, _, value = wanted.partition("=")
+    return row.get(key) is None or str(row[key]) == value

@@ -1,0 +1,45 @@
+"""Kept measurements on a page: the rows asked for, and where they come from."""
+
+import json
+
+import pytest
+
+from llqr.lab.bench import kept
+from llqr.lab.strict import ConfigurationError
+
+
+@pytest.fixture
+def file(tmp_path):
+    rows = [
+        {"model": model, "what": "SAM", "structure": None, "peak_bytes": size, "metric_bytes": 0, "vs_sam": 1.0}
+        for model, size in (("vit-b", 3 * 2**20), ("vit-l", 5 * 2**20))
+    ]
+    record = {
+        "bench": "memory",
+        "command": "llqr bench memory",
+        "versions": {"torch": "2.11.0"},
+        "machine": {"gpu": "NVIDIA H200", "cpus": 16},
+        "rows": rows,
+    }
+    path = tmp_path / "memory.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_the_table_of_the_command_with_its_source(file):
+    lines = kept.markdown(file).splitlines()
+    assert lines[0] == "| model | what | structure | peak MiB | U MiB | vs SAM step |"
+    assert lines[1] == "| :-- | :-- | :-- | --: | --: | --: |"
+    assert lines[2:4] == ["| vit-b | SAM | - | 3.0 | 0.0 | 1.000 |", "| vit-l | SAM | - | 5.0 | 0.0 | 1.000 |"]
+    assert lines[-1] == "`llqr bench memory` on NVIDIA H200, torch 2.11.0."
+
+
+def test_rows_are_chosen_by_value_and_those_without_the_key_stay(file):
+    assert "vit-b" not in kept.markdown(file, ["model=vit-l"])
+    assert "vit-b" in kept.markdown(file, ["structure=e-kfac"])
+
+
+@pytest.mark.parametrize(("name", "filters"), [("missing", []), ("memory", ["model=vit-s"])])
+def test_what_is_not_there_is_said(file, name, filters):
+    with pytest.raises(ConfigurationError, match=f"table:bench/{name}"):
+        kept.markdown(file.with_name(f"{name}.json"), filters)
