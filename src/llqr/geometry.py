@@ -30,7 +30,7 @@ from .curvature import (
     several_ranks,
 )
 from .curvature.divergence import Scale, check_scale
-from .curvature.engines import ENGINES, FiniteDifferences, ForwardMode
+from .curvature.engines import ENGINES
 from .fixed import FixedGeometry
 from .guards import Findings, examine, objection
 from .metric import Metric, StructureSpec
@@ -74,7 +74,7 @@ class Geometry:
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         engine: "auto", "forward", "linearised", "double-backward" or "finite-differences".
-        compile: trace the product and hand it to `torch.compile` (with engine "linearised" or "finite-differences").
+        compile: hand the traced product to `torch.compile` (with engine="linearised").
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context);
@@ -146,10 +146,9 @@ class Geometry:
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
         if engine not in ("auto", LINEARISED, *ENGINES):
             raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join([LINEARISED, *ENGINES])}")
-        if compile and engine not in (LINEARISED, FiniteDifferences.name):
-            known = f"{LINEARISED!r} or {FiniteDifferences.name!r}"
-            raise ValueError(f"compile: only with engine={known}, got engine={engine!r}")
-        if micro_batch is not None and (compile or engine == LINEARISED):
+        if compile and engine != LINEARISED:
+            raise ValueError(f"compile: only with engine={LINEARISED!r}, got engine={engine!r}")
+        if micro_batch is not None and engine == LINEARISED:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         check_scale(curvature_scale)
         self.metric = Metric(
@@ -345,8 +344,7 @@ class Geometry:
         problem = self._problem(batch)
         if self._still is not None:
             problem = self._still.hold(problem)
-        traced = self._compile or self.engine == LINEARISED
-        curvature = self._traced(problem) if traced else self._untraced(problem)
+        curvature = self._traced(problem) if self.engine == LINEARISED else self._untraced(problem)
         return RankAverage(curvature) if several_ranks() else curvature
 
     def _problem(self, batch: Batch) -> Problem:
@@ -362,8 +360,7 @@ class Geometry:
 
     def _traced(self, problem: Problem) -> QuadraticModel:
         if self._trace is None or not self._trace.fits(problem):
-            engine = ENGINES.get(self.engine, ForwardMode)
-            self._trace = Trace(problem, self.divergence, self._scale, engine=engine, compile=self._compile)
+            self._trace = Trace(problem, self.divergence, self._scale, compile=self._compile)
         return self._trace.linearise(problem)
 
     def _untraced(self, problem: Problem) -> QuadraticModel:

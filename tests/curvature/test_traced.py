@@ -7,9 +7,8 @@ from torch import nn
 
 import llqr
 from llqr.curvature import NGD, Curvature, Problem, Trace
-from llqr.curvature.engines import FiniteDifferences, ForwardMode
+from llqr.curvature.engines import ForwardMode
 from references import flat, relative_error, trainable
-from small_models import case
 
 
 def network():
@@ -58,28 +57,6 @@ def test_other_shapes_are_traced_anew():
         assert relative_error(traced.metric.named_factors()[name], factor) < 1e-10
 
 
-def test_fused_attention_stays_fused_in_traced_differences():
-    """The one kernel a pass: twice in a product, and once where it is linearised."""
-    drawn = case("vit-kernel")
-    drawn.model.eval()
-    made = Problem(drawn.model, drawn.loss_fn, drawn.batch, trainable(drawn.model))
-    trace = Trace(made, NGD, engine=FiniteDifferences)
-    layers = sum(
-        isinstance(module, nn.MultiheadAttention) or hasattr(module, "qkv") for module in drawn.model.modules()
-    )
-    counts = [
-        sum(
-            "scaled_dot_product" in str(node.target) and "backward" not in str(node.target) for node in half.graph.nodes
-        )
-        for half in (trace._once, trace._each)
-    ]
-    assert counts == [layers, 2 * layers]
-    v = {name: torch.randn_like(p) for name, p in made.parameters.items()}
-    with torch.no_grad():
-        traced, plain = trace.linearise(made), Curvature(made, NGD, FiniteDifferences)
-        assert relative_error(flat(traced.product(v)), flat(plain.product(v))) < 1e-8
-
-
 def test_a_product_repeats_nothing_that_does_not_depend_on_v():
     trace = Trace(problem(network(), batch()), NGD)
     kernels = [node.target for node in trace._each.graph.nodes if node.op == "call_function"]
@@ -93,7 +70,7 @@ def test_a_product_repeats_nothing_that_does_not_depend_on_v():
     ("settings", "message"),
     [
         ({"engine": "linearised", "micro_batch": 4}, "micro_batch: not with a traced product"),
-        ({"compile": True}, "compile: only with engine='linearised' or 'finite-differences', got engine='auto'"),
+        ({"compile": True}, "compile: only with engine='linearised', got engine='auto'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):

@@ -85,7 +85,10 @@ class Curvature:
 
     def _linearise(self, piece: object) -> Engine:
         problem = self._problem
-        return self._engine(lambda theta: problem.outputs(theta, piece), problem.parameters, problem.precision)
+        plain = not self._engine.first_order
+        return self._engine(
+            lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
+        )
 
     def _outputs(self, piece: object) -> Tensor:
         return self._problem.outputs(self._problem.parameters, piece)

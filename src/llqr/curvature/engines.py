@@ -22,6 +22,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    #: Whether it needs no more of `f` than its first derivatives, backward, which a compiled one has.
+    first_order: ClassVar[bool] = False
 
     def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         self.f = f
@@ -125,6 +127,7 @@ class FiniteDifferences(Engine):
     """Central differences along `v`: for kernels without forward mode or double backward, such as fused attention."""
 
     name = "finite-differences"
+    first_order = True
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -82,14 +82,19 @@ class Problem:
         dtypes = {parameter.dtype for parameter in self.parameters.values()}
         return max(dtypes | ({self._autocast} if self._autocast else set()), key=lambda dtype: torch.finfo(dtype).eps)
 
-    def outputs(self, parameters: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """The network's outputs for one piece of the inputs, as a function of the parameters."""
+    def outputs(self, parameters: Mapping[str, Tensor], inputs: Any, *, plain: bool = True) -> Tensor:
+        """The network's outputs for one piece of the inputs, as a function of the parameters.
+
+        `plain` runs modules that were compiled in place as they were written: what is compiled has first derivatives
+        only.
+        """
         tensors = {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
         # Copies, because a custom module may write to its buffers even in eval mode.
         tensors |= {name: buffer.clone() for name, buffer in self._buffers.items()}
         replaced = {place: tensors[name] for place, name in self._places.items()}
         device = next(iter(parameters.values())).device
-        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
+        precision = torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
+        with precision, _as_written(self._caller) if plain else nullcontext():
             outputs = torch.func.functional_call(self._caller, replaced, (inputs,), tie_weights=False)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
@@ -121,6 +126,19 @@ class _Caller(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._call(self.model, inputs)
+
+
+@contextmanager
+def _as_written(root: nn.Module) -> Iterator[None]:
+    """Without what `module.compile()` put in the place of modules' calls."""
+    compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call
 
 
 def _places(root: nn.Module) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .curvature import Curvature
 from .divergence import Divergence, Scale
-from .engines import Engine, FiniteDifferences, ForwardMode, Named
+from .engines import ForwardMode, Named
 from .problem import Problem
 
 #: What the engine is called among the others.
@@ -36,7 +36,6 @@ class Trace:
     Args:
         problem: an example.
         divergence, scale: as in `Curvature`.
-        engine: what is traced. Forward mode is exact; finite differences keep attention fused.
         compile: hand both halves to `torch.compile`, which fuses their pointwise operations.
     """
 
@@ -46,14 +45,13 @@ class Trace:
         divergence: Divergence,
         scale: Scale | None = None,
         *,
-        engine: type[Engine] = ForwardMode,
         compile: bool = False,
     ) -> None:
         if len(problem.pieces) > 1:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         self._names = list(problem.parameters)
         self._signature = _signature(problem)
-        graph = _product_graph(problem, divergence, scale, engine)
+        graph = _product_graph(problem, divergence, scale)
         count = len(self._names)
         once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count)
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
@@ -85,9 +83,7 @@ class TracedCurvature:
         return dict(zip(self.gradient, products, strict=True))
 
 
-def _product_graph(
-    problem: Problem, divergence: Divergence, scale: Scale | None, engine: type[Engine]
-) -> fx.GraphModule:
+def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
     """Tensors `theta..., v..., surroundings...` -> `loss, g..., H v...`, without mutation and without repetition."""
     names = list(problem.parameters)
     count = len(names)
@@ -95,13 +91,12 @@ def _product_graph(
     def function(*tensors: Tensor) -> list[Tensor]:
         theta = dict(zip(names, tensors[:count], strict=True))
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
-        curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, engine, scale)
+        curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
         return [curvature.loss, *curvature.gradient.values(), *curvature.product(v).values()]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
     example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
-    attention = nullcontext() if engine is FiniteDifferences else _unfused_attention()
-    with torch.no_grad(), attention, warnings.catch_warnings():
+    with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
         # Shared results must not be written to, so mutations go before repetitions do.

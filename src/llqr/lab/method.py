@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import llqr
+from llqr.lab.compiling import repeated_blocks
 from llqr.lab.recipe import Base, LrSchedule, Run
 from llqr.lab.tasks import Task
 
@@ -36,20 +37,23 @@ def optimizer_for(
 ) -> llqr.Optimizer:
     """The method of a run, put together from its components, whatever the recipe calls it.
 
-    With ``capture`` a refresh is replayed as CUDA graphs, with ``compile`` its product is traced and compiled, unless
-    it is computed in pieces. It runs in the precision of the passes.
+    With ``capture`` a refresh is replayed as CUDA graphs, with ``compile`` it runs compiled, unless it is computed in
+    pieces. It runs in the precision of the passes.
     """
     base = base_optimizer(run.base, model)
     geometry = None
     if run.geometry is not None:
-        recorded = capture and run.geometry.micro_batch is None
-        autocast = torch.bfloat16 if run.training.precision == "bf16" else None
+        whole = run.geometry.micro_batch is None
+        engine = run.geometry.engine
+        if engine is None and compile and whole:
+            # Differences run through the blocks that are compiled for the passes; a network without any is traced.
+            engine = "finite-differences" if repeated_blocks(model) else "linearised"
         # Differences need no derivative of the passes' own kernels.
-        by_differences = run.geometry.engine == "finite-differences"
-        forward = task.forward if by_differences else task.differentiable_forward
-        settings = run.geometry.arguments() | {"forward": forward, "capture": recorded, "autocast": autocast}
-        if compile and run.geometry.micro_batch is None and run.geometry.engine in (None, "linearised"):
-            settings |= {"engine": "linearised", "compile": True}
+        forward = task.forward if engine == "finite-differences" else task.differentiable_forward
+        autocast = torch.bfloat16 if run.training.precision == "bf16" else None
+        settings = run.geometry.arguments() | {"forward": forward, "capture": capture and whole, "autocast": autocast}
+        if engine is not None:
+            settings |= {"engine": engine, "compile": compile and engine == "linearised"}
         geometry = ObservedGeometry(model, task.loss, **settings)
     name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
     if run.probe is not None:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from llqr import RefreshError
 from llqr.lab import checkpoint, spectrum
 from llqr.lab.capture import Pass, RecordedPass
+from llqr.lab.compiling import compile_network
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
 from llqr.lab.method import ObservedGeometry, fallbacks, lr_factor, optimizer_for
@@ -64,8 +65,7 @@ class Training:
         self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: lr_factor(run.schedule, step, self.total_steps))
-        # The metric is learned from the plain model, whose derivatives of higher order exist.
-        passing = torch.compile(self.model) if execution.compile else self.model
+        passing = compile_network(self.model) if execution.compile else self.model
         self.closure = (RecordedPass if execution.capture else Pass)(task, passing, self.precision)
         self.current = Stretch(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them

@@ -28,7 +28,7 @@ class Metric:
             `{"head.*": "diagonal", "*": "e-kfac"}`.
         bounds: `(u_min, u_max)` that the spectrum of `U` is kept in, with `u_min <= 1 <= u_max`.
         dtype: what factors are held in (default: the parameter's, at least float32).
-        apply_dtype: what `U g` is computed in (default: what the factors are held in).
+        apply_dtype: what the matrix products of `U g` are computed in (default: what the factors are held in).
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
 
     Example:
@@ -165,9 +165,13 @@ class Metric:
         return pieces
 
     def _in_apply_dtype(self, factors: list[Factors]) -> list[Factors]:
+        """Copies of the factors that enter matrix products; vectors gain nothing from a narrower type."""
         if self.apply_dtype is None:
             return factors
-        return [{name: factor.to(self.apply_dtype) for name, factor in group.items()} for group in factors]
+        return [
+            {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplied else own
+            for group, own in zip(self.groups, factors, strict=True)
+        ]
 
     # -- size and state ----------------------------------------------------------------------------------------------
 

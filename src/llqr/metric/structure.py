@@ -72,8 +72,11 @@ class Structure(ABC):
         """`U g`."""
 
     def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """`U g` in the dtype of the factors, one tensor a block in and out."""
-        return self.unpack(self.apply(factors, self.pack(pieces, dtype)))
+        """`U g`, computed in the dtype of the factors, one tensor a block in and out."""
+        moved = self.apply(factors, self.pack(pieces, dtype))
+        dtypes = {piece.dtype for piece in pieces}
+        # Back all at once where that can be: a block at a time is a kernel launch each.
+        return self.unpack(moved.to(dtypes.pop()) if len(dtypes) == 1 else moved)
 
     @abstractmethod
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:

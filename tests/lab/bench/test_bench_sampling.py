@@ -51,12 +51,13 @@ def test_ratios_of_rounds_are_not_ratios_of_medians():
 def test_actions_take_turns_in_both_directions_after_a_warm_up():
     ran = []
     actions = {
-        "a": Action(lambda: ran.append("a"), repeats=2, burst=2, warm_up=1),
+        "a": Action(lambda: ran.append("a"), repeats=2, burst=2.0, warm_up=1),
         "b": Action(lambda: ran.append("b"), repeats=2, warm_up=3),
     }
     seconds = interleaved(actions, Ticks())
-    assert "".join(ran) == "abbb" + "aab" + "baa"
-    assert seconds == {"a": [1.0, 4.0], "b": [2.0, 3.0]}
+    # The first tick times one run of "a", two of which then make a burst of two seconds.
+    assert "".join(ran) == "aa" + "bbb" + "aab" + "baa"
+    assert seconds == {"a": [2.0, 5.0], "b": [3.0, 4.0]}
 
 
 @given(st.integers(1, 20), st.integers(1, 20))

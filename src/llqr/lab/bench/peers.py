@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import llqr
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
+from llqr.lab.bench.step import BURST
 from llqr.lab.bench.tables import Table, number, times
 from llqr.lab.bench.workload import Network, Workload
 from llqr.lab.precision import Precision
@@ -29,9 +30,6 @@ from llqr.lab.strict import ConfigurationError
 SETTINGS = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9
 ROWS = (("SAM", "control"), ("SAM", "default"), ("SAM", "foreach"), ("F-SAM", "default"), ("F-SAM", "foreach"))
-ALONE = 10
-"""Steps without passes are so much shorter that so many more of them are timed."""
-
 Step = Callable[[], None]
 
 
@@ -67,10 +65,9 @@ def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: i
     second = theirs(method, foreach, other.model)
     rows = []
     for what in ("step", "alone"):
-        burst = ALONE if what == "alone" else 1
         actions = {
-            "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, burst),
-            "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, burst),
+            "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, BURST),
+            "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, BURST),
         }
         seconds = interleaved(actions, Clock(mine.precision.device))
         rows.append(

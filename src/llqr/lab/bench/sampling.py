@@ -1,5 +1,6 @@
 """Repeated measurements: medians and quartiles, and actions that take turns so that a change of load hits all alike."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -37,11 +38,15 @@ def ratio(times: Sequence[float], others: Sequence[float]) -> Sample:
 
 @dataclass(frozen=True)
 class Action:
-    """Something to be timed ``repeats`` times, each time as the mean over ``burst`` runs in a row."""
+    """Something to be timed ``repeats`` times, each time as the mean over runs in a row that last ``burst`` seconds.
+
+    In training the host launches a step while the device is still at the one before. A burst that is long beside one
+    run shows that, where a single run would show how long the host takes.
+    """
 
     run: Callable[[], object]
     repeats: int
-    burst: int = 1
+    burst: float = 0.0
     warm_up: int = WARM_UP
 
 
@@ -50,14 +55,16 @@ def interleaved(actions: Mapping[str, Action], clock: Clock) -> dict[str, list[f
 
     An action with fewer repeats than another sits out rounds that are spread evenly over the whole.
     """
-    for action in actions.values():
+    runs = {}
+    for name, action in actions.items():
         for _ in range(action.warm_up):
             action.run()
+        runs[name] = max(1, math.ceil(action.burst / clock.seconds(action.run, 1))) if action.burst else 1
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     rounds = max(action.repeats for action in actions.values())
     for turn in range(rounds):
         order = list(actions.items())
         for name, action in order if turn % 2 == 0 else reversed(order):
             if (turn + 1) * action.repeats // rounds > turn * action.repeats // rounds:
-                seconds[name].append(clock.seconds(action.run, action.burst))
+                seconds[name].append(clock.seconds(action.run, runs[name]))
     return seconds

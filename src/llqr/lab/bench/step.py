@@ -11,8 +11,8 @@ from llqr.lab.bench.tables import Table, milliseconds, times
 from llqr.lab.bench.workload import Network, Passes, Workload
 from llqr.lab.precision import Precision
 
-BURST = 3
-"""Steps in a row that are timed together: in training the host is already launching the next step."""
+BURST = 0.1
+"""Seconds of steps in a row that are timed together."""
 
 
 def measure(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from llqr.lab import models
 from llqr.lab.capture import Pass, RecordedPass
+from llqr.lab.compiling import compile_network
 from llqr.lab.precision import Precision
 from llqr.lab.strict import ConfigurationError
 
@@ -129,7 +130,7 @@ class Workload:
     def _made_pass(self) -> Pass:
         """One for all optimizers, because a recorded pass keeps the memory of its activations."""
         if self._pass is None:
-            model = torch.compile(self.model) if self.passes.compile else self.model
+            model = compile_network(self.model) if self.passes.compile else self.model
             self._pass = (RecordedPass if self.passes.capture else Pass)(Classification(), model, self.precision)
             self._pass.load(self.batch)
         return self._pass

@@ -1,0 +1,54 @@
+"""Blocks compiled in place: differences run through what is compiled, exact engines through what was written."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import llqr
+from references import relative_error
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(6, 4)).double()
+
+
+@pytest.mark.parametrize("engine", ["linearised", "forward", "double-backward", "finite-differences"])
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, divergence):
+    torch._dynamo.reset()  # it compiles one piece of code a few times only, whoever asks
+    batch = torch.randn(8, 6, dtype=torch.float64), torch.randint(4, (8,))
+    plain, compiled = network(), network()
+    calls = []
+
+    def backend(graph, example_inputs):
+        def run(*tensors):
+            calls.append(graph)
+            return graph(*tensors)
+
+        return run
+
+    for block in compiled[:3]:
+        block.compile(backend=backend)
+    made = [
+        llqr.Geometry(model, F.cross_entropy, divergence=divergence, steps=3, ema=0.0, engine=engine)
+        for model in (plain, compiled)
+    ]
+    for geometry in made:
+        assert geometry.refresh(batch).accepted
+    first, second = (geometry.metric.named_factors() for geometry in made)
+    assert max(relative_error(second[name], first[name]) for name in first) < 1e-10
+    assert bool(calls) == (engine == "finite-differences")
+    calls.clear()
+    compiled(batch[0])
+    assert calls, "the model is compiled again after a refresh"
