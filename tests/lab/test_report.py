@@ -16,6 +16,7 @@ from llqr.lab import cli, logged, report, solution
 from llqr.lab.errors import DataError
 from llqr.lab.logged import find
 from llqr.lab.runs import RunFolder
+from llqr.lab.tasks import Task
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CPU = torch.device("cpu")
@@ -250,7 +251,7 @@ def test_compare_writes_a_report_on_its_runs(compared):
     sharpness = {method: one["sharpness"] for method, one in analyses.items()}
     assert sharpness["sam"]["top"] == sharpness["sam"]["perceived"]
     assert sharpness["llqr-ngd"]["top"]["value"] != sharpness["llqr-ngd"]["perceived"]["value"] > 0
-    assert all(one["samples"] == solution.DEFAULT_SAMPLES for one in analyses.values())
+    assert all(one["samples"] == Task.samples_measured for one in analyses.values())
     shown = found.table("method", "top eigenvalue")["sam"]["top eigenvalue"]["key"]
     assert float(shown) == sharpness["sam"]["top"]["value"]
 

@@ -17,7 +17,7 @@ from llqr.lab import report as pages
 from llqr.lab.errors import DataError
 from llqr.lab.logged import LoggedRun
 from llqr.lab.runs import RunFolder, write_text
-from llqr.lab.solution import DEFAULT_SAMPLES, Analyst
+from llqr.lab.solution import Analyst
 from llqr.lab.strict import ConfigurationError
 from llqr.lab.terminal import show
 
@@ -44,7 +44,7 @@ def report(
         typer.Option(
             min=0,
             help="Training samples that sharpness and slices are measured on. "
-            f"Default: what was measured before, otherwise {DEFAULT_SAMPLES}. 0: measure nothing.",
+            "Default: what was measured before, otherwise what fits the task. 0: measure nothing.",
         ),
     ] = None,
     device: options.Device = "auto",

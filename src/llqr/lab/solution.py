@@ -22,7 +22,6 @@ from llqr.lab.runs import RunFolder, read_json, versions, write_json
 from llqr.lab.strict import make
 from llqr.lab.tasks import Task
 
-DEFAULT_SAMPLES = 512
 RANDOM_DIRECTIONS = 3
 # The same samples for every run that is measured, whatever the seed it was trained with.
 SAMPLES_SEED = 0
@@ -132,5 +131,5 @@ class Analyst:
         if data != self._data:
             self._task = tasks.load(recipe_of(run), self.device)
             self._data = data
-        found = analyse(load(folder, self._task, self.device), self.device, self.samples or DEFAULT_SAMPLES)
+        found = analyse(load(folder, self._task, self.device), self.device, self.samples or self._task.samples_measured)
         write_json(folder.path / "analysis.json", found)

@@ -28,6 +28,7 @@ class LanguageTask(Task):
     larger_is_better = False
     unit = "tokens"
     split = "valid"
+    samples_measured = 16  # each of them many tokens
 
     def __init__(self, text: Stream, recipe: Recipe, device: torch.device) -> None:
         self.text = text

@@ -23,6 +23,8 @@ class Task(ABC):
     """What throughput counts."""
     split: ClassVar[Literal["test", "valid"]] = "test"
     """What `evaluate` measures on. With ``valid`` the best weights are kept, and `test` measures those at the end."""
+    samples_measured: ClassVar[int] = 512
+    """How many training samples the sharpness of a solution is measured on, unless another number is asked for."""
 
     @classmethod
     @abstractmethod

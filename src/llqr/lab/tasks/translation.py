@@ -33,6 +33,7 @@ class TranslationTask(Task):
     larger_is_better = True
     unit = "padded tokens"
     split = "valid"
+    samples_measured = 64  # each of them many tokens
 
     def __init__(self, text: Prepared, recipe: Recipe, device: torch.device) -> None:
         self.text = text
