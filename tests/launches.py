@@ -9,7 +9,8 @@ _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "lift_fresh", "_un
 
 class Launches(TorchDispatchMode):
     """Counts operators while it is entered, by name. Views are free; a multi-tensor operator is one launch where torch
-    has one kernel for the whole list, and one a tensor where it has not (members of unlike shape or memory order).
+    has one kernel for the whole list, and one a tensor where it has not (members of unlike shape or memory order, or a
+    list of several dtypes or devices).
     """
 
     def __init__(self):
@@ -32,8 +33,12 @@ def _kernels(name, args):
         return 1
     lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], torch.Tensor)]
     rows = list(zip(*lists, strict=True))
-    together = all(_alike(row) for row in rows)
+    together = all(_alike(row) for row in rows) and all(_of_one_kind(tensors) for tensors in lists)
     return 1 if together else len(rows)
+
+
+def _of_one_kind(tensors):
+    return len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1
 
 
 def _alike(tensors):

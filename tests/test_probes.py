@@ -133,6 +133,21 @@ def test_friendly_sam_does_not_touch_the_gradients():
     assert all(a.equal(b) for a, b in zip(at.grads, before, strict=True))
 
 
+@pytest.mark.parametrize("transport", [same, positive_diagonal])
+def test_what_a_probe_of_ones_own_filters_is_not_written_to(transport):
+    """It may be somebody's: a momentum, here."""
+
+    class MomentumProbe(llqr.SAMProbe):
+        def filtered(self, point):
+            return momenta
+
+    momenta = tensors(7)
+    before = [part.clone() for part in momenta]
+    eps = MomentumProbe(0.3).displacement(point(), transport, 0)
+    assert all(a.equal(b) for a, b in zip(momenta, before, strict=True))
+    assert not any(a is b for a, b in zip(eps, momenta, strict=True))
+
+
 def test_friendly_sams_memory_is_its_state():
     first, second = llqr.FriendlySAMProbe(0.3, lam=0.7), llqr.FriendlySAMProbe(0.3, lam=0.7)
     at = point()
@@ -220,6 +235,18 @@ def test_a_norm_for_every_row_of_one_parameter():
         probe = llqr.SAMProbe(0.3, norm=lambda v, d: [part.norm(dim=-1, keepdim=True) for part in d])
         (eps,) = probe.displacement(at, lambda v: v, 0)
         torch.testing.assert_close(eps.norm(dim=-1), torch.full((rows,), 0.3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_any_order_in_memory(norm):
+    """Channels last, transposed, every other entry, none at all, an expanded number; and another order in `d`."""
+    one, images = torch.randn(6, 4, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    v = [images.to(memory_format=torch.channels_last), one.t(), one[:, ::2], one[:0], one[0, 0].expand(3)]
+    d = [part * (2 + part.cos()) for part in v]
+    d[0] = d[0].contiguous()
+    d[1] = d[1].t().contiguous().t()
+    for actual, wanted in zip(divisors(norm, v, d, LAYERS), norm_of(norm, numbers(v), numbers(d)), strict=True):
+        np.testing.assert_allclose(float(actual), float(wanted), rtol=1e-12)
 
 
 def test_mixed_dtypes_keep_their_own_precision():

@@ -22,13 +22,26 @@ Norm = str | CustomNorm
 
 def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """`v.d`, a number a parameter; `|v|^2` when there is no metric between them."""
-    if all(a is b for a, b in zip(v, d, strict=True)):
+    if _identical(v, d):
         return _euclidean_squares(v, d)
     products = torch._foreach_mul(_widened(v), _widened(d))
     # A signed sum in multi-tensor kernels: the sum of all magnitudes, less twice that of the negative terms.
     magnitudes = _gathered(torch._foreach_norm(products, 1))
-    negatives = _gathered(torch._foreach_norm(torch._foreach_clamp_max(products, 0.0), 1))
-    return magnitudes - 2 * negatives
+    torch._foreach_clamp_max_(products, 0.0)
+    negatives = _gathered(torch._foreach_norm(products, 1))
+    return magnitudes.sub(negatives, alpha=2)
+
+
+def _metric_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+    """`v.d` over all parameters."""
+    if _identical(v, d):
+        return _euclidean_square(v, d)
+    laid_out: dict[torch.device, list[Tensor]] = {}
+    for product in torch._foreach_mul(_widened(v), _widened(d)):
+        # A sum does not mind the order, so each in the order of its memory: a view also where channels come last.
+        laid_out.setdefault(product.device, []).append(product.as_strided((product.numel(),), (1,)))
+    first, *others = (torch.cat(parts).sum() for parts in laid_out.values())
+    return sum((other.to(first.device) for other in others), first)
 
 
 def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
@@ -36,8 +49,14 @@ def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     return _gathered(torch._foreach_norm(_widened(d), 2)).square()
 
 
-SQUARES = {"metric": _metric_squares, "euclidean": _euclidean_squares}
-NORMS = ("metric", "euclidean", "layer-metric", "layer-euclidean")
+def _euclidean_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+    """`|d|^2` over all parameters."""
+    return _euclidean_squares(v, d).sum()
+
+
+GLOBAL = {"metric": _metric_square, "euclidean": _euclidean_square}
+BY_PARAMETER = {"layer-metric": _metric_squares, "layer-euclidean": _euclidean_squares}
+NORMS = (*GLOBAL, *BY_PARAMETER)
 
 
 def check_norm(norm: Norm) -> None:
@@ -49,11 +68,11 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
     """One divisor a parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there."""
     if callable(norm):
         return norm(v, d)
-    squares = SQUARES[norm.removeprefix("layer-")](v, d)
-    if not norm.startswith("layer-"):
-        root = _root(squares.sum())
+    if norm in GLOBAL:
+        root = _root(GLOBAL[norm](v, d))
         places = {device: root.to(device) for device in {part.device for part in d}}
         return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
+    squares = BY_PARAMETER[norm](v, d)
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     count = max(layers) + 1
     sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(layers), squares.device), squares)
@@ -65,6 +84,10 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
 def _on_device(layers: tuple[int, ...], device: torch.device) -> Tensor:
     """Kept from step to step: a copy to the device makes the host wait for it."""
     return torch.tensor(layers, device=device)
+
+
+def _identical(v: Sequence[Tensor], d: Sequence[Tensor]) -> bool:
+    return v is d or all(a is b for a, b in zip(v, d, strict=True))
 
 
 def _gathered(numbers: Sequence[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class Optimizer(torch.optim.Optimizer):
         if model is None and geometry is not None:
             model = geometry.model
         self._surroundings = Surroundings(model)
-        self._weights = Snapshot()
+        self._weights = Snapshot()  # gives its memory back: a refresh and the base's step have peaks of their own
         self.defaults = base.defaults
 
     # -- the base optimizer's objects are ours, also after it replaces them (as load_state_dict does) -----------------
@@ -291,18 +291,23 @@ class Optimizer(torch.optim.Optimizer):
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """The parameters that have a gradient, and the gradients beside them."""
-        parameters, grads = [], []
+        order = self._order()
+        grads = [gradient for parameter in order if (gradient := parameter.grad) is not None]
+        parameters = order if len(grads) == len(order) else [p for p in order if p.grad is not None]
+        kinds = {(gradient.layout, gradient.dtype) for gradient in grads}
+        if any(layout != torch.strided or dtype.is_complex for layout, dtype in kinds):
+            self._refuse_gradients()
+        return parameters, grads
+
+    def _refuse_gradients(self) -> NoReturn:
+        """Say which parameter's gradient is of a kind that is not supported."""
         for i, parameter in enumerate(self._order()):
             gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient.layout != torch.strided or gradient.is_complex():
+            if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
                 kind = "complex" if gradient.is_complex() else "sparse"
                 who = self._surroundings.name(parameter) or f"number {i}"
                 raise TypeError(f"parameters: {who!r} has a {kind} gradient, which is not supported")
-            parameters.append(parameter)
-            grads.append(gradient)
-        return parameters, grads
+        raise AssertionError("called without such a gradient")
 
     def _random_state(self) -> list[tuple[torch.device, Tensor]]:
         devices = {parameter.device for parameter in self._order() if parameter.is_cuda}

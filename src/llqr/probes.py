@@ -46,6 +46,8 @@ class SAMProbe:
     """
 
     name: ClassVar[str] = "sam"
+    #: Whether `filtered` makes new tensors every time, which nobody else holds, so that they may become `eps` in place.
+    filters_into_new: ClassVar[bool] = False
 
     def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
         check("rho", rho, 0)
@@ -66,10 +68,12 @@ class SAMProbe:
         over = divisors(self.norm, v, d, point.layers)
         radius = at(self.rho, step)
         radii = [radius if own is None else own for own in point.rho]
-        shared = over[0].ndim == 0 and all(divisor is over[0] for divisor in over)
-        alike = shared and len({part.dtype for part in d}) == 1
-        if alike and len(set(radii)) == 1:
-            return list(torch._foreach_mul(d, (radii[0] / over[0]).to(d[0].dtype)))
+        if over[0].ndim == 0 and len(set(map(id, over))) == len(set(radii)) == len({part.dtype for part in d}) == 1:
+            scale = (radii[0] / over[0]).to(d[0].dtype)
+            if self.filters_into_new and d is v:
+                torch._foreach_mul_(d, scale)
+                return d
+            return list(torch._foreach_mul(d, scale))
         scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
@@ -147,6 +151,7 @@ class FriendlySAMProbe(SAMProbe):
     """
 
     name = "fsam"
+    filters_into_new = True
 
     def __init__(self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "metric", start_after: int = 0) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)

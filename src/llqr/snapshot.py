@@ -6,34 +6,64 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+#: Tensors of one device and dtype, and their copies.
+Pair = tuple[list[Tensor], list[Tensor]]
 
 
 class Snapshot:
-    """Remembers the contents of tensors, and puts them back bit by bit; takes memory only while it holds something."""
+    """Remembers the contents of tensors, and puts them back bit by bit.
 
-    def __init__(self) -> None:
-        self._tensors: list[Tensor] = []
-        self._copies: list[Tensor] = []
+    Args:
+        keep_memory: the copies' memory stays for the next `take` of the same tensors, which is then without any
+            allocation. Otherwise it takes memory only while it holds something.
+    """
+
+    def __init__(self, *, keep_memory: bool = False) -> None:
+        self._keep_memory = keep_memory
+        self._pairs: list[Pair] = []
+        self._forms: list[object] = []
         self.held = False
 
     @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self._copies = [torch.empty_like(tensor) for tensor in tensors]
-        self._copy(self._copies, self._tensors)
+        forms = _forms(tensors) if self._keep_memory else []
+        if not self._keep_memory or forms != self._forms:
+            self._forms, self._pairs = forms, _paired(tensors)
+        for into, copies in self._pairs:
+            torch._foreach_copy_(copies, into)
         self.held = True
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the remembered contents back; does nothing when none are held."""
-        if self.held:
-            self._copy(self._tensors, self._copies)
-            self._tensors, self._copies, self.held = [], [], False
+        if not self.held:
+            return
+        for into, copies in self._pairs:
+            torch._foreach_copy_(into, copies)
+        self.held = False
+        if not self._keep_memory:
+            self._pairs = []
 
-    @staticmethod
-    def _copy(into: list[Tensor], source: list[Tensor]) -> None:
-        if into:
-            torch._foreach_copy_(into, source)
+    @property
+    def nbytes(self) -> int:
+        """Memory of the copies."""
+        return sum(copy.nbytes for _, copies in self._pairs for copy in copies)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_tensors": [], "_copies": [], "held": False}
+        return Snapshot(keep_memory=self._keep_memory).__dict__
+
+
+def _forms(tensors: Sequence[Tensor]) -> list[object]:
+    """Which tensors these are and what a copy of each has to be like: `tensor.data = other` may change that."""
+    return [(id(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+
+
+def _paired(tensors: Sequence[Tensor]) -> list[Pair]:
+    """By device and dtype: a list in which they differ (BatchNorm counts batches in integers) is copied one by one."""
+    if not tensors:
+        return []
+    groups = _group_tensors_by_device_and_dtype([list(tensors)], with_indices=True)
+    members = [[tensors[i] for i in indices] for _, indices in groups.values()]
+    return [(into, [torch.empty_like(tensor) for tensor in into]) for into in members]

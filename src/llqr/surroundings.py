@@ -29,7 +29,8 @@ class Surroundings:
         self._owners: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
-        self._contents = Snapshot()
+        # Statistics are many and small: allocating their copies takes longer than filling them.
+        self._contents = Snapshot(keep_memory=True)
 
     @contextmanager
     def finding(self, parameters: Iterable[Tensor]) -> Iterator[None]:
