@@ -362,3 +362,12 @@ def test_frozen_parameters_have_no_block():
     model[0].weight.requires_grad_(False)
     assert [b.name for b in Metric(model).blocks] == ["0.bias", "2.weight", "2.bias"]
     assert unflat(torch.zeros(6), {"0.bias": model[0].bias})["0.bias"].shape == (6,)
+
+
+def test_a_diagonal_that_was_replaced_is_not_applied_again():
+    model = torch.nn.Linear(3, 2)
+    metric = Metric(model)
+    ones = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for number in (2.0, 3.0):
+        metric.assign([{"diagonal": torch.full((8,), number)}])
+        assert all(moved.eq(number).all() for moved in metric.apply(ones).values())

@@ -18,6 +18,7 @@ class Diagonal(Flat):
 
     name = "diagonal"
     linear_in = (("diagonal",),)
+    _seen: tuple[Tensor, list[Tensor]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"diagonal": (sum(self.sizes),)}
@@ -29,7 +30,14 @@ class Diagonal(Flat):
         return factors["diagonal"] * g
 
     def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        return list(torch._foreach_mul([piece.to(dtype) for piece in pieces], self.unpack(factors["diagonal"])))
+        wide = [piece if piece.dtype == dtype else piece.to(dtype) for piece in pieces]
+        return list(torch._foreach_mul(wide, self._views(factors["diagonal"])))
+
+    def _views(self, diagonal: Tensor) -> list[Tensor]:
+        """By block, kept for the tensor seen last: between two refreshes every step applies the same one."""
+        if self._seen is None or self._seen[0] is not diagonal:
+            self._seen = diagonal, self.unpack(diagonal)
+        return self._seen[1]
 
     def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
         return {"diagonal": r * g}

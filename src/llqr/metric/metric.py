@@ -144,11 +144,11 @@ class Metric:
         """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has."""
         parts: dict[str, list[Tensor]] = {}
         for block in self.blocks:
-            if block.parameter in like:
+            whole = like.get(block.parameter)
+            if whole is not None:
                 found = pieces.get(block.name)
-                own = block.piece(like[block.parameter]) if found is None else found
-                parts.setdefault(block.parameter, []).append(own)
-        return {name: _joined(found).to(like[name].dtype) for name, found in parts.items()}
+                parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
+        return {name: _in_dtype(_joined(found), like[name].dtype) for name, found in parts.items()}
 
     def learning_dtype(self, group: Structure) -> torch.dtype:
         """Factors are learned in at least float32, whatever they are held in."""
@@ -209,6 +209,11 @@ class Metric:
                 raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
             view.copy_(saved)
         self.assign(fresh)
+
+
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`to` without its cost where there is nothing to do, which a step would pay for every parameter."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
