@@ -1,8 +1,10 @@
 """Trap 3: two processes under DDP. Weights and metrics stay equal; the probe is shared, or each rank's own."""
 
 import contextlib
+import gc
 import os
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -47,20 +49,24 @@ def work(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    results = {}
-    for case in CASES:
-        model = mlp(torch.float64)
-        ddp = DistributedDataParallel(model)
-        opt = optimizer(case, model, ddp)
-        losses = train(opt, ddp, [share(batch, rank) for batch in batches(4, dtype=torch.float64)])
-        learned = opt.geometry is not None
-        results[case] = {
-            "weights": weights(model),
-            "metric": opt.geometry.metric.named_factors() if learned else {},
-            "loss": torch.stack(losses),
-        }
-    torch.save(results, Path(folder) / f"{rank}.pt")
+    torch.save({case: outcome(case, rank) for case in CASES}, Path(folder) / f"{rank}.pt")
+    # All models are gone before their process group is, and no rank leaves while another still talks to it: otherwise
+    # the end of a process may wait for ever.
+    gc.collect()
+    dist.barrier()
     dist.destroy_process_group()
+
+
+def outcome(case: str, rank: int) -> dict:
+    model = mlp(torch.float64)
+    ddp = DistributedDataParallel(model)
+    opt = optimizer(case, model, ddp)
+    losses = train(opt, ddp, [share(batch, rank) for batch in batches(4, dtype=torch.float64)])
+    return {
+        "weights": weights(model),
+        "metric": {} if opt.geometry is None else opt.geometry.metric.named_factors(),
+        "loss": torch.stack(losses),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,13 @@ def ranks(tmp_path_factory) -> list[dict]:
     with contextlib.closing(socket.socket()) as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, args=(port, str(folder)), nprocs=RANKS)
+    context = mp.spawn(work, args=(port, str(folder)), nprocs=RANKS, join=False)
+    deadline = time.monotonic() + 180
+    while not context.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the ranks did not end")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
