@@ -9,16 +9,14 @@ from torch import Tensor, nn
 
 from llqr.lab.data import Batches
 from llqr.lab.errors import DataError
-from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.recipe import Recipe
-from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
+from llqr.lab.tasks.tokens import TokenCrossEntropy, TokenTask, token_metrics
 from llqr.lab.text import stream
 from llqr.lab.text.stream import Stream
 from llqr.lab.text.windows import WindowBatches
 
 
-class LanguageTask(Task):
+class LanguageTask(TokenTask):
     """Windows of a text in, its next tokens out; batches are counted in windows.
 
     Bits per byte do not depend on the vocabulary, so that other models can be compared with.
@@ -27,7 +25,6 @@ class LanguageTask(Task):
     metric = "perplexity"
     larger_is_better = False
     unit = "tokens"
-    split = "valid"
     samples_measured = 16  # each of them many tokens
 
     def __init__(self, text: Stream, recipe: Recipe, device: torch.device) -> None:
@@ -47,37 +44,14 @@ class LanguageTask(Task):
         except (OSError, ValueError, ModuleNotFoundError) as error:
             raise DataError(str(error)) from error
 
-    @property
-    def data_key(self) -> str:
-        return self.text.key
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device)
-
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)
 
     def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
 
-    def differentiable_forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return differentiable_forward(model, inputs)
-
-    @property
-    def loss(self) -> TokenCrossEntropy:
-        return self._loss
-
-    def size(self, batch: Batch) -> int:
-        return batch[1].numel()
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, "valid")
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, "test")
-
-    def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
-        found = token_metrics(model, self.forward, self._batches[name], self._loss.ignore_index, self.device)
+    def measure(self, model: nn.Module, name: str) -> dict[str, float]:
+        found = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
         counts = self.text.counts[name]
         return found | {"bits_per_byte": found["loss"] / math.log(2) * counts["tokens"] / counts["bytes"]}
 

@@ -1,6 +1,7 @@
-"""What tasks over token sequences share: the loss of a token, and how well tokens are predicted."""
+"""What tasks over token sequences share: the loss of a token, how well tokens are predicted, and two splits."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.tasks.task import Batch
+from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.tasks.task import Batch, Task
+from llqr.lab.text.prepared import Prepared
+from llqr.lab.text.stream import Stream
 
 
 class TokenCrossEntropy:
@@ -29,6 +33,42 @@ class TokenCrossEntropy:
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )
+
+
+class TokenTask(Task):
+    """A task on prepared text: chosen on its validation split, measured at the end on its test split."""
+
+    split = "valid"
+    text: Prepared | Stream
+    device: torch.device
+    _loss: TokenCrossEntropy
+
+    @property
+    def loss(self) -> TokenCrossEntropy:
+        return self._loss
+
+    @property
+    def data_key(self) -> str:
+        return self.text.key
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device)
+
+    def differentiable_forward(self, model: nn.Module, inputs: Any) -> Tensor:
+        return differentiable_forward(model, inputs)
+
+    def size(self, batch: Batch) -> int:
+        return batch[1].numel()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.measure(model, "valid")
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        return self.measure(model, "test")
+
+    @abstractmethod
+    def measure(self, model: nn.Module, name: str) -> dict[str, float]:
+        """The metrics on a split."""
 
 
 def token_metrics(

@@ -12,17 +12,16 @@ from llqr.lab.data import Batches
 from llqr.lab.decoding import beam_search
 from llqr.lab.domains import Translation
 from llqr.lab.errors import DataError
-from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.recipe import Recipe
-from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
+from llqr.lab.tasks.task import Batch
+from llqr.lab.tasks.tokens import TokenCrossEntropy, TokenTask, token_metrics
 from llqr.lab.text import prepared
 from llqr.lab.text.batches import DecodingBatches, SentenceBatches, TokenBatches
 from llqr.lab.text.prepared import Prepared
 from llqr.lab.text.sentences import Pairs, Sentences
 
 
-class TranslationTask(Task):
+class TranslationTask(TokenTask):
     """Source sentences in, translations out.
 
     Training batches are counted in tokens and the inner batches of the metric in sentences. BLEU is measured on
@@ -32,7 +31,6 @@ class TranslationTask(Task):
     metric = "BLEU"
     larger_is_better = True
     unit = "padded tokens"
-    split = "valid"
     samples_measured = 64  # each of them many tokens
 
     def __init__(self, text: Prepared, recipe: Recipe, device: torch.device) -> None:
@@ -55,13 +53,6 @@ class TranslationTask(Task):
         except (OSError, ValueError, ModuleNotFoundError) as error:
             raise DataError(str(error)) from error
 
-    @property
-    def data_key(self) -> str:
-        return self.text.key
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device)
-
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return TokenBatches(self.text.train, batch_size, seed=seed, device=self.device, shapes=self._shapes)
 
@@ -74,24 +65,8 @@ class TranslationTask(Task):
     def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
         return model(*inputs)
 
-    def differentiable_forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        return differentiable_forward(model, inputs)
-
-    @property
-    def loss(self) -> TokenCrossEntropy:
-        return self._loss
-
-    def size(self, batch: Batch) -> int:
-        return batch[1].numel()
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, "valid")
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, "test")
-
-    def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
-        tokens = token_metrics(model, self.forward, self._batches[name], self._loss.ignore_index, self.device)
+    def measure(self, model: nn.Module, name: str) -> dict[str, float]:
+        tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
         translations = self._translator.translate(model, getattr(self.text, name).source)
         return {"BLEU": self._bleu[name].score(translations)} | tokens
 
