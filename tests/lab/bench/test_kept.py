@@ -19,6 +19,7 @@ def file(tmp_path):
         "command": "llqr bench memory",
         "versions": {"torch": "2.11.0"},
         "machine": {"gpu": "NVIDIA H200", "cpus": 16},
+        "complete": True,
         "rows": rows,
     }
     path = tmp_path / "memory.json"
@@ -37,6 +38,12 @@ def test_the_table_of_the_command_with_its_source(file):
 def test_rows_are_chosen_by_value_and_those_without_the_key_stay(file):
     assert "vit-b" not in kept.markdown(file, ["model=vit-l"])
     assert "vit-b" in kept.markdown(file, ["structure=e-kfac"])
+
+
+def test_a_measurement_that_was_cut_short_is_not_shown(file):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"complete": False}))
+    with pytest.raises(ConfigurationError, match="table:bench/memory: the command was cut short"):
+        kept.markdown(file)
 
 
 @pytest.mark.parametrize(("name", "filters"), [("missing", []), ("memory", ["model=vit-s"])])

@@ -19,6 +19,8 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     if not file.is_file():
         raise ConfigurationError(f"table:bench/{file.stem}: {file} is not there.")
     record = json.loads(file.read_text())
+    if not record["complete"]:
+        raise ConfigurationError(f"table:bench/{file.stem}: the command was cut short.")
     rows = [row for row in record["rows"] if all(_fits(row, wanted) for wanted in filters)]
     if not rows:
         raise ConfigurationError(f"table:bench/{file.stem}: no row fits {' '.join(filters)}.")

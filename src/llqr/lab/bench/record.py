@@ -15,7 +15,10 @@ from llqr.lab.runs import plain, versions, write_json
 
 
 class Record:
-    """Rows as they come in; the file is written anew after each, so that a command cut short leaves what it has."""
+    """Rows as they come in; the file is written anew after each, so that a command cut short leaves what it has.
+
+    ``complete`` says whether all rows are there.
+    """
 
     def __init__(
         self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None, **packages: str | None
@@ -30,6 +33,7 @@ class Record:
             "machine": machine.describe(device),
             "config": dict(config),
         }
+        self._complete = False
         self._tail: dict[str, Any] = {}
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -38,13 +42,15 @@ class Record:
         for row in rows:
             self.rows.append(row)
             self._write()
+        self._complete = True
+        self._write()
 
     def conclude(self, **conclusion: Any) -> None:
         self._tail = conclusion
         self._write()
 
     def to_dict(self) -> dict[str, Any]:
-        return plain(self._head | {"rows": self.rows} | self._tail)
+        return plain(self._head | {"complete": self._complete, "rows": self.rows} | self._tail)
 
     def _write(self) -> None:
         if self._out is not None:
