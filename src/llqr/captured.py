@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .curvature import Batch, QuadraticModel
+from .curvature.problem import tensors_of
 from .metric import Metric
-from .refreshing import tensors_of
 from .solve import Descent, Inner, Objective, Solution, working_copy
 
 Linearise = Callable[[Batch], QuadraticModel]

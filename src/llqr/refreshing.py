@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .curvature import Batch, Problem, QuadraticModel
-from .curvature.problem import split_batch
+from .curvature.problem import split_batch, tensors_of
 from .solve import Solution
 
 
@@ -36,16 +36,15 @@ class Standstill:
 
     def __init__(self, problem: Problem) -> None:
         self._parameters = {name: parameter.clone() for name, parameter in problem.parameters.items()}
-        self._others = [tensor.clone() for tensor in _others(problem)]
+        self._others = [tensor.clone() for tensor in problem.standing()]
 
     def refill(self, problem: Problem) -> None:
         """Copy again into the same memory, where captured graphs look."""
-        torch._foreach_copy_(self._tensors(), [*problem.parameters.values(), *_others(problem)])
+        torch._foreach_copy_(self._tensors(), [*problem.parameters.values(), *problem.standing()])
 
     def hold(self, problem: Problem) -> Problem:
         """The problem at the copies, on its own batch."""
-        batch = problem.surroundings()[len(self._others) :]
-        return problem.at(self._parameters, [*self._others, *batch])
+        return problem.at(self._parameters, [*self._others, *tensors_of((problem.inputs, problem.targets))])
 
     def state(self) -> list[Tensor]:
         return [tensor.clone() for tensor in self._tensors()]
@@ -98,7 +97,7 @@ class Progress:
 
 def at_saved(problem: Problem, saved: Sequence[Tensor]) -> Problem:
     """The problem at what `Standstill.state` gave."""
-    mine = [*problem.parameters.values(), *_others(problem)]
+    mine = [*problem.parameters.values(), *problem.standing()]
     if [tensor.shape for tensor in saved] != [tensor.shape for tensor in mine]:
         raise ValueError("state_dict: saved in the middle of a refresh of a model with other parameters or buffers")
     moved = [tensor.to(own) for tensor, own in zip(saved, mine, strict=True)]
@@ -111,13 +110,3 @@ def copied(batch: Batch) -> Batch:
     """The batch in memory of its own, as plain (inputs, targets)."""
     pair: tuple[Any, Any] = pytree.tree_map_only(Tensor, torch.clone, split_batch(batch))
     return pair
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def _others(problem: Problem) -> list[Tensor]:
-    """What a problem is made of besides its learned parameters and its batch."""
-    surroundings = problem.surroundings()
-    return surroundings[: len(surroundings) - len(tensors_of((problem.inputs, problem.targets)))]

@@ -51,10 +51,13 @@ class Problem:
         self._buffers = dict(self._caller.named_buffers())
         self._places = _places(self._caller)
 
+    def standing(self) -> list[Tensor]:
+        """The model's other tensors that outputs are made from: parameters not learned, and buffers."""
+        return [*self._held.values(), *self._buffers.values()]
+
     def surroundings(self) -> list[Tensor]:
-        """Every other tensor that outputs and loss are made from: parameters not learned, buffers, the batch."""
-        batch = [leaf for leaf in pytree.tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
-        return [*self._held.values(), *self._buffers.values(), *batch]
+        """Every tensor besides the learned parameters that outputs and loss are made from, the batch last."""
+        return [*self.standing(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -180,6 +183,10 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     raise TypeError(
         "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these"
     )
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def ignore_index(loss_fn: Loss) -> int:

@@ -1,7 +1,6 @@
 """What a recipe must know of a task before any data is read: its options, its networks, what its data ask of these."""
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from llqr.lab.text.batches import SHAPES
 
 ASSUMED_VOCABULARY = 10_000
 """Tokens that sizes are worked out with before a text is prepared."""
-NAME = re.compile(r"\w[\w.-]*")
 
 
 class Domain(ABC):
@@ -63,7 +61,7 @@ class PreparedText(Domain):
     accepts: type
 
     def options(self, name: str) -> type:
-        if not NAME.fullmatch(name):
+        if not folder.NAME.fullmatch(name):
             raise ValueError(f"data must be the name of a prepared text, got {name!r}.")
         return self.accepts
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
 import llqr
 from llqr.curvature import QuadraticModel, frozen
 from llqr.lab.bench.clock import Clock, Mark
 from llqr.lab.bench.workload import Classification, Workload
+from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.strict import ConfigurationError
 
 NEVER = 10**9
@@ -55,13 +55,8 @@ class Refreshing:
             "micro_batch": self.micro_batch,
             "capture": self.capture,
             "compile": self.compile,
-            "forward": unfused if self.attention == "unfused" else None,
+            "forward": differentiable_forward if self.attention == "unfused" else None,
         }
-
-
-def unfused(model: nn.Module, images: Tensor) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return model(images)
 
 
 def geometry_for(workload: Workload, refreshing: Refreshing) -> "MeasuredGeometry":
