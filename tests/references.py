@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import LINEARISED, Curvature, Divergence, Problem, QuadraticModel, Trace
-from llqr.curvature.engines import ENGINES
+from llqr.curvature.engines import ENGINES, FiniteDifferences
 from llqr.metric import Factors, Metric
 
 #: Every way to a product with `H`, and how near it comes to the dense one.
-TOLERANCE = dict.fromkeys([LINEARISED, *ENGINES], 1e-10) | {"finite-differences": 1e-4}
+DIFFERENCES = [name for name, engine in ENGINES.items() if issubclass(engine, FiniteDifferences)]
+TOLERANCE = dict.fromkeys([LINEARISED, *ENGINES], 1e-10) | dict.fromkeys(DIFFERENCES, 1e-4)
 
 
 def quadratic_model(problem: Problem, divergence: Divergence, engine: str) -> QuadraticModel:

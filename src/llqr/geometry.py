@@ -73,7 +73,7 @@ class Geometry:
         lr, steps, solver, momentum, clip, damping: the inner loop, see `llqr.Inner`.
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
-        engine: "auto", "forward", "linearised", "double-backward" or "finite-differences".
+        engine: "auto", "forward", "linearised", "double-backward", "finite-differences" or "one-sided-differences".
         compile: hand the traced product to `torch.compile` (with engine="linearised").
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.

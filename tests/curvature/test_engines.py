@@ -10,10 +10,19 @@ from torch import nn
 import llqr
 from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine
 from llqr.curvature.engines import ENGINES
-from references import TOLERANCE, dense_fisher, dense_newton, flat, quadratic_model, relative_error, trainable
+from references import (
+    DIFFERENCES,
+    TOLERANCE,
+    dense_fisher,
+    dense_newton,
+    flat,
+    quadratic_model,
+    relative_error,
+    trainable,
+)
 from small_models import Case, case
 
-EXACT = [name for name in ENGINES if name != "finite-differences"]
+EXACT = [name for name in ENGINES if name not in DIFFERENCES]
 
 
 def geometry_of(drawn, **options):

@@ -11,7 +11,7 @@ from torch import nn
 import llqr
 from llqr.curvature import NGD, Problem
 from llqr.curvature.engines import ENGINES
-from references import TOLERANCE, dense_fisher, dense_gradient, flat, quadratic_model, relative_error
+from references import DIFFERENCES, TOLERANCE, dense_fisher, dense_gradient, flat, quadratic_model, relative_error
 from small_models import case, mlp, tokens_loss, translator
 
 
@@ -159,7 +159,7 @@ def test_micro_batches_change_nothing(structure, size, divergence):
     assert_same(pieces, whole, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("engine", ["forward", "finite-differences"])
+@pytest.mark.parametrize("engine", ["forward", *DIFFERENCES])
 def test_micro_batches_in_other_engines(engine):
     drawn = case("mlp")
     options = {"steps": 2, "divergence": "newton"}

@@ -8,6 +8,7 @@ import torch
 from llqr.curvature import NEWTON, NGD, Curvature, Problem, frozen
 from llqr.curvature.engines import ENGINES
 from references import (
+    DIFFERENCES,
     TOLERANCE,
     dense_fisher,
     dense_gauss_newton,
@@ -65,7 +66,7 @@ def test_the_summed_hessian_of_the_mean_loss_is_fishers(name):
     assert relative_error(summed, dense_fisher(drawn.model, drawn.batch[0])) < 1e-12
 
 
-@pytest.mark.parametrize("engine", ["linearised", "finite-differences"])
+@pytest.mark.parametrize("engine", ["linearised", *DIFFERENCES])
 def test_fused_attention(engine):
     """torch's fused kernel, which has no second derivative, against the same network spelled out."""
     drawn, spelled_out = case("vit-kernel"), case("vit-fused")
@@ -81,7 +82,8 @@ def test_fused_attention(engine):
 
 @pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
 @pytest.mark.parametrize("dtype", ["autocast", "parameters"])
-def test_finite_differences_rise_above_the_rounding_of_bfloat16(dtype, divergence):
+@pytest.mark.parametrize("engine", DIFFERENCES)
+def test_finite_differences_rise_above_the_rounding_of_bfloat16(engine, dtype, divergence):
     """A step fit for float32 outputs would be lost in the noise of a network that computes in bfloat16."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
@@ -95,5 +97,6 @@ def test_finite_differences_rise_above_the_rounding_of_bfloat16(dtype, divergenc
         if autocast is None:
             model, x, v = model.bfloat16(), x.bfloat16(), {name: part.bfloat16() for name, part in v.items()}
         problem = Problem(model, loss_fn, (x, y), trainable(model), autocast=autocast)
-        product = flat(Curvature(problem, divergence, ENGINES["finite-differences"]).product(v))
-    assert relative_error(product, expected) < (0.01 if divergence is NGD else 0.06)
+        product = flat(Curvature(problem, divergence, ENGINES[engine]).product(v))
+    # A step fit for float32 errs by 0.13 and more, and by 0.66 for Newton.
+    assert relative_error(product, expected) < (0.02 if divergence is NGD else 0.1)

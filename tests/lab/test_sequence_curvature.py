@@ -12,7 +12,16 @@ from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine, froze
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.models.sublayers import differentiable_attention, differentiable_forward
 from llqr.lab.models.transformer import TranslationTransformer
-from references import TOLERANCE, dense_gradient, flat, jacobian, quadratic_model, relative_error, trainable
+from references import (
+    DIFFERENCES,
+    TOLERANCE,
+    dense_gradient,
+    flat,
+    jacobian,
+    quadratic_model,
+    relative_error,
+    trainable,
+)
 from small_models import tokens_loss
 
 PAD, VOCABULARY = 0, 7
@@ -22,7 +31,7 @@ MODELS = ["post", "pre", "all tied", "language model"]
 def exact_engines(*quick: str):
     """Every model with every exact engine; tracing a product takes a while, except for the models in ``quick``."""
     slow = {(name, "linearised") for name in MODELS if name not in quick}
-    pairs = [(name, engine) for name in MODELS for engine in TOLERANCE if engine != "finite-differences"]
+    pairs = [(name, engine) for name in MODELS for engine in TOLERANCE if engine not in DIFFERENCES]
     marked = [pytest.param(*pair, marks=pytest.mark.slow) if pair in slow else pair for pair in pairs]
     return pytest.mark.parametrize(("name", "engine"), marked)
 

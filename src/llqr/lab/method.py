@@ -13,6 +13,7 @@ from llqr.lab.compiling import repeated_blocks
 from llqr.lab.recipe import Base, LrSchedule, Run
 from llqr.lab.tasks import Task
 
+DIFFERENCES = ("finite-differences", "one-sided-differences")
 BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -47,9 +48,9 @@ def optimizer_for(
         engine = run.geometry.engine
         if engine is None and compile and whole:
             # Differences run through the blocks that are compiled for the passes; a network without any is traced.
-            engine = "finite-differences" if repeated_blocks(model) else "linearised"
+            engine = "one-sided-differences" if repeated_blocks(model) else "linearised"
         # Differences need no derivative of the passes' own kernels.
-        forward = task.forward if engine == "finite-differences" else task.differentiable_forward
+        forward = task.forward if engine in DIFFERENCES else task.differentiable_forward
         autocast = torch.bfloat16 if run.training.precision == "bf16" else None
         settings = run.geometry.arguments() | {"forward": forward, "capture": capture and whole, "autocast": autocast}
         if engine is not None:
