@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llqr
-from llqr.norms import NORMS, divisors
+from llqr.norms import LARGE, NORMS, divisors
 from llqr.probes import Point
 
 SHAPES = [(3, 2), (3,), (2, 3), (2,), ()]
@@ -216,6 +216,30 @@ def test_where_the_metric_is_not_positive_the_probe_stays_at_the_centre(norm):
     eps = llqr.SAMProbe(0.1, norm=norm).displacement(at, partly_negative, 0)
     assert all(part.count_nonzero() == 0 for part in eps[2:])
     assert all((part.count_nonzero() == 0) == (norm == "metric") for part in eps[:2])
+
+
+def large(kind):
+    """A gradient as it may lie in memory, of as many entries as have a kernel of their own."""
+    side = 64
+    if kind == "channels last":
+        return torch.randn(side, side, 8, 8, dtype=torch.float64).to(memory_format=torch.channels_last)
+    if kind == "part of a larger one":
+        return torch.randn(side, 2 * side, 8, 8, dtype=torch.float64)[:, ::2]
+    if kind == "one number":
+        return torch.ones((), dtype=torch.float64).expand(side, side, 8, 8)
+    return torch.randn(side, side, 8, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "channels last", "part of a larger one", "one number"])
+@pytest.mark.parametrize("other", ["contiguous", "channels last"])
+def test_large_tensors_in_any_order_of_memory(kind, other):
+    assert large(kind).numel() in LARGE
+    v = [large(kind), torch.randn(5, dtype=torch.float64)]
+    d = [large(other), torch.randn(5, dtype=torch.float64)]
+    d[0].copy_(v[0] * d[0].abs())
+    expected = sum((a * b).sum() for a, b in zip(numbers(v), numbers(d), strict=True))
+    for found in divisors("metric", v, d, [0, 0]):
+        assert float(found) == pytest.approx(np.sqrt(expected + 1e-12), rel=1e-12)
 
 
 def test_a_norm_of_ones_own():

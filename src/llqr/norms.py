@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 TINY = 1e-12
+#: A tensor of so many entries has a kernel of its own in a sum; smaller ones share some. BLAS counts in 31 bits.
+LARGE = range(2**18, 2**31)
 
 Divisors = list[Tensor]
 #: A norm of one's own: `norm(v, d)` -> one divisor a parameter.
@@ -36,12 +38,27 @@ def _metric_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """`v.d` over all parameters."""
     if _identical(v, d):
         return _euclidean_square(v, d)
-    laid_out: dict[torch.device, list[Tensor]] = {}
-    for product in torch._foreach_mul(_widened(v), _widened(d)):
-        # A sum does not mind the order, so each in the order of its memory: a view also where channels come last.
-        laid_out.setdefault(product.device, []).append(product.as_strided((product.numel(),), (1,)))
-    first, *others = (torch.cat(parts).sum() for parts in laid_out.values())
+    parts: dict[torch.device, list[Tensor]] = {}
+    small: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
+    for a, b in zip(_widened(v), _widened(d), strict=True):
+        if a.numel() in LARGE and a.stride() == b.stride() and _dense(a):
+            parts.setdefault(a.device, []).append(torch.dot(_in_memory_order(a), _in_memory_order(b)).view(1))
+        else:
+            for own, tensor in zip(small.setdefault(a.device, ([], [])), (a, b), strict=True):
+                own.append(tensor)
+    for device, (left, right) in small.items():
+        parts.setdefault(device, []).extend(map(_in_memory_order, torch._foreach_mul(left, right)))
+    first, *others = (torch.cat(own).sum() for own in parts.values())
     return sum((other.to(first.device) for other in others), first)
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor as a vector. A sum does not mind the order, and this is a view also where channels come last."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:

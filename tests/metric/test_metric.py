@@ -120,6 +120,7 @@ def test_memory_formats_of_gradients_do_not_matter(kind):
     assert not strided["qkv.weight"].is_contiguous()
     moved = metric.apply(strided)
     assert all(part.equal(moved[name]) for name, part in metric.apply(grads).items())
+    assert all(part.stride() == strided[name].stride() for name, part in moved.items())
 
 
 def test_numbers_and_empty_shapes_survive():

@@ -150,7 +150,7 @@ class FiniteDifferences(Engine):
         Less than balances the errors of a central difference along any direction: a refresh multiplies `U g`, along
         which networks bend most, and rounding errors of many outputs average out.
         """
-        norm = torch.stack([torch.linalg.vector_norm(part).float() for part in v.values()]).norm()
+        norm = torch.stack([part.float() for part in torch._foreach_norm(list(v.values()))]).norm()
         width = torch.finfo(self.precision).eps ** 0.5
         step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
         return step

@@ -141,14 +141,17 @@ class Metric:
         return self._assembled(pieces, like)
 
     def _assembled(self, pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has."""
+        """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has.
+
+        Each lies in memory as in `like`: one that does not would keep multi-tensor kernels from all of them.
+        """
         parts: dict[str, list[Tensor]] = {}
         for block in self.blocks:
             whole = like.get(block.parameter)
             if whole is not None:
                 found = pieces.get(block.name)
                 parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
-        return {name: _in_dtype(_joined(found), like[name].dtype) for name, found in parts.items()}
+        return {name: _lying_as(like[name], _joined(found)) for name, found in parts.items()}
 
     def learning_dtype(self, group: Structure) -> torch.dtype:
         """Factors are learned in at least float32, whatever they are held in."""
@@ -211,9 +214,11 @@ class Metric:
         self.assign(fresh)
 
 
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`to` without its cost where there is nothing to do, which a step would pay for every parameter."""
-    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+def _lying_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """In this dtype and memory order; the tensor itself where there is nothing to do, which costs nothing."""
+    if tensor.dtype == like.dtype and tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like).copy_(tensor)
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:

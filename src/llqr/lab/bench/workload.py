@@ -109,6 +109,8 @@ class Workload:
         # As the recipes of the vision tables do.
         self.model = model.to(memory_format=torch.channels_last).train()
         self.batch = images.contiguous(memory_format=torch.channels_last), labels
+        # Now and not at the first pass: a refresh runs through blocks that are compiled in place, and may come before.
+        self._passing = compile_network(self.model) if self.passes.compile else self.model
         self._pass: Pass | None = None
 
     @property
@@ -130,7 +132,7 @@ class Workload:
     def _made_pass(self) -> Pass:
         """One for all optimizers, because a recorded pass keeps the memory of its activations."""
         if self._pass is None:
-            model = compile_network(self.model) if self.passes.compile else self.model
-            self._pass = (RecordedPass if self.passes.capture else Pass)(Classification(), model, self.precision)
+            form = RecordedPass if self.passes.capture else Pass
+            self._pass = form(Classification(), self._passing, self.precision)
             self._pass.load(self.batch)
         return self._pass
