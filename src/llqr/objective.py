@@ -21,6 +21,8 @@ from .metric.structure import Pull, Structure
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
+#: Terms of an inner product that are held at once.
+PIECE = 2**22
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Evaluation:
     @property
     def value(self) -> Tensor:
         """`J = 1/2 (r - g).U g`, because `r + g` is the quadratic part applied to `U g`."""
-        return 0.5 * dot(torch._foreach_sub(self.residual, self.g), self.moved)
+        return 0.5 * (dot(self.residual, self.moved) - dot(self.g, self.moved))
 
     def slopes(self) -> list[Factors]:
         """The gradient of `J` in every factor, in the dtype the products ran in."""
@@ -62,6 +64,7 @@ class Objective:
         self.damping = damping
         self.precision = precision
         self.g: Packed = metric.pack(curvature.gradient)
+        curvature.gradient = metric.unpack(self.g, curvature.gradient)  # where it can be a view, held only once
         self._operands = [self._lowered(group, part) for group, part in zip(metric.groups, self.g, strict=True)]
 
     @property
@@ -76,7 +79,8 @@ class Objective:
     def at(self, factors: Sequence[Factors]) -> Evaluation:
         """One product with `H`."""
         moved, pulls = self._trace(factors)
-        residual = list(torch._foreach_sub(self._bend(moved), self.g))
+        residual = self._bend(moved)
+        torch._foreach_sub_(residual, self.g)
         return Evaluation(self.g, moved, residual, pulls)
 
     def along(self, factors: Sequence[Factors], direction: Sequence[Factors]) -> tuple[Packed, Packed]:
@@ -119,6 +123,11 @@ class Objective:
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """In double precision where it adds up, whatever the terms are in."""
+    """In double precision where it adds up, whatever the terms are in; a piece at a time, so that it needs no room."""
     home = a[0].device
-    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in zip(a, b, strict=True)]).sum()
+    pieces = [
+        pair
+        for x, y in zip(a, b, strict=True)
+        for pair in zip(x.flatten().split(PIECE), y.flatten().split(PIECE), strict=True)
+    ]
+    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in pieces]).sum()
