@@ -1,5 +1,7 @@
 """The objective against the number of products."""
 
+import json
+
 import pytest
 import torch
 from tiny import FP32, MLP, workload
@@ -20,6 +22,9 @@ def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
     assert found["heavy-ball"]["products_to_target"] == 12
     assert found["cg"]["products_to_target"] < 12
     assert found["cg"]["objective"][3] < found["heavy-ball"]["objective"][12]
+    shown, kept = solvers.as_table(rows), solvers.as_table(json.loads(json.dumps(rows)))
+    assert "J, 8" in [column.header for column in shown.columns]
+    assert [list(column.cells) for column in kept.columns] == [list(column.cells) for column in shown.columns]
 
 
 @pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])

@@ -82,17 +82,18 @@ def curve(workload: Workload, model: QuadraticModel, refreshing: Refreshing, sol
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    reached = {count for row in rows for count in row.get("objective", {})}
-    counts = [count for count in SHOWN if count in reached]
+    """Also of rows that were kept as JSON, whose keys are texts."""
+    curves = [{int(count): value for count, value in row.get("objective", {}).items()} for row in rows]
+    counts = [count for count in SHOWN if any(count in objectives for objectives in curves)]
     headings = (*(f"J, {count}" for count in counts), f"to {PAPER}")
     table = Table("solvers", "model", "structure", "solver", numbers=headings)
-    for row in rows:
+    for row, objectives in zip(rows, curves, strict=True):
         names = (row["model"], row["structure"], row["solver"])
         if "refused" in row:
             table.add(*names, "refused")
             continue
-        found, needed = row["objective"], row["products_to_target"]
-        cells = (number(found.get(count), ".5g") for count in counts)
+        needed = row["products_to_target"]
+        cells = (number(objectives.get(count), ".5g") for count in counts)
         table.add(*names, *cells, "not reached" if needed is None else str(needed))
     table.explain(row["refused"] for row in rows if "refused" in row)
     return table
