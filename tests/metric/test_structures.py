@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llqr.metric import STRUCTURES, Block, Flat
 from llqr.metric.clipping import clip
-from llqr.metric.structure import ROW
+from llqr.metric.structure import ROW, wide_product
 from references import relative_error
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
@@ -18,6 +18,7 @@ STACKED = [kind for kind in KINDS if not issubclass(STRUCTURES[kind], Flat)]
 FLAT = [kind for kind in KINDS if issubclass(STRUCTURES[kind], Flat)]
 POSITIVE = ["kfac-psd", "e-kfac-psd"]
 CPU = torch.device("cpu")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 sides = st.integers(1, 5)
 seeds = st.integers(0, 2**31 - 1)
@@ -89,6 +90,17 @@ def test_apply_is_the_formula(kind):
     for b, piece, actual in zip(group.blocks, group.unpack(g), group.unpack(group.apply(factors, g)), strict=True):
         own = {name.removeprefix(b.name).lstrip("/"): f for name, f in named.items() if name.startswith(b.name)}
         assert relative_error(actual, FORMULAS[kind](own, piece)) < 1e-12
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_low_precision_stacks_multiply_into_float32(dtype, device):
+    a, b = (torch.randn(3, 16, 16, device=device).to(dtype) for _ in range(2))
+    product, exact = wide_product(a, b), a.double() @ b.double()
+    assert product.dtype == torch.promote_types(dtype, torch.float32)
+    # Where there is no such product, the result is rounded to the operands' dtype once.
+    rounding = 2 * torch.finfo(dtype).eps if device == "cpu" else 1e-6
+    assert relative_error(product, exact) < rounding
 
 
 def test_scalar_is_one_number_a_layer():

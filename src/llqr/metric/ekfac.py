@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Pull, Traced, clamp_singular_values
+from .structure import Bounds, Factors, Pull, Traced, clamp_singular_values, wide_product
 
 
 class EKFAC(Traced):
@@ -42,7 +42,7 @@ class EKFAC(Traced):
                 "scale": g_basis.to(scale.dtype) * r_basis,
             }
 
-        return g_lifted @ q_in.mT, pull
+        return wide_product(g_lifted, q_in.mT), pull
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         # A sufficient bound: each of Q_out Q_out^T, Q_in Q_in^T and S takes a third of the range (in the logarithm).

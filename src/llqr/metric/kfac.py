@@ -7,7 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, FactorSets, Pull, Traced, clamp_eigenvalues, clamp_singular_values
+from .structure import (
+    Bounds,
+    Factors,
+    FactorSets,
+    Pull,
+    Traced,
+    clamp_eigenvalues,
+    clamp_singular_values,
+    wide_product,
+)
 
 
 class KFAC(Traced):
@@ -29,7 +38,7 @@ class KFAC(Traced):
         def pull(r: Tensor) -> Factors:
             return {"out": r @ g_in.mT, "in": (out.mT @ r).mT @ g}
 
-        return out @ g_in, pull
+        return wide_product(out, g_in), pull
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:

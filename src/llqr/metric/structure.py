@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -234,6 +235,25 @@ class Flat(Structure):
             counts = torch.tensor(self._rows)
             self._layers_of_rows[device] = torch.arange(len(counts)).repeat_interleave(counts).to(device)
         return self._layers_of_rows[device]
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of two stacks in at least float32, which it is added up in: not rounded to their dtype in between."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if a.dtype == wide:
+        return a @ b
+    return torch.bmm(a, b, wide) if _multiplies_into_float32(a.device) else (a @ b).to(wide)
+
+
+@cache
+def _multiplies_into_float32(device: torch.device) -> bool:
+    """Whether there is a product of bfloat16 matrices that leaves float32 ones; on CUDA devices."""
+    one = torch.ones(1, 1, 1, dtype=torch.bfloat16, device=device)
+    try:
+        torch.bmm(one, one, torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:
