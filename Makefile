@@ -25,7 +25,7 @@ unit: $(STAMP)
 
 # Checks that take minutes and are not part of CI.
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2
 
 # Our steps beside pytorch_optimizer's, as ratios from one run; and what each inner solver gets for its products.
 bench: $(STAMP)
