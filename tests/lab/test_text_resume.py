@@ -9,15 +9,14 @@ import time
 
 import pytest
 import torch
-from test_resume import StopAfter, assert_same_end, leaves
+from test_resume import StopAfter, assert_same_end, go_on, leaves
 from tiny_text import counting, reversal
 
 from llqr.lab import recipe, tasks
 from llqr.lab.cli import main
-from llqr.lab.progress import Display
 from llqr.lab.runs import plans
 from llqr.lab.stop import Stop
-from llqr.lab.train import Execution, Training
+from llqr.lab.train import Training
 
 CPU = torch.device("cpu")
 TRANSLATION, LANGUAGE = "iwslt14/transformer_iwslt_de_en@tiny", "language/europarl-en@tiny"
@@ -47,12 +46,6 @@ def plan_for(folder, name, texts, method, *overrides):
     (plan,) = plans(name, loaded, [method], [0], folder)
     plan.folder.mkdir(parents=True, exist_ok=True)
     return plan
-
-
-def go_on(plan, stop):
-    training = Training(plan, tasks.load(plan.recipe, CPU), Execution(CPU))
-    training.resume()
-    return training.run(stop, Display(quiet=True))
 
 
 def timeless(folder):

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import llqr
+from llqr.curvature.engines import ENGINES
 from llqr.lab.compiling import repeated_blocks
 from llqr.lab.recipe import Base, LrSchedule, Run
 from llqr.lab.tasks import Task
 
-DIFFERENCES = ("finite-differences", "one-sided-differences")
 BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -49,8 +49,9 @@ def optimizer_for(
         if engine is None and compile and whole:
             # Differences run through the blocks that are compiled for the passes; a network without any is traced.
             engine = "one-sided-differences" if repeated_blocks(model) else "linearised"
+        first_order = engine in ENGINES and ENGINES[engine].first_order
         # Differences need no derivative of the passes' own kernels.
-        forward = task.forward if engine in DIFFERENCES else task.differentiable_forward
+        forward = task.forward if first_order else task.differentiable_forward
         autocast = torch.bfloat16 if run.training.precision == "bf16" else None
         settings = run.geometry.arguments() | {"forward": forward, "capture": capture and whole, "autocast": autocast}
         if engine is not None:

@@ -2,15 +2,14 @@
 
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llqr.lab.data import Batches
-from llqr.lab.errors import DataError
 from llqr.lab.recipe import Recipe
-from llqr.lab.tasks.tokens import TokenCrossEntropy, TokenTask, token_metrics
+from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import stream
 from llqr.lab.text.stream import Stream
 from llqr.lab.text.windows import WindowBatches
@@ -28,21 +27,16 @@ class LanguageTask(TokenTask):
     samples_measured = 16  # each of them many tokens
 
     def __init__(self, text: Stream, recipe: Recipe, device: torch.device) -> None:
-        self.text = text
-        self.device = device
+        super().__init__(text, recipe, device)
         self._context = recipe.data_options.context
-        self._loss = TokenCrossEntropy(text.vocabulary.pad, recipe.task_options.label_smoothing)
         rows = recipe.training.eval_batch_size
         self._batches = {
             name: WindowBatches(getattr(text, name), rows, self._context, device=device) for name in ("valid", "test")
         }
 
     @classmethod
-    def load(cls, recipe: Recipe, device: torch.device) -> Self:
-        try:
-            return cls(stream.load(Path(recipe.data.root) / recipe.data.name), recipe, device)
-        except (OSError, ValueError, ModuleNotFoundError) as error:
-            raise DataError(str(error)) from error
+    def read(cls, root: Path) -> Stream:
+        return stream.load(root)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)

@@ -3,13 +3,16 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.recipe import Recipe
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text.prepared import Prepared
 from llqr.lab.text.stream import Stream
@@ -39,9 +42,23 @@ class TokenTask(Task):
     """A task on prepared text: chosen on its validation split, measured at the end on its test split."""
 
     split = "valid"
-    text: Prepared | Stream
-    device: torch.device
-    _loss: TokenCrossEntropy
+
+    def __init__(self, text: Any, recipe: Recipe, device: torch.device) -> None:
+        self.text: Prepared | Stream = text
+        self.device = device
+        self._loss = TokenCrossEntropy(text.vocabulary.pad, recipe.task_options.label_smoothing)
+
+    @classmethod
+    def load(cls, recipe: Recipe, device: torch.device) -> Self:
+        try:
+            return cls(cls.read(Path(recipe.data.root) / recipe.data.name), recipe, device)
+        except (OSError, ValueError, ModuleNotFoundError) as error:
+            raise DataError(str(error)) from error
+
+    @classmethod
+    @abstractmethod
+    def read(cls, root: Path) -> Prepared | Stream:
+        """The text that was prepared at ``root``."""
 
     @property
     def loss(self) -> TokenCrossEntropy:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,9 @@ from llqr.lab.bleu import Bleu
 from llqr.lab.data import Batches
 from llqr.lab.decoding import beam_search
 from llqr.lab.domains import Translation
-from llqr.lab.errors import DataError
 from llqr.lab.recipe import Recipe
 from llqr.lab.tasks.task import Batch
-from llqr.lab.tasks.tokens import TokenCrossEntropy, TokenTask, token_metrics
+from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import prepared
 from llqr.lab.text.batches import DecodingBatches, SentenceBatches, TokenBatches
 from llqr.lab.text.prepared import Prepared
@@ -34,24 +33,19 @@ class TranslationTask(TokenTask):
     samples_measured = 64  # each of them many tokens
 
     def __init__(self, text: Prepared, recipe: Recipe, device: torch.device) -> None:
-        self.text = text
-        self.device = device
+        super().__init__(text, recipe, device)
         self._translator = Translator(text, recipe.task_options, recipe.training.eval_batch_size, device)
         self._shapes = recipe.data_options.shapes
-        self._loss = TokenCrossEntropy(text.vocabulary.pad, recipe.task_options.label_smoothing)
         lowercase = text.settings["lowercase"]
         self._bleu = {name: Bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
         largest = recipe.training.eval_batch_size
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
-    def load(cls, recipe: Recipe, device: torch.device) -> Self:
-        try:
-            text = prepared.load(Path(recipe.data.root) / recipe.data.name)
-            text.detokenise([])  # what BLEU needs should be missed now and not after hours
-            return cls(text, recipe, device)
-        except (OSError, ValueError, ModuleNotFoundError) as error:
-            raise DataError(str(error)) from error
+    def read(cls, root: Path) -> Prepared:
+        text = prepared.load(root)
+        text.detokenise([])  # what BLEU needs should be missed now and not after hours
+        return text
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return TokenBatches(self.text.train, batch_size, seed=seed, device=self.device, shapes=self._shapes)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,22 @@ NAME = re.compile(r"\w[\w.-]*")
 def key_of(facts: Mapping[str, Any]) -> str:
     """The name of the folder of what depends on ``facts`` alone."""
     return hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make(
+    root: Path, facts: Mapping[str, Any], prepare: Callable[[], tuple[dict[str, Any], dict[str, bytes]]]
+) -> tuple[Path, bool]:
+    """The folder under ``root`` of what depends on ``facts``, now `current`, and whether it was made now.
+
+    ``prepare`` gives what is to be told of a text besides its facts, and its files; called if it is not there yet.
+    """
+    key = key_of(facts)
+    missing = not is_finished(root / key)
+    if missing:
+        told, files = prepare()
+        write(root, key, {**facts, **told}, files)
+    choose(root, key)
+    return root / key, missing
 
 
 def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:

@@ -17,8 +17,6 @@ from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import UNK
 from llqr.lab.text.workers import cores
 
-TEXTS_AT_ONCE = 10_000
-
 
 @dataclass(frozen=True)
 class Settings(Rules):
@@ -67,13 +65,7 @@ def prepare(
         "versions": {"sacremoses": moses.version(), "tokenizers": subwords.version()},
         "inputs": corpus.inputs(),
     }
-    key = folder.key_of(facts)
-    missing = not folder.is_finished(root / key)
-    if missing:
-        made, files = _make(corpus, settings, stages or Stages(), processes or cores())
-        folder.write(root, key, {**facts, **made}, files)
-    folder.choose(root, key)
-    return root / key, missing
+    return folder.make(root, facts, lambda: _make(corpus, settings, stages or Stages(), processes or cores()))
 
 
 def _make(
@@ -88,7 +80,7 @@ def _make(
     files, counts = {SUBWORDS: learned.write().encode()}, {}
     with stages.stage("tokens", 2 * sum(map(len, splits.values())), "sentences") as advance:
         for name, split in splits.items():
-            sides = [_encode(split.side(number), learned, advance) for number in range(2)]
+            sides = [Sentences.of(_encoded(split.side(number), learned, advance)) for number in range(2)]
             for language, side in zip(corpus.languages, sides, strict=True):
                 files |= folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
             if name != "train":
@@ -97,13 +89,8 @@ def _make(
     return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
 
 
-def _encode(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> Sentences:
-    made = []
-    for first in range(0, len(texts), TEXTS_AT_ONCE):
-        part = learned.encode(texts[first : first + TEXTS_AT_ONCE])
-        made += part
-        advance(len(part))
-    return Sentences.of(made)
+def _encoded(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> list[list[int]]:
+    return [tokens for part in learned.encode_in_parts(texts, advance) for tokens in part]
 
 
 def _token_counts(source: Sentences, target: Sentences) -> dict[str, int]:

@@ -10,6 +10,7 @@ gives the file back. The last lines are held out for validation and test.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import Vocabulary
 
 KIND = "a stream of text"
-LINES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,7 @@ def prepare_stream(
         "versions": {"tokenizers": subwords.version()},
         "inputs": {"text": {"lines": len(read), "sha256": lines.digest(read)}},
     }
-    key = folder.key_of(facts)
-    missing = not folder.is_finished(root / key)
-    if missing:
-        made, files = _make(read, settings, stages or Stages())
-        folder.write(root, key, {**facts, **made}, files)
-    folder.choose(root, key)
-    return root / key, missing
+    return folder.make(root, facts, lambda: _make(read, settings, stages or Stages()))
 
 
 def load(root: Path | str) -> Stream:
@@ -147,9 +141,5 @@ def _text(line: bytes) -> str | None:
 
 
 def _encode(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> Tensor:
-    made = []
-    for first in range(0, len(texts), LINES_AT_ONCE):
-        part = learned.encode(texts[first : first + LINES_AT_ONCE])
-        made.append(torch.tensor([token for line in part for token in line], dtype=torch.int32))
-        advance(len(part))
-    return torch.cat(made)
+    parts = learned.encode_in_parts(texts, advance)
+    return torch.cat([torch.tensor(list(chain.from_iterable(part)), dtype=torch.int32) for part in parts])

@@ -6,7 +6,7 @@ nothing is lost.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llqr.lab.text.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, vocabulary
@@ -15,6 +15,7 @@ END_OF_WORD = "</w>"
 MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 UNKNOWN_WORD = "<unk>"
 ALPHABETS = ("words", "bytes")
+TEXTS_AT_ONCE = 10_000
 
 
 class Subwords:
@@ -33,6 +34,13 @@ class Subwords:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of every text."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode_in_parts(self, texts: Sequence[str], advance: Callable[[int], None]) -> Iterator[list[list[int]]]:
+        """The same, many texts at a time; ``advance`` is told of how many after each time."""
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            part = self.encode(texts[first : first + TEXTS_AT_ONCE])
+            advance(len(part))
+            yield part
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of ``tokens`` up to the end of the sentence, if it has one."""
