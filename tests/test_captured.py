@@ -1,5 +1,8 @@
 """A refresh replayed as CUDA graphs is the refresh. Needs a GPU, but for what is refused without one."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +10,7 @@ from torch import nn
 
 import llqr
 from references import relative_error
+from traps.training import closure_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
@@ -160,6 +164,76 @@ def test_a_step_never_waits_for_the_device(method):
         opt.step(closure)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def transported(geometry, seed):
+    """`U g` of random gradients, in memory of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = list(geometry.parameters.values())
+    grads = [torch.randn(p.shape, generator=generator).to(p) for p in parameters]
+    return [moved.clone() for moved in geometry.transport(parameters, grads)]
+
+
+@needs_cuda
+@pytest.mark.parametrize("apply_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("structure", ["diagonal", "kfac", "e-kfac", {"5.*": "identity", "*": "e-kfac-psd"}], ids=str)
+def test_a_recorded_action_is_the_action(structure, apply_dtype):
+    """Bit by bit, for one gradient after another, and for every metric that is learned or loaded."""
+    model = network().cuda().to(memory_format=torch.channels_last)
+    settings = {"structure": structure, "apply_dtype": apply_dtype, "steps": 5, "ema": 0.0}
+    plain, recorded = (llqr.Geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
+    for batch in batches("cuda"):
+        recorded.refresh(batch)
+        plain.load_state_dict(recorded.state_dict())
+        for seed in range(3):
+            pairs = list(zip(transported(plain, seed), transported(recorded, seed), strict=True))
+            assert all(ours.equal(theirs) and ours.stride() == theirs.stride() for ours, theirs in pairs)
+    before = transported(recorded, 0)
+    identity = llqr.Geometry(model, F.cross_entropy, **settings)
+    identity.metric.assign(identity.metric.factors())
+    recorded.load_state_dict(identity.state_dict())
+    assert not all(map(torch.equal, transported(recorded, 0), before))
+
+
+@needs_cuda
+def test_a_recorded_action_leaves_out_what_has_no_gradient():
+    model = network().cuda()
+    geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
+    geometry.refresh(batches("cuda", 1)[0])
+    parameters = list(model.parameters())
+    grads = [torch.randn_like(p) for p in parameters]
+    every = [moved.clone() for moved in geometry.transport(parameters, grads)]
+    some = geometry.transport(parameters[2:], grads[2:])
+    assert max(relative_error(a, b) for a, b in zip(some, every[2:], strict=True)) < 1e-6
+
+
+@needs_cuda
+def test_steps_with_a_recorded_action_are_the_steps():
+    ends = []
+    for capture in (False, True):
+        model = network().cuda().double()
+        geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", steps=5, every=3, capture=capture)
+        opt = llqr.build("llqr+sam", torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), geometry=geometry)
+        for x, y in batches("cuda", 7):
+            batch = x.double(), y
+            opt.step(closure_of(opt, model, batch), batch=batch)
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert relative_error(ends[1], ends[0]) < 1e-10
+
+
+@needs_cuda
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_captured_geometry_can_be_copied(copied):
+    model = network().cuda().double()
+    geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
+    first, second = ((x.double(), y) for x, y in batches("cuda", 2))
+    geometry.refresh(first)
+    transported(geometry, 0)
+    _, twin = copied((model, geometry))
+    for one in (geometry, twin):
+        assert one.refresh(second).accepted
+    pairs = zip(transported(geometry, 1), transported(twin, 1), strict=True)
+    assert max(relative_error(a, b) for a, b in pairs) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """A refresh as CUDA graphs, for networks whose refresh is bound by kernel launches.
 
-One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. Two do one
-inner step each, on static factors and on the activations the first saved; one of them works out the exact objective
-beside it, for the first and the last product. A refresh copies the batch in, replays the first graph once and one of
-the others a product, and reads the result at the end. Between two replays the device may do anything: the graphs have
-their memory to themselves.
+One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. The others do a
+product with `H` each, on static factors and on the activations the first saved: the first inner step, which works out
+the exact objective beside it, any further one, and the exact objective at the end. A refresh copies the batch in,
+replays the first graph once and one of the others a product, and reads the result at the end. Between two replays the
+device may do anything: the graphs have their memory to themselves.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ class CapturedRefresh:
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         self._descent = Descent(metric, working_copy(metric), inner)
         self._warm_up(linearise)
-        self._linearise, self._look, self._move = (torch.cuda.CUDAGraph() for _ in range(3))
+        self._linearise, self._look, self._move, self._judge = (torch.cuda.CUDAGraph() for _ in range(4))
         with torch.cuda.graph(self._linearise, capture_error_mode="thread_local"):
             self.curvature = linearise(self._batch)
             objective = self._objective = Objective(metric, self.curvature, inner.damping, precision)
         # What an engine makes at its first product only, and keeps, is made in the graph that is always replayed first.
         with torch.cuda.graph(self._look, pool=self._linearise.pool(), capture_error_mode="thread_local"):
-            self._value = self._descent.step(objective.exact)
+            self._before = self._descent.step(objective.exact)
         with torch.cuda.graph(self._move, pool=self._linearise.pool(), capture_error_mode="thread_local"):
             self._descent.advance(objective)
+        with torch.cuda.graph(self._judge, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+            self._after = objective.exact.at(self._descent.factors).value
 
     def _warm_up(self, linearise: Linearise) -> None:
         """Library handles, workspaces and the solver's state are made outside the capture."""
@@ -81,18 +83,14 @@ class CapturedRefresh:
         self._linearise.replay()
 
     def advance(self) -> None:
-        """One product with `H`. The last is for the objective: the factors it moves are not read again."""
+        """One product with `H`, the last of which only reads the objective."""
         first, last = self.done == 0, self.done == self.total - 1
-        if last:
-            self._learned = [{name: f.clone() for name, f in group.items()} for group in self._descent.factors]
-        (self._look if first or last else self._move).replay()
-        if first:
-            self._before = self._value.clone()
+        (self._look if first else self._judge if last else self._move).replay()
         self.done += 1
 
     def solution(self) -> Solution:
-        """What was learned, when all is done."""
-        return Solution(self._learned, self._before, self._value.clone())
+        """What was learned, when all is done; the next refresh overwrites it."""
+        return Solution(self._descent.factors, self._before, self._after)
 
 
 def _signature(batch: Batch) -> Any:

@@ -35,6 +35,7 @@ from .fixed import FixedGeometry
 from .guards import Findings, examine, objection
 from .metric import Metric, StructureSpec
 from .metric.layout import MAX_SIDE
+from .metric.recorded import RecordedAction
 from .metric.structure import Bounds, Factors
 from .objective import PRECISIONS
 from .refreshing import Loop, Progress, Standstill, at_saved, copied
@@ -81,8 +82,9 @@ class Geometry:
             the factors' matrix products too, unless it is float16, which is too narrow for gradients.
         bounds, dtype, apply_dtype, max_side: of the metric, see `llqr.Metric`.
         max_failures: refreshes thrown away in a row before an error.
-        capture: replay the refresh as CUDA graphs, for networks whose refresh is bound by kernel launches (small
-            images, small batches). Needs a CUDA model, batches of one shape, and keeps the refresh's memory.
+        capture: replay the refresh, and the matrix products of `U g`, as CUDA graphs: the host then launches little.
+            Needs a CUDA model, batches of one shape, and keeps the memory of both. `U g` is recorded again after a
+            refresh, and is overwritten by the next `U g`.
         spread: learn a little at every optimizer step, so that none is long: a refresh that falls due is linearised at
             once, at a copy of the weights and buffers, and its products are shared evenly among the steps until the
             next one is due, when `U` changes. Until the first is finished `U` is the identity. Activations of the inner
@@ -175,6 +177,7 @@ class Geometry:
         self._trace: Trace | None = None
         self._capture = capture
         self._captured: CapturedRefresh | None = None
+        self._action: RecordedAction | None = None
         if capture:
             self._check_capturable()
         self._spread = spread
@@ -382,8 +385,28 @@ class Geometry:
             return list(grads)
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
-        moved = self.metric.apply(known)
+        moved = self._recorded_action(known)(known) if self._records(known) else self.metric.apply(known)
         return [g if name is None else moved[name] for name, g in zip(names, grads, strict=True)]
+
+    def _records(self, grads: Mapping[str, Tensor]) -> bool:
+        """Whether `U g` is replayed: elementwise it is one launch anyway, and a caller's graph records it by itself."""
+        return (
+            self._capture
+            and len(grads) == len(self.parameters)
+            and any(group.multiplied for group in self.metric.groups)
+            and len({block.device for block in self.metric.blocks}) == 1
+            and not torch.cuda.is_current_stream_capturing()
+        )
+
+    def _recorded_action(self, grads: Mapping[str, Tensor]) -> RecordedAction:
+        if self._action is None or self._action.factors is not self.metric.applied():
+            self._action = None  # frees the old graph before the new one is made
+            self._action = RecordedAction(self.metric, grads)
+        return self._action
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graphs, which cannot be copied and are recorded again."""
+        return self.__dict__ | {"_captured": None, "_action": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on bit by bit."""

@@ -34,6 +34,15 @@ def random_like(parameters, seed=0):
     }
 
 
+def in_blank_memory(metric, grads):
+    """`U g`, from gradients that are copied to where it is to be computed."""
+    packed = metric.blank()
+    for group, part in zip(metric.groups, packed, strict=True):
+        for block, place in zip(group.blocks, group.unpack(part), strict=True):
+            place.copy_(block.piece(grads[block.parameter]))
+    return metric.act(packed, grads)
+
+
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])
 @pytest.mark.parametrize("kind", KINDS)
 def test_apply_equals_the_dense_metric(kind, model):
@@ -58,6 +67,8 @@ def test_a_mixture_of_structures_equals_the_dense_metric():
     grads = random_like(trainable(model))
     moved = metric.apply(grads)
     assert relative_error(flat(moved), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
+    acted = in_blank_memory(metric, grads)
+    assert all(acted[name].equal(moved[name]) for name in moved | acted)
     assert moved["norm1.weight"].equal(grads["norm1.weight"])
 
 
@@ -70,6 +81,21 @@ def test_apply_is_linear(seed, a, b, kind):
     first, second = metric.apply(x), metric.apply(y)
     for name, part in combined.items():
         torch.testing.assert_close(part, a * first[name] + b * second[name], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("apply_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("model", [batch_norm_cnn, lambda: vit(fused=True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_acting_in_place_is_applying(kind, model, apply_dtype):
+    """Bit by bit, in the dtype and memory order of the gradients."""
+    network = model().float().to(memory_format=torch.channels_last)
+    metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
+    grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
+    applied, acted = metric.apply(grads), in_blank_memory(metric, grads)
+    assert list(acted) == list(applied)
+    for name, moved in applied.items():
+        assert acted[name].equal(moved)
+        assert (acted[name].dtype, acted[name].stride()) == (moved.dtype, moved.stride())
 
 
 def test_an_unlearned_metric_returns_the_very_tensors():

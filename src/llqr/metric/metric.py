@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .block import Block
+from .copying import copy_each
 from .layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
 from .structure import Bounds, Factors, Structure
 
@@ -111,24 +112,44 @@ class Metric:
         if factors is None:
             if not self.learned:
                 return dict(grads)
-            self._cast = self._cast or self._in_apply_dtype(self.factors())
-            factors = self._cast
+            factors = self.applied()
         moved: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
-            dtype = next(iter(own.values())).dtype
             with torch.autocast(group.blocks[0].device.type, enabled=False):  # the dtype is ours, whatever the context
-                applied = group.apply_pieces(own, self._pieces(group, grads), dtype)
+                applied = group.apply_pieces(own, self._pieces(group, grads), self._acting_dtype(group, own))
             moved |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | self._assembled(moved, grads)
+
+    def applied(self) -> list[Factors]:
+        """The factors as `U g` multiplies by them; the same list until the metric gets others."""
+        if self._cast is None:
+            self._cast = self._in_apply_dtype(self.factors())
+        return self._cast
+
+    def blank(self) -> Packed:
+        """Room for gradients in the dtypes `U g` is computed in."""
+        pairs = zip(self.groups, self.applied(), strict=True)
+        return [group.blank(self._acting_dtype(group, own), group.blocks[0].device) for group, own in pairs]
+
+    def act(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`U g` for gradients of all parameters, copied to `blank` memory, in the dtypes and memory order of `like`."""
+        moved: Packed = []
+        for group, own, part in zip(self.groups, self.applied(), packed, strict=True):
+            with torch.autocast(part.device.type, enabled=False):
+                moved.append(group.apply(own, part).to(group.blocks[0].dtype))
+        return self.unpack(moved, like)
+
+    def _acting_dtype(self, group: Structure, own: Factors) -> torch.dtype:
+        return next(iter(own.values())).dtype if own else group.blocks[0].dtype
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
         """Gradients by name -> one packed tensor a group, in the dtype the factors are learned in."""
         packed = [group.blank(self.learning_dtype(group), group.blocks[0].device) for group in self.groups]
         pieces = [piece for group in self.groups for piece in self._pieces(group, grads)]
         views = [view for group, tensor in zip(self.groups, packed, strict=True) for view in group.unpack(tensor)]
-        torch._foreach_copy_(views, pieces)
+        copy_each(views, pieces)
         return packed
 
     def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .block import Block
+from .copying import copy_each
 
 Factors = dict[str, Tensor]
 FactorSets = tuple[tuple[str, ...], ...]
@@ -61,7 +61,7 @@ class Structure(ABC):
     def pack(self, pieces: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor a block -> the group's one tensor."""
         packed = self.blank(dtype or pieces[0].dtype, pieces[0].device)
-        torch._foreach_copy_(self.unpack(packed), list(pieces))
+        copy_each(self.unpack(packed), pieces)
         return packed
 
     @abstractmethod
@@ -242,18 +242,8 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     wide = torch.promote_types(a.dtype, torch.float32)
     if a.dtype == wide:
         return a @ b
-    return torch.bmm(a, b, wide) if _multiplies_into_float32(a.device) else (a @ b).to(wide)
-
-
-@cache
-def _multiplies_into_float32(device: torch.device) -> bool:
-    """Whether there is a product of bfloat16 matrices that leaves float32 ones; on CUDA devices."""
-    one = torch.ones(1, 1, 1, dtype=torch.bfloat16, device=device)
-    try:
-        torch.bmm(one, one, torch.float32)
-    except RuntimeError:
-        return False
-    return True
+    # There is such a product of narrow matrices on NVIDIA's devices only.
+    return torch.bmm(a, b, wide) if a.is_cuda and torch.version.hip is None else (a @ b).to(wide)
 
 
 def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:

@@ -1,0 +1,25 @@
+"""Many tensors are copied in as few kernels as they have kinds."""
+
+import torch
+
+from launches import Launches
+from llqr.metric.copying import copy_each
+
+
+def test_every_kind_is_copied_at_once():
+    sources = [torch.randn(4, 3) for _ in range(5)] + [torch.randn(3, 4).t() for _ in range(2)] + [torch.ones(2)]
+    targets = [torch.zeros(4, 3, dtype=torch.bfloat16) for _ in range(3)]
+    targets += [torch.zeros(source.shape) for source in sources[3:]]
+    with Launches() as operators:
+        copy_each(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        assert target.equal(source.to(target.dtype))
+    # Three that are rounded, three that lie alike, and two that do not, which have no kernel in common.
+    assert operators.by_name == {"_foreach_copy_": 1 + 1 + 2}
+
+
+def test_one_unlike_the_others_would_slow_all_of_them_down():
+    sources = [torch.randn(4, 3) for _ in range(5)] + [torch.randn(3, 4).t()]
+    with Launches() as operators:
+        torch._foreach_copy_([torch.zeros(4, 3) for _ in sources], sources)
+    assert operators.by_name["_foreach_copy_"] == 6
