@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from llqr import fused_descent
 from references import relative_error
 from traps.training import closure_of
 
@@ -59,6 +60,20 @@ def test_captured_equals_eager(structure, divergence, engine):
         with torch.no_grad():  # the graphs read the parameters in place
             for parameter in model.parameters():
                 parameter.add_(0.01)
+    factors = [geometry.metric.named_factors() for geometry in made]
+    assert max(relative_error(factors[1][name], factors[0][name]) for name in factors[0]) < 1e-10
+
+
+@needs_cuda
+@pytest.mark.parametrize("structure", ["kfac", "e-kfac"])
+def test_captured_with_fused_steps_equals_eager(structure, monkeypatch):
+    monkeypatch.setattr(fused_descent, "LARGE", 1)
+    model = network().cuda().double()
+    ways = ({}, {"capture": True, "compile": True})
+    made = [llqr.Geometry(model, F.cross_entropy, structure=structure, engine="forward", **way) for way in ways]
+    for x, y in batches("cuda"):
+        eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
+        assert captured.objective_after == pytest.approx(eager.objective_after, rel=1e-10)
     factors = [geometry.metric.named_factors() for geometry in made]
     assert max(relative_error(factors[1][name], factors[0][name]) for name in factors[0]) < 1e-10
 

@@ -75,10 +75,7 @@ class CapturedRefresh:
         for static_factors, factors in zip(self._descent.factors, self._metric.factors(), strict=True):
             for name, factor in factors.items():
                 static_factors[name].copy_(factor)
-        for state in self._descent.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+        self._descent.restart()
         self.done = 0
         self._linearise.replay()
 

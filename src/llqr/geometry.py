@@ -75,7 +75,8 @@ class Geometry:
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         engine: "auto", "forward", "linearised", "double-backward", "finite-differences" or "one-sided-differences".
-        compile: hand the traced product to `torch.compile` (with engine="linearised").
+        compile: hand the traced product (of engine="linearised"), and the inner loop's steps on large stacks of
+            matrices, to `torch.compile`.
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         micro_batch: compute a refresh in pieces of this many samples, with the same result and less memory.
         autocast: run the refresh under autocast of this dtype (default: full precision, whatever the caller's context);
@@ -148,8 +149,6 @@ class Geometry:
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
         if engine not in ("auto", LINEARISED, *ENGINES):
             raise ValueError(f"engine: unknown {engine!r}; choose auto or one of {', '.join([LINEARISED, *ENGINES])}")
-        if compile and engine != LINEARISED:
-            raise ValueError(f"compile: only with engine={LINEARISED!r}, got engine={engine!r}")
         if micro_batch is not None and engine == LINEARISED:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         check_scale(curvature_scale)
@@ -165,7 +164,7 @@ class Geometry:
         self.engine = engine
         self.refreshes = 0
         self.failures = 0
-        self._inner = Inner(solver, steps, 0.0, momentum, clip, damping)
+        self._inner = Inner(solver, steps, 0.0, momentum, clip, damping, compile)
         self._every, self._ema, self._lr = every, ema, lr
         self._scale = curvature_scale
         self._forward, self._micro_batch, self._autocast = forward, micro_batch, autocast

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .curvature import QuadraticModel
+from .fused_descent import descend, is_large
 from .line_search import ConjugateGradients, LineSearch
 from .metric import Factors, Metric
 from .metric.clipping import clip
@@ -30,10 +31,11 @@ class Inner:
         momentum: of heavy ball and line search, zero at every refresh.
         clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar), but in cg.
         damping: weight of `1/2 |delta|^2` in the objective.
+        compile: fuse the heavy-ball steps of large stacks of matrices, by `torch.compile`.
 
     Example:
         >>> Inner("cg", steps=10)
-        Inner(solver='cg', steps=10, lr=0.001, momentum=0.9, clip=5.0, damping=0.0)
+        Inner(solver='cg', steps=10, lr=0.001, momentum=0.9, clip=5.0, damping=0.0, compile=False)
     """
 
     solver: str = "heavy-ball"
@@ -42,6 +44,7 @@ class Inner:
     momentum: float = 0.9
     clip: float = 5.0
     damping: float = 0.0
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
@@ -133,7 +136,7 @@ class Descent:
     def __init__(self, metric: Metric, factors: list[Factors], inner: Inner) -> None:
         self.metric = metric
         self.factors = factors
-        self.clip = inner.clip
+        self.inner = inner
         flat = [factor for group in factors for factor in group.values()]
         on_cuda = all(factor.is_cuda for factor in flat)
         self.optimizer: torch.optim.Optimizer
@@ -141,6 +144,19 @@ class Descent:
             self.optimizer = torch.optim.Adam(flat, lr=inner.lr, capturable=on_cuda, fused=on_cuda)
         else:
             self.optimizer = torch.optim.SGD(flat, lr=inner.lr, momentum=inner.momentum, fused=on_cuda)
+        fuses = inner.compile and inner.solver == "heavy-ball"
+        # Of the groups that are stepped here and not by torch.
+        self._momenta: list[Factors] = [
+            {name: torch.zeros_like(factor) for name, factor in own.items()} if fuses and is_large(group) else {}
+            for group, own in zip(metric.groups, factors, strict=True)
+        ]
+
+    def restart(self) -> None:
+        """Forget the steps so far."""
+        for memory in (*self.optimizer.state.values(), *self._momenta):
+            for value in memory.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
 
     def step(self, objective: Objective) -> Tensor:
         """One step; returns the objective it started from."""
@@ -154,12 +170,19 @@ class Descent:
 
     def _move(self, slopes: list[Factors]) -> None:
         """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""
-        for own in slopes:
-            for slope in own.values():
-                slope.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        for own, clipped in zip(self.factors, clip(self.metric.groups, slopes, self.clip), strict=True):
-            for name, slope in clipped.items():
-                own[name].grad = slope
+        inner = self.inner
+        for own, momenta, slope in zip(self.factors, self._momenta, slopes, strict=True):
+            for name, momentum in momenta.items():
+                descend(own[name], momentum, slope[name], inner.clip, inner.lr, inner.momentum)
+        rest = [{} if momenta else slope for momenta, slope in zip(self._momenta, slopes, strict=True)]
+        if not any(rest):
+            return
+        for part in rest:
+            for entries in part.values():
+                entries.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for own, clipped in zip(self.factors, clip(self.metric.groups, rest, inner.clip), strict=True):
+            for name, entries in clipped.items():
+                own[name].grad = entries
         self.optimizer.step()
         self.optimizer.zero_grad()  # so that they do not lie beside the activations during the next product
 

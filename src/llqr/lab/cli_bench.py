@@ -64,7 +64,7 @@ CapturePasses = Annotated[
 ]
 Compile = Annotated[
     bool,
-    typer.Option("--compile/--no-compile", help="Compile refreshes (with --engine linearised)."),
+    typer.Option("--compile/--no-compile", help="Compile what can be of a refresh, as in llqr.Geometry."),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
 RefreshRepeats = Annotated[int, typer.Option(min=1, help="Timed refreshes.")]

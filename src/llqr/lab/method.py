@@ -53,9 +53,10 @@ def optimizer_for(
         # Differences need no derivative of the passes' own kernels.
         forward = task.forward if first_order else task.differentiable_forward
         autocast = torch.bfloat16 if run.training.precision == "bf16" else None
-        settings = run.geometry.arguments() | {"forward": forward, "capture": capture and whole, "autocast": autocast}
+        how = {"forward": forward, "capture": capture and whole, "compile": compile, "autocast": autocast}
+        settings = run.geometry.arguments() | how
         if engine is not None:
-            settings |= {"engine": engine, "compile": compile and engine == "linearised"}
+            settings["engine"] = engine
         geometry = ObservedGeometry(model, task.loss, **settings)
     name = "" if geometry is None else "llqr" if run.transport else "llqr-probe-only"
     if run.probe is not None:

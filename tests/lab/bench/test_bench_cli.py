@@ -81,7 +81,6 @@ def test_json_instead_of_a_table():
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
         ("--structure must name at least one", ["refresh", "--structure", ","]),
         ("--structure: unknown", ["step", "--model", MLP, "--structure", "round"]),
-        ("--compile: only with engine='linearised'", ["scaling", "--model", MLP, "--compile"]),
         ("--apply must be one of", ["cadence", "--apply", "fp16"]),
         ("--apply must be one of", ["refresh", "--apply", "fp16"]),
         ("--device: peak memory is counted", ["memory"]),

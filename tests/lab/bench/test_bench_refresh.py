@@ -109,5 +109,3 @@ def test_unknown_settings_are_named():
         Refreshing(attention="flash")
     with pytest.raises(ValueError, match="--engine: unknown 'magic'"):
         geometry_for(workload(MLP), Refreshing("diagonal", "magic"))
-    with pytest.raises(ValueError, match="--compile: only with engine='linearised'"):
-        geometry_for(workload(MLP), Refreshing("diagonal", "forward", compile=True))
