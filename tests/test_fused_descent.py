@@ -11,7 +11,7 @@ from torch import nn
 
 import llqr
 from llqr import Inner, Metric, fused_descent
-from llqr.fused_descent import descend, is_large
+from llqr.fused_descent import descend
 from llqr.metric import STRUCTURES
 from llqr.solve import Descent, working_copy
 from references import relative_error
@@ -71,15 +71,24 @@ def test_a_refresh_learns_the_same(kind):
     assert max(relative_error(b, a) for a, b in pairs) < 1e-10
 
 
-def test_small_stacks_vectors_and_other_solvers_are_torchs(monkeypatch):
+def test_small_factors_vectors_and_other_solvers_are_torchs(monkeypatch):
     metric = Metric(network(), structure="kfac")
     for inner in (Inner(), Inner("adam", compile=True)):
         assert not any(Descent(metric, working_copy(metric), inner)._momenta)
-    fused = [bool(momenta) for momenta in Descent(metric, working_copy(metric), Inner(compile=True))._momenta]
-    assert fused == [group.name == "kfac" for group in metric.groups]
-    assert set(fused) == {False, True}
-    monkeypatch.setattr(fused_descent, "LARGE", 10**9)
-    assert not any(is_large(group) for group in metric.groups)
+
+    def fused():
+        momenta = Descent(metric, working_copy(metric), Inner(compile=True))._momenta
+        return [(group.name, list(own)) for group, own in zip(metric.groups, momenta, strict=True)]
+
+    assert fused() == [("kfac", ["out", "in"]), ("diagonal", []), ("kfac", ["out", "in"])]
+    monkeypatch.setattr(fused_descent, "LARGE", 6 * 6)
+    assert fused() == [("kfac", ["out", "in"]), ("diagonal", []), ("kfac", ["in"])]
+
+
+def test_a_group_may_be_stepped_in_part(monkeypatch):
+    """The 3x3 factor of the last layer by torch, the 6x6 one beside it fused."""
+    monkeypatch.setattr(fused_descent, "LARGE", 6 * 6)
+    test_a_refresh_learns_the_same("e-kfac")
 
 
 def test_bfloat16_slopes_step_float32_factors():
@@ -92,11 +101,13 @@ def test_bfloat16_slopes_step_float32_factors():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler here")
 def test_compiled_for_several_shapes_and_dtypes(monkeypatch):
+    """Once for a single block, once for several, in both dtypes; not for every shape and learning rate."""
     monkeypatch.undo()
+    monkeypatch.setattr(fused_descent, "CHUNK", 64)  # large factors have many chunks
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=6, fail_on_recompile_limit_hit=True):
+    with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
         for dtype in (torch.bfloat16, torch.float32):
-            for shape in ((3, 16, 16), (1, 16, 32), (5, 9, 7), (2, 64, 64), (4, 33, 17)):
+            for shape in ((3, 16, 16), (1, 16, 32), (5, 10, 8), (2, 64, 128), (4, 33, 18), (1, 100, 100), (64, 64, 64)):
                 for lr in (1e-3, 2e-3):
                     slope = torch.randn(shape).to(dtype)
                     ours, theirs = ([torch.ones(shape), torch.ones(shape)] for _ in range(2))

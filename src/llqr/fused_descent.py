@@ -16,15 +16,15 @@ from torch import Tensor
 
 from .metric.structure import Stacked, Structure
 
-#: A group of so many stored scalars is worth compiling for.
+#: A factor of so many entries, its whole stack together, is worth it.
 LARGE = 2**20
 #: Entries that are squared and added up together, so that there is work for a whole GPU also in a stack of few.
 CHUNK = 4096
 
 
-def is_large(group: Structure) -> bool:
-    """Whether a step on this group's factors is to be fused."""
-    return isinstance(group, Stacked) and group.stored() >= LARGE
+def is_fused(group: Structure, factor: Tensor) -> bool:
+    """Whether steps on this factor of a group are to be fused."""
+    return isinstance(group, Stacked) and factor.numel() >= LARGE
 
 
 def descend(factor: Tensor, momentum: Tensor, slope: Tensor, limit: float, lr: float, beta: float) -> None:
@@ -32,15 +32,21 @@ def descend(factor: Tensor, momentum: Tensor, slope: Tensor, limit: float, lr: f
 
     A block's slope is bounded by `limit` in its norm, and entries that are not finite count as zero.
     """
-    entries = prod(slope.shape[1:])
-    chunks = slope.reshape(slope.shape[0], -1, gcd(entries, CHUNK))
-    norms = _compiled(_squares)(chunks).sum(1).sqrt()
-    shrink = (norms / max(limit, torch.finfo(norms.dtype).tiny)).clamp_min(1.0).reciprocal()
-    _compiled(_move)(factor.flatten(1), momentum.flatten(1), slope.flatten(1), shrink.unsqueeze(1), lr, beta)
+    blocks = slope.shape[0]
+    chunks = _plain(slope.reshape(-1, gcd(prod(slope.shape[1:]), CHUNK)))
+    norms = _compiled(_squares)(chunks).view(blocks, -1).sum(1).sqrt()
+    shrink = (norms / max(limit, torch.finfo(norms.dtype).tiny)).clamp_min(1.0).reciprocal().unsqueeze(1)
+    rows = [_plain(tensor.view(blocks, -1)) for tensor in (factor, momentum)]
+    _compiled(_move)(*rows, _plain(slope.reshape(blocks, -1)), _plain(shrink), lr, beta)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Not known as a view: torch would compile anew for every shape of what it is a view of."""
+    return tensor.data
 
 
 def _squares(chunks: Tensor) -> Tensor:
-    return _finite(chunks).square().sum(2)
+    return _finite(chunks).square().sum(1)
 
 
 def _move(factor: Tensor, momentum: Tensor, slope: Tensor, shrink: Tensor, lr: float, beta: float) -> None:

@@ -84,8 +84,8 @@ class Geometry:
         bounds, dtype, apply_dtype, max_side: of the metric, see `llqr.Metric`.
         max_failures: refreshes thrown away in a row before an error.
         capture: replay the refresh, and the matrix products of `U g`, as CUDA graphs: the host then launches little.
-            Needs a CUDA model, batches of one shape, and keeps the memory of both. `U g` is recorded again after a
-            refresh, and is overwritten by the next `U g`.
+            Needs a CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; a
+            `U g` is overwritten by the next one.
         spread: learn a little at every optimizer step, so that none is long: a refresh that falls due is linearised at
             once, at a copy of the weights and buffers, and its products are shared evenly among the steps until the
             next one is due, when `U` changes. Until the first is finished `U` is the identity. Activations of the inner
@@ -384,7 +384,7 @@ class Geometry:
             return list(grads)
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
-        moved = self._recorded_action(known)(known) if self._records(known) else self.metric.apply(known)
+        moved = self._replayed(known) if self._records(known) else self.metric.apply(known)
         return [g if name is None else moved[name] for name, g in zip(names, grads, strict=True)]
 
     def _records(self, grads: Mapping[str, Tensor]) -> bool:
@@ -397,11 +397,10 @@ class Geometry:
             and not torch.cuda.is_current_stream_capturing()
         )
 
-    def _recorded_action(self, grads: Mapping[str, Tensor]) -> RecordedAction:
-        if self._action is None or self._action.factors is not self.metric.applied():
-            self._action = None  # frees the old graph before the new one is made
+    def _replayed(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._action is None:
             self._action = RecordedAction(self.metric, grads)
-        return self._action
+        return self._action(grads)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the graphs, which cannot be copied and are recorded again."""

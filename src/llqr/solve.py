@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .curvature import QuadraticModel
-from .fused_descent import descend, is_large
+from .fused_descent import descend, is_fused
 from .line_search import ConjugateGradients, LineSearch
 from .metric import Factors, Metric
 from .metric.clipping import clip
@@ -122,7 +122,10 @@ def solve(metric: Metric, curvature: QuadraticModel, inner: Inner, precision: to
 def working_copy(metric: Metric) -> list[Factors]:
     """The metric's factors in the dtype they are learned in, free to be changed."""
     return [
-        {name: factor.detach().to(metric.learning_dtype(group), copy=True) for name, factor in factors.items()}
+        {
+            name: factor.detach().to(metric.learning_dtype(group), copy=True).contiguous()
+            for name, factor in factors.items()
+        }
         for group, factors in zip(metric.groups, metric.factors(), strict=True)
     ]
 
@@ -145,9 +148,9 @@ class Descent:
         else:
             self.optimizer = torch.optim.SGD(flat, lr=inner.lr, momentum=inner.momentum, fused=on_cuda)
         fuses = inner.compile and inner.solver == "heavy-ball"
-        # Of the groups that are stepped here and not by torch.
+        # Of the factors that are stepped here and not by torch.
         self._momenta: list[Factors] = [
-            {name: torch.zeros_like(factor) for name, factor in own.items()} if fuses and is_large(group) else {}
+            {name: torch.zeros_like(factor) for name, factor in own.items() if fuses and is_fused(group, factor)}
             for group, own in zip(metric.groups, factors, strict=True)
         ]
 
@@ -174,7 +177,10 @@ class Descent:
         for own, momenta, slope in zip(self.factors, self._momenta, slopes, strict=True):
             for name, momentum in momenta.items():
                 descend(own[name], momentum, slope[name], inner.clip, inner.lr, inner.momentum)
-        rest = [{} if momenta else slope for momenta, slope in zip(self._momenta, slopes, strict=True)]
+        rest = [
+            {name: entries for name, entries in slope.items() if name not in momenta}
+            for momenta, slope in zip(self._momenta, slopes, strict=True)
+        ]
         if not any(rest):
             return
         for part in rest:

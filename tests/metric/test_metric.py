@@ -36,11 +36,12 @@ def random_like(parameters, seed=0):
 
 def in_blank_memory(metric, grads):
     """`U g`, from gradients that are copied to where it is to be computed."""
-    packed = metric.blank()
+    factors = metric.lowered()
+    packed = metric.blank(factors)
     for group, part in zip(metric.groups, packed, strict=True):
         for block, place in zip(group.blocks, group.unpack(part), strict=True):
             place.copy_(block.piece(grads[block.parameter]))
-    return metric.act(packed, grads)
+    return metric.act(factors, packed, grads)
 
 
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])

@@ -112,7 +112,8 @@ class Metric:
         if factors is None:
             if not self.learned:
                 return dict(grads)
-            factors = self.applied()
+            self._cast = self._cast or self.lowered()
+            factors = self._cast
         moved: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
@@ -122,21 +123,15 @@ class Metric:
             moved |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | self._assembled(moved, grads)
 
-    def applied(self) -> list[Factors]:
-        """The factors as `U g` multiplies by them; the same list until the metric gets others."""
-        if self._cast is None:
-            self._cast = self._in_apply_dtype(self.factors())
-        return self._cast
-
-    def blank(self) -> Packed:
-        """Room for gradients in the dtypes `U g` is computed in."""
-        pairs = zip(self.groups, self.applied(), strict=True)
+    def blank(self, factors: Sequence[Factors]) -> Packed:
+        """Room for gradients in the dtypes in which these factors multiply them."""
+        pairs = zip(self.groups, factors, strict=True)
         return [group.blank(self._acting_dtype(group, own), group.blocks[0].device) for group, own in pairs]
 
-    def act(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def act(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`U g` for gradients of all parameters, copied to `blank` memory, in the dtypes and memory order of `like`."""
         moved: Packed = []
-        for group, own, part in zip(self.groups, self.applied(), packed, strict=True):
+        for group, own, part in zip(self.groups, factors, packed, strict=True):
             with torch.autocast(part.device.type, enabled=False):
                 moved.append(group.apply(own, part).to(group.blocks[0].dtype))
         return self.unpack(moved, like)
@@ -188,13 +183,13 @@ class Metric:
                 pieces.append(block.piece(gradient))
         return pieces
 
-    def _in_apply_dtype(self, factors: list[Factors]) -> list[Factors]:
-        """Copies of the factors that enter matrix products; vectors gain nothing from a narrower type."""
+    def lowered(self) -> list[Factors]:
+        """The factors as `U g` multiplies by them, in `apply_dtype`; vectors gain nothing from a narrower type."""
         if self.apply_dtype is None:
-            return factors
+            return self.factors()
         return [
             {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplied else own
-            for group, own in zip(self.groups, factors, strict=True)
+            for group, own in zip(self.groups, self.factors(), strict=True)
         ]
 
     # -- size and state ----------------------------------------------------------------------------------------------
