@@ -176,6 +176,11 @@ class Geometry:
         self._trace: Trace | None = None
         self._capture = capture
         self._captured: CapturedRefresh | None = None
+        # Without matrix products `U g` is one launch anyway.
+        self._worth_recording = (
+            any(group.multiplied for group in self.metric.groups)
+            and len({block.device for block in self.metric.blocks}) == 1
+        )
         self._action: RecordedAction | None = None
         if capture:
             self._check_capturable()
@@ -388,12 +393,11 @@ class Geometry:
         return [g if name is None else moved[name] for name, g in zip(names, grads, strict=True)]
 
     def _records(self, grads: Mapping[str, Tensor]) -> bool:
-        """Whether `U g` is replayed: elementwise it is one launch anyway, and a caller's graph records it by itself."""
+        """Whether this `U g` is replayed; not inside a caller's graph, which records it by itself."""
         return (
             self._capture
+            and self._worth_recording
             and len(grads) == len(self.parameters)
-            and any(group.multiplied for group in self.metric.groups)
-            and len({block.device for block in self.metric.blocks}) == 1
             and not torch.cuda.is_current_stream_capturing()
         )
 
