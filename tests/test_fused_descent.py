@@ -57,8 +57,7 @@ def test_a_step_is_torchs_on_what_is_clipped(seed, shape, limit, spoiled):
     assert relative_error(factor, moved) < 1e-12
 
 
-@pytest.mark.parametrize("kind", STACKED)
-def test_a_refresh_learns_the_same(kind):
+def assert_a_refresh_learns_the_same(kind):
     model = network().double()
     x, y = batch()
     plain, fused = (
@@ -69,6 +68,11 @@ def test_a_refresh_learns_the_same(kind):
         assert reports[1].objective_after == pytest.approx(reports[0].objective_after, rel=1e-10)
     pairs = zip(plain.metric.named_factors().values(), fused.metric.named_factors().values(), strict=True)
     assert max(relative_error(b, a) for a, b in pairs) < 1e-10
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_a_refresh_learns_the_same(kind):
+    assert_a_refresh_learns_the_same(kind)
 
 
 def test_small_factors_vectors_and_other_solvers_are_torchs(monkeypatch):
@@ -88,7 +92,7 @@ def test_small_factors_vectors_and_other_solvers_are_torchs(monkeypatch):
 def test_a_group_may_be_stepped_in_part(monkeypatch):
     """The 3x3 factor of the last layer by torch, the 6x6 one beside it fused."""
     monkeypatch.setattr(fused_descent, "LARGE", 6 * 6)
-    test_a_refresh_learns_the_same("e-kfac")
+    assert_a_refresh_learns_the_same("e-kfac")
 
 
 def test_bfloat16_slopes_step_float32_factors():

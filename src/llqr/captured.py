@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .curvature import Batch, QuadraticModel
 from .curvature.problem import tensors_of
+from .graphs import recording, warming_up
 from .metric import Metric
 from .solve import Descent, Inner, Objective, Solution, working_copy
 
@@ -42,28 +43,25 @@ class CapturedRefresh:
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         self._descent = Descent(metric, working_copy(metric), inner)
         self._warm_up(linearise)
-        self._linearise, self._look, self._move, self._judge = (torch.cuda.CUDAGraph() for _ in range(4))
-        with torch.cuda.graph(self._linearise, capture_error_mode="thread_local"):
+        with recording() as self._linearise:
             self.curvature = linearise(self._batch)
             objective = self._objective = Objective(metric, self.curvature, inner.damping, precision)
+        pool = self._linearise.pool()
         # What an engine makes at its first product only, and keeps, is made in the graph that is always replayed first.
-        with torch.cuda.graph(self._look, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+        with recording(pool) as self._look:
             self._before = self._descent.step(objective.exact)
-        with torch.cuda.graph(self._move, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+        with recording(pool) as self._move:
             self._descent.advance(objective)
-        with torch.cuda.graph(self._judge, pool=self._linearise.pool(), capture_error_mode="thread_local"):
+        with recording(pool) as self._judge:
             self._after = objective.exact.at(self._descent.factors).value
 
     def _warm_up(self, linearise: Linearise) -> None:
-        """Library handles, workspaces and the solver's state are made outside the capture."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """The solver's state, too, is made outside the graphs."""
+        with warming_up():
             for _ in range(2):
                 objective = Objective(self._metric, linearise(self._batch), self.inner.damping, self._precision)
                 self._descent.step(objective.exact)
                 self._descent.advance(objective)
-        torch.cuda.current_stream().wait_stream(stream)
 
     def fits(self, batch: Batch, inner: Inner) -> bool:
         return inner == self.inner and _signature(batch) == _signature(self._batch)

@@ -1,7 +1,7 @@
 """A heavy-ball step on a large stack of factors in two passes over memory, by `torch.compile`.
 
-The first pass reads the slopes for their norms, the second does the rest. Written out with one kernel an operation, as
-`torch.optim` and the clipping of `metric.clipping` have it, the same step reads and writes about twice as much.
+The first pass reads the slopes for their norms, the second does the rest: 24 bytes an entry in float32. With a kernel
+for each of them, zeroing what is not finite, taking norms, scaling and torch's fused SGD move 40.
 """
 
 from __future__ import annotations

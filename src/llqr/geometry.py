@@ -35,7 +35,7 @@ from .fixed import FixedGeometry
 from .guards import Findings, examine, objection
 from .metric import Metric, StructureSpec
 from .metric.layout import MAX_SIDE
-from .metric.recorded import RecordedAction
+from .metric.recorded import ReplayedMetric
 from .metric.structure import Bounds, Factors
 from .objective import PRECISIONS
 from .refreshing import Loop, Progress, Standstill, at_saved, copied
@@ -172,16 +172,10 @@ class Geometry:
         narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
         self._precision = autocast if narrow and autocast in PRECISIONS else None
         self._max_failures = max_failures
-        self._compile = compile
         self._trace: Trace | None = None
         self._capture = capture
         self._captured: CapturedRefresh | None = None
-        # Without matrix products `U g` is one launch anyway.
-        self._worth_recording = (
-            any(group.multiplied for group in self.metric.groups)
-            and len({block.device for block in self.metric.blocks}) == 1
-        )
-        self._action: RecordedAction | None = None
+        self._acting = ReplayedMetric(self.metric) if capture else self.metric
         if capture:
             self._check_capturable()
         self._spread = spread
@@ -367,7 +361,7 @@ class Geometry:
 
     def _traced(self, problem: Problem) -> QuadraticModel:
         if self._trace is None or not self._trace.fits(problem):
-            self._trace = Trace(problem, self.divergence, self._scale, compile=self._compile)
+            self._trace = Trace(problem, self.divergence, self._scale, compile=self._inner.compile)
         return self._trace.linearise(problem)
 
     def _untraced(self, problem: Problem) -> QuadraticModel:
@@ -389,26 +383,12 @@ class Geometry:
             return list(grads)
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
-        moved = self._replayed(known) if self._records(known) else self.metric.apply(known)
+        moved = self._acting.apply(known)
         return [g if name is None else moved[name] for name, g in zip(names, grads, strict=True)]
 
-    def _records(self, grads: Mapping[str, Tensor]) -> bool:
-        """Whether this `U g` is replayed; not inside a caller's graph, which records it by itself."""
-        return (
-            self._capture
-            and self._worth_recording
-            and len(grads) == len(self.parameters)
-            and not torch.cuda.is_current_stream_capturing()
-        )
-
-    def _replayed(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self._action is None:
-            self._action = RecordedAction(self.metric, grads)
-        return self._action(grads)
-
     def __getstate__(self) -> dict[str, Any]:
-        """Without the graphs, which cannot be copied and are recorded again."""
-        return self.__dict__ | {"_captured": None, "_action": None}
+        """Without the graphs of a refresh, which cannot be copied and are recorded again."""
+        return self.__dict__ | {"_captured": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on bit by bit."""

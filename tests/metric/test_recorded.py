@@ -1,5 +1,7 @@
 """`U g` replayed is `U g` applied, for every gradient and every metric; graphs themselves are in test_captured.py."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,22 +57,41 @@ def test_every_gradient_and_every_metric(kind, model, apply_dtype, replays):
     assert replays == [6]
 
 
-def test_a_geometry_records_once_and_only_where_it_helps(replays, monkeypatch):
+@pytest.mark.parametrize(("structure", "times"), [("kfac", [3]), ("diagonal", [])])
+def test_recorded_once_and_only_where_it_helps(structure, times, replays, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     model = vit().float()
     batch = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
-    for structure, times in (("kfac", 3), ("diagonal", None)):
-        replays.clear()
-        geometry = llqr.Geometry(model, F.cross_entropy, structure=structure, steps=2, engine="forward")
-        parameters = list(model.parameters())
-        grads = [torch.randn_like(parameter) for parameter in parameters]
-        for _ in range(3):
-            geometry._capture = False  # a refresh cannot be captured here
-            geometry.refresh(batch)
-            expected = geometry.transport(parameters, grads)
-            geometry._capture = True
-            moved = geometry.transport(parameters, grads)
-            assert all(map(torch.equal, moved, expected))
-        some = geometry.transport(parameters[1:], grads[1:])  # a parameter without a gradient: not replayed
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(some, expected[1:], strict=True))
-        assert replays == ([] if times is None else [times])
+    geometry = llqr.Geometry(model, F.cross_entropy, structure=structure, steps=2, engine="forward")
+    replayed = recorded.ReplayedMetric(geometry.metric)
+    grads = gradients(model)
+    assert replayed.apply(grads) == grads  # nothing is learned yet, nothing recorded
+    for _ in range(3):
+        geometry.refresh(batch)
+        moved, expected = replayed.apply(grads), geometry.metric.apply(grads)
+        assert all(moved[name].equal(expected[name]) for name in grads)
+    missing, *names = grads  # a parameter without a gradient: not replayed
+    some = replayed.apply({name: grads[name] for name in names})
+    assert all(torch.allclose(some[name], expected[name], atol=1e-6) for name in names)
+    assert missing not in some
+    assert replays == times
+
+
+def test_inside_a_callers_graph_nothing_is_replayed(replays, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    model = vit().float()
+    metric, grads = perturbed(Metric(model, structure="kfac")), gradients(model)
+    moved, expected = recorded.ReplayedMetric(metric).apply(grads), metric.apply(grads)
+    assert all(moved[name].equal(expected[name]) for name in grads)
+    assert replays == []
+
+
+def test_a_copy_records_for_itself(replays, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = vit().float()
+    metric, grads = perturbed(Metric(model, structure="kfac")), gradients(model)
+    replayed = recorded.ReplayedMetric(metric)
+    expected = replayed.apply(grads)
+    twin = copy.deepcopy(replayed).apply(grads)
+    assert all(twin[name].equal(expected[name]) and twin[name] is not expected[name] for name in grads)
+    assert replays == [1, 1]

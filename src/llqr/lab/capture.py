@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from llqr.graphs import recording, warming_up
 from llqr.lab.precision import Precision
 from llqr.lab.tasks import Batch, Task
 from llqr.snapshot import Snapshot
@@ -113,17 +114,13 @@ class CudaGraphs:
         buffers = Snapshot()
         buffers.take(list(self._model.buffers()))
         with torch.random.fork_rng(devices=[self._device]):
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._stream):
+            with warming_up(self._stream):
                 for _ in range(WARM_UP):
                     self._drop_gradients()
                     compute()
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
             # Without gradients to add to, the recorded backward pass allocates them in the pool and writes them.
             self._drop_gradients()
-            graph = torch.cuda.CUDAGraph()
-            # Errors of this thread only, because a loader may be pinning memory in another.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with recording(self._pool, self._stream) as graph:
                 loss = compute()
                 self._hand_over_gradients()
         self._pool = graph.pool()

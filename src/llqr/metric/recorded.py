@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..graphs import recording, warming_up
 from .copying import copy_each
 from .metric import Metric
 from .structure import Factors
@@ -14,11 +16,39 @@ from .structure import Factors
 Named = dict[str, Tensor]
 
 
+class ReplayedMetric:
+    """A metric whose `U g` is recorded at the first and replayed from then on.
+
+    Not for some of the parameters only, not inside a caller's graph, which records it by itself, not over several
+    devices, and not without matrix products, when it is one launch anyway: there the metric acts as it does.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._names = {block.parameter for block in metric.blocks}
+        multiplies = any(group.multiplied for group in metric.groups)
+        self._worth_it = multiplies and len({block.device for block in metric.blocks}) == 1
+        self._action: RecordedAction | None = None
+
+    def apply(self, grads: Mapping[str, Tensor]) -> Named:
+        """`U g`; overwritten by the next one."""
+        whole = self._metric.learned and grads.keys() == self._names
+        if not (self._worth_it and whole) or torch.cuda.is_current_stream_capturing():
+            return self._metric.apply(grads)
+        if self._action is None:
+            self._action = RecordedAction(self._metric, grads)
+        return self._action(grads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph, which cannot be copied and is recorded again."""
+        return self.__dict__ | {"_action": None}
+
+
 class RecordedAction:
     """`U g` for gradients of all parameters, recorded once; a metric that learns is copied to where it is read.
 
-    What a call returns is overwritten by the next one. The graph has its memory to itself: the factors and the
-    gradients in the dtype they are multiplied in, what the products leave, and `U g`.
+    The graph has its memory to itself: the factors and the gradients in the dtype they are multiplied in, what the
+    products leave, and `U g`.
 
     Args:
         grads: a gradient of every parameter, in the dtype and memory order that `U g` is to have.
@@ -44,14 +74,9 @@ class RecordedAction:
 
 def record(action: Callable[[], Named]) -> tuple[Callable[[], None], Named]:
     """What does `action` again, reading and writing the same memory, and the tensors it writes its results to."""
-    # Library handles and workspaces are made outside the capture.
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with warming_up():
         action()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with recording() as graph:
         results = action()
     return graph.replay, results
 
