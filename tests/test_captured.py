@@ -79,6 +79,21 @@ def test_captured_with_fused_steps_equals_eager(structure, monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.parametrize("solver", ["heavy-ball", "adam"])
+@pytest.mark.parametrize("structure", ["diagonal", "kfac", "e-kfac"])
+def test_captured_with_few_products_equals_eager(structure, solver):
+    model = network().cuda().double()
+    settings = {"structure": structure, "solver": solver, "engine": "forward", "steps": 20, "product_every": 4}
+    made = [llqr.Geometry(model, F.cross_entropy, capture=capture, **settings) for capture in (False, True)]
+    for x, y in batches("cuda"):
+        eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
+        assert captured.accepted
+        assert captured.objective_after == pytest.approx(eager.objective_after, rel=1e-10)
+    factors = [geometry.metric.named_factors() for geometry in made]
+    assert max(relative_error(factors[1][name], factors[0][name]) for name in factors[0]) < 1e-10
+
+
+@needs_cuda
 def test_a_new_shape_or_learning_rate_is_captured_anew():
     model = network().cuda()
     settings = {"lr": lambda step: 1e-3 / (1 + step), "steps": 5}
@@ -125,10 +140,12 @@ def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solv
 
 
 @needs_cuda
+@pytest.mark.parametrize("product_every", [1, 2])
 @pytest.mark.parametrize("capture", [False, True])
-def test_the_share_of_a_step_never_waits_for_the_device(capture):
+def test_the_share_of_a_step_never_waits_for_the_device(capture, product_every):
     model = network().cuda()
-    geometry = llqr.Geometry(model, F.cross_entropy, steps=5, every=6, capture=capture, spread=True)
+    settings = {"steps": 5, "product_every": product_every, "every": 6, "spread": True}
+    geometry = llqr.Geometry(model, F.cross_entropy, capture=capture, **settings)
     (batch,) = batches("cuda", 1)
     for _ in range(7):  # the first refresh, which chooses an engine, and the beginning of the second
         geometry.keep_up(batch)

@@ -99,6 +99,18 @@ def test_the_burst_and_the_spread_are_equal_bit_by_bit_while_the_weights_stand_s
     assert_equal_metrics(spread, burst)
 
 
+@pytest.mark.parametrize("every", [1, 2, 6])
+@pytest.mark.parametrize("structure", ["diagonal", "e-kfac"])
+def test_so_they_are_when_not_every_step_makes_a_product(structure, every):
+    drawn = case("mlp")
+    burst, spread = both(drawn, structure=structure, every=every, product_every=3)
+    for geometry in (burst, spread):
+        walk(geometry, drawn.batch, 3 * every)
+    assert without_time(spread.reports) == without_time(burst.reports)
+    assert_equal_metrics(spread, burst)
+    assert spread.products == burst.products == 3 * 4  # of each refresh: steps 0, 1 and 3, and the last objective
+
+
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, None), (torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize(("structure", "solver"), SOLVERS)
 def test_a_loop_taken_product_by_product_is_the_solver(structure, solver, dtype, precision):
@@ -365,9 +377,18 @@ def through_a_file(state):
 
 
 @pytest.mark.parametrize("after", range(1, 9))
-@pytest.mark.parametrize(("structure", "solver"), [("e-kfac", "heavy-ball"), ("diagonal", "adam"), ("kfac", "cg")])
-def test_a_run_saved_in_the_middle_of_a_refresh_goes_on_bit_by_bit(structure, solver, after):
-    options = {"structure": structure, "solver": solver, "every": 4, "micro_batch": 4 if after % 2 else None}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"structure": "e-kfac"},
+        {"structure": "e-kfac", "product_every": 2},
+        {"structure": "diagonal", "solver": "adam"},
+        {"structure": "kfac", "solver": "cg"},
+    ],
+    ids=str,
+)
+def test_a_run_saved_in_the_middle_of_a_refresh_goes_on_bit_by_bit(settings, after):
+    options = settings | {"every": 4, "micro_batch": 4 if after % 2 else None}
     straight, first, second = (training(**options) for _ in range(3))
     run(*straight, 12)
     run(*first, after)

@@ -1,10 +1,10 @@
 """A refresh as CUDA graphs, for networks whose refresh is bound by kernel launches.
 
-One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. The others do a
-product with `H` each, on static factors and on the activations the first saved: the first inner step, which works out
-the exact objective beside it, any further one, and the exact objective at the end. A refresh copies the batch in,
-replays the first graph once and one of the others a product, and reads the result at the end. Between two replays the
-device may do anything: the graphs have their memory to themselves.
+One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. The others do
+an inner step each, on static factors and on the activations the first saved: the first one, which works out the exact
+objective beside it, any further one, one without a product with `H`, and the exact objective at the end. A refresh
+copies the batch in, replays the first graph once and one of the others a step, and reads the result at the end. Between
+two replays the device may do anything: the graphs have their memory to themselves.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class CapturedRefresh:
             self._before = self._descent.step(objective.exact)
         with recording(pool) as self._move:
             self._descent.advance(objective)
+        if inner.product_every > 1:
+            with recording(pool) as self._coast:
+                self._descent.coast(objective)
         with recording(pool) as self._judge:
             self._after = objective.exact.at(self._descent.factors).value
 
@@ -62,6 +65,8 @@ class CapturedRefresh:
                 objective = Objective(self._metric, linearise(self._batch), self.inner.damping, self._precision)
                 self._descent.step(objective.exact)
                 self._descent.advance(objective)
+                if self.inner.product_every > 1:
+                    self._descent.coast(objective)
 
     def fits(self, batch: Batch, inner: Inner) -> bool:
         return inner == self.inner and _signature(batch) == _signature(self._batch)
@@ -78,10 +83,16 @@ class CapturedRefresh:
         self._linearise.replay()
 
     def advance(self) -> None:
-        """One product with `H`, the last of which only reads the objective."""
-        first, last = self.done == 0, self.done == self.total - 1
-        (self._look if first else self._judge if last else self._move).replay()
+        """One step, or at the end the product with `H` that only reads the objective."""
+        self._next().replay()
         self.done += 1
+
+    def _next(self) -> torch.cuda.CUDAGraph:
+        if self.done == 0:
+            return self._look
+        if self.done == self.total - 1:
+            return self._judge
+        return self._move if self.inner.multiplies(self.done) else self._coast
 
     def solution(self) -> Solution:
         """What was learned, when all is done; the next refresh overwrites it."""

@@ -71,7 +71,7 @@ class Geometry:
         divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
         every: steps between refreshes (the first comes before step 0).
         ema: `beta` of the moving average (default: the divergence's, 0.95 for ngd and 0.9 for newton).
-        lr, steps, solver, momentum, clip, damping: the inner loop, see `llqr.Inner`.
+        lr, steps, product_every, solver, momentum, clip, damping: the inner loop, see `llqr.Inner`.
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's, "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         engine: "auto", "forward", "linearised", "double-backward", "finite-differences" or "one-sided-differences".
@@ -112,6 +112,7 @@ class Geometry:
         ema: Schedule | None = None,
         lr: Schedule = 1e-3,
         steps: int = 50,
+        product_every: int = 1,
         solver: str = "heavy-ball",
         momentum: float = 0.9,
         clip: float = 5.0,
@@ -164,7 +165,7 @@ class Geometry:
         self.engine = engine
         self.refreshes = 0
         self.failures = 0
-        self._inner = Inner(solver, steps, 0.0, momentum, clip, damping, compile)
+        self._inner = Inner(solver, steps, 0.0, momentum, clip, damping, product_every, compile)
         self._every, self._ema, self._lr = every, ema, lr
         self._scale = curvature_scale
         self._forward, self._micro_batch, self._autocast = forward, micro_batch, autocast
@@ -249,7 +250,7 @@ class Geometry:
         return Progress(step, until, drawn, seconds=time.perf_counter() - started)
 
     def _work(self, progress: Progress, step: int) -> Refresh | None:
-        """The products that have to be done before this step; the report, if they were the last."""
+        """The inner steps that have to be done before this one; the report, if they were the last."""
         started = time.perf_counter()
         blended: list[Factors] = []
         try:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .metric import Factors, Metric
 from .metric.clipping import clip
-from .metric.metric import Packed
-from .objective import Objective, dot
+from .metric.packed import Packed, dot
+from .objective import Objective
 
 
 class LineSearch:

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from .curvature import QuadraticModel
+from .known_products import KnownProducts
 from .metric import Factors, Metric
-from .metric.metric import Packed
+from .metric.packed import Packed, dot
 from .metric.structure import Pull, Structure
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
-#: Terms of an inner product that are held at once.
-PIECE = 2**22
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Objective:
 
     Args:
         damping: weight of `1/2 |delta|^2`.
-        precision: dtype of the factors' matrix products, in `U g` and its pull-back (default: that of the factors).
-            Factors, vectors and elementwise scales keep theirs, and `J` adds up in float64.
+        precision: what structures with matrix products compute `U g` and its pull-back in (default: the factors'
+            dtype). What is held, factors and vectors, keeps its own, and `J` adds up in float64.
     """
 
     def __init__(
@@ -76,12 +75,22 @@ class Objective:
         exact.precision, exact._operands = None, self.g
         return exact
 
-    def at(self, factors: Sequence[Factors]) -> Evaluation:
-        """One product with `H`."""
+    def at(self, factors: Sequence[Factors], known: KnownProducts | None = None) -> Evaluation:
+        """One product with `H`, which joins those that are known."""
         moved, pulls = self._trace(factors)
-        residual = self._bend(moved)
-        torch._foreach_sub_(residual, self.g)
-        return Evaluation(self.g, moved, residual, pulls)
+        bent = self._bend(moved)
+        if known is not None:
+            known.remember(moved, bent)
+        return self._evaluation(moved, bent, pulls)
+
+    def about(self, factors: Sequence[Factors], known: KnownProducts) -> Evaluation:
+        """No product with `H`, but what follows from those that are known."""
+        moved, pulls = self._trace(factors)
+        return self._evaluation(moved, known.product(moved), pulls)
+
+    def _evaluation(self, moved: Packed, bent: Packed, pulls: list[Pull]) -> Evaluation:
+        torch._foreach_sub_(bent, self.g)
+        return Evaluation(self.g, moved, bent, pulls)
 
     def along(self, factors: Sequence[Factors], direction: Sequence[Factors]) -> tuple[Packed, Packed]:
         """How `U g` and `r` change, each linearly, when those factors that are in `direction` move along it.
@@ -102,7 +111,7 @@ class Objective:
         moved: Packed = []
         pulls: list[Pull] = []
         for group, own, operand, g in zip(self.metric.groups, factors, self._operands, self.g, strict=True):
-            lowered = {n: self._lowered(group, f) if n in group.multiplied else f for n, f in own.items()}
+            lowered = {name: self._lowered(group, factor) for name, factor in own.items()}
             part, pull = group.trace(lowered, operand)
             moved.append(part.to(g.dtype))
             pulls.append(partial(self._pull, group, pull))
@@ -112,7 +121,7 @@ class Objective:
         return pull(self._lowered(group, r))
 
     def _lowered(self, group: Structure, tensor: Tensor) -> Tensor:
-        return tensor.to(self.precision) if self.precision is not None and group.multiplied else tensor
+        return tensor.to(self.precision) if self.precision is not None and group.multiplies else tensor
 
     def _bend(self, moved: Packed) -> Packed:
         """`(H + damping) U g`."""
@@ -120,14 +129,3 @@ class Objective:
         if self.damping:
             torch._foreach_add_(bent, moved, alpha=self.damping)
         return bent
-
-
-def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """In double precision where it adds up, whatever the terms are in; a piece at a time, so that it needs no room."""
-    home = a[0].device
-    pieces = [
-        pair
-        for x, y in zip(a, b, strict=True)
-        for pair in zip(x.flatten().split(PIECE), y.flatten().split(PIECE), strict=True)
-    ]
-    return torch.stack([(x * y).sum(dtype=torch.float64).to(home) for x, y in pieces]).sum()

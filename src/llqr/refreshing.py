@@ -16,7 +16,7 @@ from .solve import Solution
 
 
 class Loop(Protocol):
-    """An inner loop, a product with `H` at a time; the last product only reads the objective."""
+    """An inner loop, a step at a time, at most one product with `H` in each; the last only reads the objective."""
 
     @property
     def curvature(self) -> QuadraticModel: ...
@@ -71,7 +71,7 @@ class Progress:
     seconds: float = 0.0
 
     def up_to_date(self, step: int) -> bool:
-        """Whether the products owed before this optimizer step are done: an even share of all for every step."""
+        """Whether the inner steps owed before this optimizer step are done: an even share of all for every one."""
         if self.loop is None:
             return False
         shares, period = step - self.step + 1, self.until - self.step

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .curvature import QuadraticModel
 from .fused_descent import descend, is_fused
+from .known_products import KnownProducts
 from .line_search import ConjugateGradients, LineSearch
 from .metric import Factors, Metric
 from .metric.clipping import clip
@@ -26,7 +27,9 @@ class Inner:
     Attributes:
         solver: "heavy-ball" (the paper's) or "adam"; where the objective is quadratic in the factors, or in each of
             two sets of them (kfac, diag-kfac), also "line-search" (heavy ball with exact steps) and "cg".
-        steps: products with `H` before the last objective is read.
+        steps: how many, each with a product with `H`, before the last objective is read.
+        product_every: of heavy ball and adam: after the first two steps only every so many make a product with `H`;
+            those between take what they need of it from the last products, because `H` is linear.
         lr: step size of heavy ball and adam.
         momentum: of heavy ball and line search, zero at every refresh.
         clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar), but in cg.
@@ -35,7 +38,7 @@ class Inner:
 
     Example:
         >>> Inner("cg", steps=10)
-        Inner(solver='cg', steps=10, lr=0.001, momentum=0.9, clip=5.0, damping=0.0, compile=False)
+        Inner(solver='cg', steps=10, lr=0.001, momentum=0.9, clip=5.0, damping=0.0, product_every=1, compile=False)
     """
 
     solver: str = "heavy-ball"
@@ -44,14 +47,25 @@ class Inner:
     momentum: float = 0.9
     clip: float = 5.0
     damping: float = 0.0
+    product_every: int = 1
     compile: bool = False
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
             raise ValueError(f"solver: unknown {self.solver!r}; choose one of {', '.join(SOLVERS)}")
-        for name, lower in (("steps", 1), ("lr", 0), ("momentum", 0), ("clip", 0), ("damping", 0)):
+        lowest = {"steps": 1, "lr": 0, "momentum": 0, "clip": 0, "damping": 0, "product_every": 1}
+        for name, lower in lowest.items():
             if not getattr(self, name) >= lower:
                 raise ValueError(f"{name}: expected a number >= {lower}, got {getattr(self, name)!r}")
+        for name in ("steps", "product_every"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
+        if self.product_every > 1 and SOLVERS[self.solver] is not Descent:
+            raise ValueError(f"product_every: not with solver={self.solver!r}, whose steps are made of their products")
+
+    def multiplies(self, step: int) -> bool:
+        """Whether this step, counted from 0, makes a product with `H`."""
+        return step < 2 or step % self.product_every == 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class Solver(Protocol):
 
 
 class InnerLoop:
-    """The inner loop on one quadratic model, from the metric's current factors, a product with `H` at a time.
+    """The inner loop on one quadratic model, from the metric's current factors, a step at a time.
 
     The metric itself is not changed. `precision` is that of the factors' matrix products, see `Objective`.
     """
@@ -85,6 +99,7 @@ class InnerLoop:
         self, metric: Metric, curvature: QuadraticModel, inner: Inner, precision: torch.dtype | None = None
     ) -> None:
         self.curvature = curvature
+        self._inner = inner
         self._objective = Objective(metric, curvature, inner.damping, precision)
         self._factors = working_copy(metric)
         learns = any(self._factors)  # not if it is the identity throughout
@@ -95,12 +110,14 @@ class InnerLoop:
         self._after: Tensor | None = None
 
     def advance(self) -> None:
-        """One product with `H`, the last of which only reads the objective."""
+        """One step, or at the end the product with `H` that only reads the objective."""
         # The two objectives that are compared are exact: between them may lie less than a lower precision rounds away.
         if self._solver is None or self.done == self.total - 1:
             self._after = self._objective.exact.at(self._factors).value
         elif self.done == 0:
             self._before = self._solver.step(self._objective.exact)
+        elif isinstance(self._solver, Descent) and not self._inner.multiplies(self.done):
+            self._solver.coast(self._objective)
         else:
             self._solver.advance(self._objective)
         self.done += 1
@@ -131,7 +148,7 @@ def working_copy(metric: Metric) -> list[Factors]:
 
 
 class Descent:
-    """A first-order method of `torch.optim` that changes factors in place, one product with `H` a step.
+    """A first-order method of `torch.optim` that changes factors in place, at most one product with `H` a step.
 
     Heavy ball, `m <- momentum m + clip(grad)`, `F <- F - lr m`, is exactly torch's SGD with momentum.
     """
@@ -154,8 +171,12 @@ class Descent:
             for group, own in zip(metric.groups, factors, strict=True)
         ]
 
+        self._known = KnownProducts() if inner.product_every > 1 else None
+
     def restart(self) -> None:
         """Forget the steps so far."""
+        if self._known is not None:
+            self._known.forget()
         for memory in (*self.optimizer.state.values(), *self._momenta):
             for value in memory.values():
                 if isinstance(value, Tensor):
@@ -163,13 +184,18 @@ class Descent:
 
     def step(self, objective: Objective) -> Tensor:
         """One step; returns the objective it started from."""
-        here = objective.at(self.factors)
+        here = objective.at(self.factors, self._known)
         self._move(here.slopes())
         return here.value
 
     def advance(self, objective: Objective) -> None:
         """One step, without working out the objective."""
-        self._move(objective.at(self.factors).slopes())
+        self._move(objective.at(self.factors, self._known).slopes())
+
+    def coast(self, objective: Objective) -> None:
+        """One step without a product, from those before it."""
+        assert self._known is not None
+        self._move(objective.about(self.factors, self._known).slopes())
 
     def _move(self, slopes: list[Factors]) -> None:
         """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""

@@ -48,7 +48,9 @@ PrecisionName = Annotated[
 Engine = Annotated[str, typer.Option(help="What multiplies by H, as in llqr.Geometry.")]
 Engines = Annotated[str, typer.Option("--engine", help="What multiplies by H, separated by commas.")]
 Attention = Annotated[str, typer.Option(help="In a refresh: fused, or unfused, which has every derivative.")]
-Products = Annotated[int, typer.Option(min=1, help="Products with H in a refresh.")]
+Steps = Annotated[int, typer.Option(min=1, help="Inner steps of a refresh.")]
+Products = Annotated[int, typer.Option("--products", min=1, help="Products with H to go up to.")]
+ProductEvery = Annotated[int, typer.Option(min=1, help="Inner steps to a product with H, as in llqr.Geometry.")]
 Solver = Annotated[str, typer.Option(help="The inner solver, as in llqr.Geometry.")]
 Apply = Annotated[str, typer.Option(help="What U g is computed in: fp32 or bf16.")]
 MicroBatch = Annotated[int | None, typer.Option(min=1, help="Compute a refresh in pieces of so many images.")]
@@ -142,7 +144,7 @@ def step_command(
     captures = (False, True) if ground.recorded("--capture", capture) else (False,)
     forms = [Passes(recorded, form) for form in ((False, True) if compiled else (False,)) for recorded in captures]
     # U acts in a step whatever it has learned: one product is enough.
-    refreshing = Refreshing(structure, engine, attention, products=1, apply=apply)
+    refreshing = Refreshing(structure, engine, attention, steps=1, apply=apply)
     config = ground.config(passes=list(map(str, forms)), refreshing=refreshing, repeats=repeats, burst=step.BURST)
     record = Record("step", config, ground.precision.device, out)
     rows = step.measure(ground.networks, forms, batch, ground.precision, refreshing, repeats)
@@ -157,7 +159,8 @@ def refresh_command(
     precision: PrecisionName = None,
     engine: Engines = "auto",
     attention: Attention = "fused",
-    products: Products = 50,
+    steps: Steps = 50,
+    product_every: ProductEvery = 1,
     solver: Solver = "heavy-ball",
     apply: Apply = "fp32",
     micro_batch: MicroBatch = None,
@@ -179,7 +182,8 @@ def refresh_command(
     recorded = ground.captures_refresh(capture, solver, micro_batch)
     refreshing = Refreshing(
         attention=attention,
-        products=products,
+        steps=steps,
+        product_every=product_every,
         solver=solver,
         apply=apply,
         micro_batch=micro_batch,
@@ -213,7 +217,8 @@ def cadence_command(
     precision: PrecisionName = None,
     engine: Engine = "auto",
     attention: Attention = "fused",
-    products: Products = 50,
+    steps: Steps = 50,
+    product_every: ProductEvery = 1,
     solver: Solver = "heavy-ball",
     apply: Apply = "fp32",
     micro_batch: MicroBatch = None,
@@ -237,12 +242,13 @@ def cadence_command(
         structure,
         engine,
         attention,
-        products,
+        steps,
         solver,
         apply,
         micro_batch,
         capture=ground.captures_refresh(capture, solver, micro_batch),
         compile=compiled,
+        product_every=product_every,
     )
     passes = Passes(ground.recorded("--capture-passes", capture_passes), compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
@@ -260,7 +266,8 @@ def scaling_command(
     precision: PrecisionName = None,
     engine: Engine = "auto",
     attention: Attention = "fused",
-    products: Products = 50,
+    steps: Steps = 50,
+    product_every: ProductEvery = 1,
     solver: Solver = "heavy-ball",
     micro_batch: MicroBatch = None,
     capture: Capture = None,
@@ -278,11 +285,12 @@ def scaling_command(
         structure,
         engine,
         attention,
-        products,
+        steps,
         solver,
         micro_batch=micro_batch,
         capture=ground.captures_refresh(capture, solver, micro_batch),
         compile=compiled,
+        product_every=product_every,
     )
     record = Record("scaling", ground.config(refreshing=refreshing, repeats=repeats), ground.precision.device, out)
     record.collect(_told(scaling.measure(ground.networks, batch, ground.precision, refreshing, repeats), quiet))
@@ -298,7 +306,8 @@ def memory_command(
     precision: PrecisionName = None,
     engine: Engine = "auto",
     attention: Attention = "fused",
-    products: Products = memory.PRODUCTS,
+    steps: Steps = memory.STEPS,
+    product_every: ProductEvery = 1,
     solver: Solver = "heavy-ball",
     apply: Apply = "fp32",
     micro_batch: MicroBatch = None,
@@ -314,7 +323,8 @@ def memory_command(
     refreshing = Refreshing(
         engine=engine,
         attention=attention,
-        products=products,
+        steps=steps,
+        product_every=product_every,
         solver=solver,
         apply=apply,
         micro_batch=micro_batch,
@@ -363,7 +373,7 @@ def solvers_command(
 ) -> None:
     """The objective that each inner solver reaches in a number of products with H."""
     ground = _ground(model, batch, precision, device, ("resnet18", "vit-s"))
-    refreshing = Refreshing(engine=engine, attention=attention, products=products)
+    refreshing = Refreshing(engine=engine, attention=attention, steps=products)
     structures = _listed("--structure", structure)
     record = Record(
         "solvers", ground.config(structures=structures, refreshing=refreshing), ground.precision.device, out

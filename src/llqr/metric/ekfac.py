@@ -12,7 +12,7 @@ class EKFAC(Traced):
     """The bases start at the identity and are not kept orthogonal."""
 
     name = "e-kfac"
-    multiplied = ("out", "in")
+    multiplies = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"out": (self.k, self.m, self.m), "in": (self.k, self.n, self.n), "scale": (self.k, self.m, self.n)}
@@ -29,17 +29,17 @@ class EKFAC(Traced):
         q_out, q_in, scale = factors["out"], factors["in"], factors["scale"]
         g_in = g @ q_in
         g_basis = q_out.mT @ g_in
-        g_lifted = q_out @ _times(scale, g_basis)
+        g_lifted = q_out @ (scale * g_basis)
 
         def pull(r: Tensor) -> Factors:
             r_in = r @ q_in
             r_basis = q_out.mT @ r_in
             # Made again rather than kept: what is kept lies beside the activations during a product with `H`.
-            g_scaled, r_scaled = _times(scale, g_basis), _times(scale, r_basis)
+            g_scaled, r_scaled = scale * g_basis, scale * r_basis
             return {
                 "out": (r_in @ g_scaled.mT).baddbmm_(g_in, r_scaled.mT),
                 "in": (r.mT @ g_lifted).baddbmm_(g.mT, q_out @ r_scaled),
-                "scale": g_basis.to(scale.dtype) * r_basis,
+                "scale": g_basis * r_basis,
             }
 
         return wide_product(g_lifted, q_in.mT), pull
@@ -86,8 +86,3 @@ class PositiveEKFAC(EKFAC):
 
 def _squared(factors: Factors) -> Factors:
     return factors | {"scale": factors["scale"] * factors["scale"]}
-
-
-def _times(scale: Tensor, x: Tensor) -> Tensor:
-    """`scale * x` in the precision of `x`, which may be the lower one."""
-    return scale * x if scale.dtype == x.dtype else torch.mul(scale, x, out=torch.empty_like(x))

@@ -22,7 +22,7 @@ from .structure import (
 class KFAC(Traced):
     name = "kfac"
     linear_in: ClassVar[FactorSets] = (("out",), ("in",))
-    multiplied = ("out", "in")
+    multiplies = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"out": (self.k, self.m, self.m), "in": (self.k, self.n, self.n)}

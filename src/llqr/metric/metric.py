@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from .block import Block
 from .copying import copy_each
 from .layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
+from .packed import Packed
 from .structure import Bounds, Factors, Structure
-
-#: One packed tensor a group: the layout in which the inner loop works.
-Packed = list[Tensor]
 
 
 class Metric:
@@ -188,7 +186,7 @@ class Metric:
         if self.apply_dtype is None:
             return self.factors()
         return [
-            {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplied else own
+            {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplies else own
             for group, own in zip(self.groups, self.factors(), strict=True)
         ]
 

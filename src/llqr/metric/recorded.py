@@ -26,7 +26,7 @@ class ReplayedMetric:
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._names = {block.parameter for block in metric.blocks}
-        multiplies = any(group.multiplied for group in metric.groups)
+        multiplies = any(group.multiplies for group in metric.groups)
         self._worth_it = multiplies and len({block.device for block in metric.blocks}) == 1
         self._action: RecordedAction | None = None
 

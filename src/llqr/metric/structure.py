@@ -40,8 +40,8 @@ class Structure(ABC):
     #: Sets of factors in each of which `U` is linear while the others stand still. The relaxed objective is quadratic
     #: in such a set; solvers that need this go round them, and refuse a structure that names none.
     linear_in: ClassVar[FactorSets] = ()
-    #: The factors that enter matrix products, which may run in a lower precision than the factors are held in.
-    multiplied: ClassVar[tuple[str, ...]] = ()
+    #: Whether `U g` is made of matrix products, which may run in a lower precision than the factors are held in.
+    multiplies: ClassVar[bool] = False
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)

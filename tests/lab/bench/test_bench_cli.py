@@ -14,9 +14,9 @@ from llqr.lab.strict import ConfigurationError
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
 COMMANDS = {
     "step": ["--structure", "diagonal", "--engine", "forward", "--repeats", "2"],
-    "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--products", "2"],
-    "cadence": ["--engine", "forward", "--products", "2", "--repeats", "2", "--refresh-repeats", "1"],
-    "scaling": ["--model", CNN, "--engine", "forward", "--products", "2", "--repeats", "2"],
+    "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--steps", "2"],
+    "cadence": ["--engine", "forward", "--steps", "2", "--repeats", "2", "--refresh-repeats", "1"],
+    "scaling": ["--model", CNN, "--engine", "forward", "--steps", "2", "--repeats", "2"],
     "peers": ["--repeats", "2"],
     "solvers": ["--products", "3"],
 }
@@ -48,7 +48,7 @@ def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp
 
 def test_a_refresh_states_its_error(tmp_path):
     out = tmp_path / "refresh.json"
-    settings = ["--structure", "e-kfac", "--products", "3", "--repeats", "1", "--reference", "float64", "--quiet"]
+    settings = ["--structure", "e-kfac", "--steps", "3", "--repeats", "1", "--reference", "float64", "--quiet"]
     assert bench("refresh", *SHARED, *settings, "--out", str(out)).exit_code == 0
     [row] = json.loads(out.read_text())["rows"]
     assert row["engine"] == "forward"

@@ -21,7 +21,7 @@ def measured(structures):
         action()
         return next(count)
 
-    settings = Refreshing(engine="forward", products=2)
+    settings = Refreshing(engine="forward", steps=2)
     return list(memory.measure([Network.parse(MLP)], structures, 4, FP32, settings, peak))
 
 

@@ -11,12 +11,12 @@ from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network, Passes
 from references import dense_fisher, dense_gradient, flat, relative_error
 
-EXACT = Refreshing("kfac", "forward", products=4)
+EXACT = Refreshing("kfac", "forward", steps=4)
 
 
 def measured(network, engines, **settings):
     rows = refresh.measure(
-        [Network.parse(network)], ["diagonal"], engines, 4, FP32, Refreshing(products=2, **settings), Passes(), 1, None
+        [Network.parse(network)], ["diagonal"], engines, 4, FP32, Refreshing(steps=2, **settings), Passes(), 1, None
     )
     return list(rows)
 
@@ -52,8 +52,8 @@ def test_an_exact_engine_has_the_error_of_its_rounding():
 def test_errors_are_relative_to_the_product_and_to_the_learned_change():
     """A metric that learned 1.1 times the change is wrong by a tenth of it, whatever the size of `g`."""
     work = workload(MLP)
-    one = reference_for(work, Refreshing("diagonal", products=4), torch.float64)
-    geometry = geometry_for(work, Refreshing("diagonal", "forward", products=4))
+    one = reference_for(work, Refreshing("diagonal", steps=4), torch.float64)
+    geometry = geometry_for(work, Refreshing("diagonal", "forward", steps=4))
     geometry.learn()
     [own] = [group for group in geometry.metric.factors() if group]
     geometry.metric.assign([{name: 1 + 1.1 * (factor - 1) for name, factor in own.items()}])
@@ -71,7 +71,7 @@ def test_distances_are_taken_over_all_parameters_in_double():
 
 
 def test_the_parts_of_a_refresh_are_its_whole():
-    geometry = geometry_for(workload(MLP), Refreshing("diagonal", "forward", products=5))
+    geometry = geometry_for(workload(MLP), Refreshing("diagonal", "forward", steps=5))
     split = geometry.split()
     assert split["count"] == 6  # the last one reads the objective
     assert split["product"] == pytest.approx(split["products"] / 6)
@@ -80,7 +80,7 @@ def test_the_parts_of_a_refresh_are_its_whole():
 
 
 def test_watching_a_refresh_does_not_change_it():
-    plain, watched = (geometry_for(workload(MLP), Refreshing("kfac", "forward", products=5)) for _ in range(2))
+    plain, watched = (geometry_for(workload(MLP), Refreshing("kfac", "forward", steps=5)) for _ in range(2))
     plain.learn()
     watched.split()
     ours, theirs = plain.metric.named_factors(), watched.metric.named_factors()

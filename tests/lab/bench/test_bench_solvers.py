@@ -11,7 +11,7 @@ from llqr.lab.bench import solvers
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network
 
-SETTINGS = Refreshing("diagonal", "forward", products=12)
+SETTINGS = Refreshing("diagonal", "forward", steps=12)
 
 
 def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
@@ -31,7 +31,7 @@ def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
 def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
     work = workload(MLP)
     with geometry_for(work, SETTINGS).quadratic() as model:
-        objectives = solvers.curve(work, model, SETTINGS, solver)
+        objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(solver))
     for products in (1, 2, 7, 12):
         geometry = llqr.Geometry(
             work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=products, solver=solver
@@ -39,6 +39,18 @@ def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
         report = geometry.refresh(work.batch)
         assert objectives[0] == pytest.approx(report.objective_before, rel=1e-6)
         assert objectives[products] == pytest.approx(report.objective_after, rel=1e-6)
+
+
+def test_steps_without_a_product_cost_nothing():
+    """Products 0 and 1 begin steps 0 and 1, product 2 step 5, product 3 step 10."""
+    work, every = workload(MLP), 5
+    with geometry_for(work, SETTINGS).quadratic() as model:
+        objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(product_every=every))
+    assert list(objectives) == list(range(13))
+    geometry = llqr.Geometry(
+        work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=2 * every, product_every=every
+    )
+    assert objectives[3] == pytest.approx(geometry.refresh(work.batch).objective_after, rel=1e-6)
 
 
 def test_a_solver_that_refuses_the_structure_says_so():

@@ -75,7 +75,7 @@ def test_a_closure_leaves_the_gradient_of_the_loss():
 
 def test_every_method_moves_the_weights_of_the_one_network():
     work = workload()
-    geometry = geometry_for(work, Refreshing("kfac", "forward", products=1))
+    geometry = geometry_for(work, Refreshing("kfac", "forward", steps=1))
     geometry.pretend()
     for method in METHODS:
         before = flat(trainable(work.model)).clone()
@@ -86,7 +86,7 @@ def test_every_method_moves_the_weights_of_the_one_network():
 @pytest.mark.parametrize("method", ["LLQR", "LLQR+SAM"])
 def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(method):
     work = workload(MLP)
-    geometry = geometry_for(work, Refreshing("diagonal", "forward", products=3))
+    geometry = geometry_for(work, Refreshing("diagonal", "forward", steps=3))
     geometry.pretend()
     other = copy.deepcopy(work.model)
     base = torch.optim.SGD(other.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4)
@@ -114,7 +114,7 @@ def test_a_refresh_that_is_thrown_away_still_lets_the_metric_act():
     work = workload(CNN)
     with torch.no_grad():
         next(work.model.parameters()).fill_(float("nan"))
-    geometry = geometry_for(work, Refreshing("e-kfac", "forward", products=1))
+    geometry = geometry_for(work, Refreshing("e-kfac", "forward", steps=1))
     with pytest.warns(llqr.RefreshWarning):
         geometry.pretend()
     assert geometry.metric.learned

@@ -49,7 +49,15 @@ class Reference:
 
 def reference_for(workload: Workload, refreshing: Refreshing, dtype: torch.dtype) -> Reference:
     """Computed at the weights the workload has now, which stay as they are."""
-    exact = replace(refreshing, engine="forward", attention="unfused", apply="fp32", capture=False, compile=False)
+    exact = replace(
+        refreshing,
+        engine="forward",
+        attention="unfused",
+        apply="fp32",
+        capture=False,
+        compile=False,
+        product_every=1,
+    )
     with exact_arithmetic(workload, dtype) as alone:
         geometry = geometry_for(alone, exact)
         with geometry.quadratic() as model:

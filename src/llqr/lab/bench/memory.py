@@ -20,8 +20,8 @@ from llqr.lab.precision import Precision
 from llqr.lab.strict import ConfigurationError
 
 WITHOUT_FACTORS = "scalar"
-PRODUCTS = 2
-"""A refresh of two products holds as much as a longer one."""
+STEPS = 2
+"""A refresh of two steps holds as much as a longer one."""
 
 Peak = Callable[[Callable[[], object]], int]
 """The most bytes that are allocated while an action runs."""

@@ -25,31 +25,39 @@ class Refreshing:
 
     Attributes:
         attention: ``fused`` as the network has it, or ``unfused``: products and a softmax, which have every derivative.
-        products: with `H`, in a refresh (the `steps` of the inner loop).
+        steps: of the inner loop.
+        product_every: inner steps to a product with `H`.
         apply: what `U g` is computed in, ``fp32`` or ``bf16``.
     """
 
     structure: str = "e-kfac"
     engine: str = "auto"
     attention: str = "fused"
-    products: int = 50
+    steps: int = 50
     solver: str = "heavy-ball"
     apply: str = "fp32"
     micro_batch: int | None = None
     capture: bool = False
     compile: bool = False
+    product_every: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("attention", ("fused", "unfused")), ("apply", APPLY)):
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"--{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
+    @property
+    def products(self) -> int:
+        """With `H`, before the one that reads the last objective."""
+        return sum(map(llqr.Inner(steps=self.steps, product_every=self.product_every).multiplies, range(self.steps)))
+
     def arguments(self) -> dict[str, Any]:
         """Of `llqr.Geometry`."""
         return {
             "structure": self.structure,
             "engine": self.engine,
-            "steps": self.products,
+            "steps": self.steps,
+            "product_every": self.product_every,
             "solver": self.solver,
             "apply_dtype": APPLY[self.apply],
             "micro_batch": self.micro_batch,

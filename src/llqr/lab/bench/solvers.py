@@ -7,6 +7,7 @@ the paper's heavy ball after all of its products.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from torch import Tensor
@@ -17,11 +18,14 @@ from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.tables import Table, number
 from llqr.lab.bench.workload import Network, Workload
 from llqr.lab.precision import Precision
-from llqr.solve import SOLVERS, Objective, working_copy
+from llqr.solve import SOLVERS, Descent, Objective, working_copy
 
 SHOWN = (0, 1, 2, 3, 5, 8, 15, 30, 50)
 """Numbers of products that the table has columns for; the file has all."""
 PAPER = "heavy-ball"
+INNER = {name: Inner(name) for name in (PAPER, *(name for name in SOLVERS if name != PAPER))}
+INNER[f"{PAPER}, product every 5"] = Inner(PAPER, product_every=5)
+"""Rows of the table."""
 
 
 class Counted:
@@ -50,32 +54,36 @@ def measure(
 def _rows(workload: Workload, refreshing: Refreshing) -> Iterator[dict[str, Any]]:
     target = None
     with geometry_for(workload, refreshing).quadratic() as model:
-        for solver in (PAPER, *(name for name in SOLVERS if name != PAPER)):
+        for solver, inner in INNER.items():
             row: dict[str, Any] = {
                 "model": workload.network.label,
                 "structure": refreshing.structure,
                 "solver": solver,
             }
             try:
-                objectives = curve(workload, model, refreshing, solver)
+                objectives = curve(workload, model, refreshing, inner)
             except ValueError as error:
                 yield row | {"refused": str(error)}
                 continue
             if solver == PAPER:
                 target = list(objectives.values())[-1]
-            reached = next((count for count, value in objectives.items() if value <= target), None)
+            reached = next((spent for spent, value in objectives.items() if value <= target), None)
             yield row | {"objective": objectives, "products_to_target": reached}
 
 
-def curve(workload: Workload, model: QuadraticModel, refreshing: Refreshing, solver: str) -> dict[int, float]:
+def curve(workload: Workload, model: QuadraticModel, refreshing: Refreshing, inner: Inner) -> dict[int, float]:
     """Products spent -> the objective they led to, which the next step tells."""
     metric = Metric(workload.model, structure=refreshing.structure)
     counted = Counted(model)
     objective = Objective(metric, counted, damping=0.0)
-    inner = Inner(solver, steps=refreshing.products)
-    descent = SOLVERS[solver](metric, working_copy(metric), inner)
+    descent = SOLVERS[inner.solver](metric, working_copy(metric), inner)
     objectives = {}
-    while counted.products <= refreshing.products:
+    for step in count():
+        if isinstance(descent, Descent) and not inner.multiplies(step):
+            descent.coast(objective)
+            continue
+        if counted.products > refreshing.steps:
+            break
         spent = counted.products
         objectives[spent] = descent.step(objective)
     return {spent: float(value) for spent, value in objectives.items()}
