@@ -7,7 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .metric.packed import Packed, dot
+from .metric.packed import Packed
+from .metric.packed import quick_dot as dot
 
 #: Directions along which products are known, besides the point they start from.
 DIRECTIONS = 2
@@ -71,12 +72,13 @@ class KnownProducts:
     def _set_apart(self, i: int) -> None:
         """Make direction `i` orthogonal to the ones before it, which are so to one another."""
         direction, change = self._directions[i]
-        before = dot(direction, direction)
+        before = square = dot(direction, direction)
         for (other, its_change), weight in zip(self._directions[:i], self._weights[:i], strict=True):
             share = -dot(direction, other) * weight
             _add(direction, other, share)
             _add(change, its_change, share)
-        square = dot(direction, direction)
+        if i > 0:
+            square = dot(direction, direction)
         self._weights[i].copy_(torch.where(square > NEW * before, 1 / square, 0.0))
         self._places[i].copy_(dot(self._v, direction))
 
