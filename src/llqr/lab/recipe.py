@@ -165,6 +165,7 @@ class GeometrySettings:
     engine: str | None = None
     max_side: int | None = None
     spread: bool | None = None
+    product_every: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         """What `llqr.Geometry` is given: the settings that were made; the inner batch is the caller's to draw."""
