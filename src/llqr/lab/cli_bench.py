@@ -160,7 +160,9 @@ def refresh_command(
     engine: Engines = "auto",
     attention: Attention = "fused",
     steps: Steps = 50,
-    product_every: ProductEvery = 1,
+    product_every: Annotated[
+        str, typer.Option(help="Inner steps to a product with H, as in llqr.Geometry, separated by commas.")
+    ] = "1",
     solver: Solver = "heavy-ball",
     apply: Apply = "fp32",
     micro_batch: MicroBatch = None,
@@ -183,7 +185,6 @@ def refresh_command(
     refreshing = Refreshing(
         attention=attention,
         steps=steps,
-        product_every=product_every,
         solver=solver,
         apply=apply,
         micro_batch=micro_batch,
@@ -191,14 +192,21 @@ def refresh_command(
         compile=compiled,
     )
     structures, engines = _listed("--structure", structure), _listed("--engine", engine)
+    every = _counts("--product-every", product_every)
     config = ground.config(
-        structures=structures, engines=engines, refreshing=refreshing, repeats=repeats, reference=reference
+        structures=structures,
+        engines=engines,
+        product_every=every,
+        refreshing=refreshing,
+        repeats=repeats,
+        reference=reference,
     )
     record = Record("refresh", config, ground.precision.device, out)
     rows = refresh.measure(
         ground.networks,
         structures,
         engines,
+        every,
         batch,
         ground.precision,
         refreshing,
@@ -387,6 +395,13 @@ def _listed(option: str, text: str) -> list[str]:
     if not names:
         raise ConfigurationError(f"{option} must name at least one, got {text!r}.")
     return names
+
+
+def _counts(option: str, text: str) -> list[int]:
+    counts = [int(word) if word.isdecimal() else 0 for word in _listed(option, text)]
+    if 0 in counts:
+        raise ConfigurationError(f"{option} must be whole numbers from 1, separated by commas, got {text!r}.")
+    return counts
 
 
 def _leave(record: Record, rows: Iterable[dict[str, Any]], as_table: Any, *, as_json: bool, quiet: bool) -> None:

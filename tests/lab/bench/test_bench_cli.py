@@ -57,6 +57,13 @@ def test_a_refresh_states_its_error(tmp_path):
     assert {"median", "low", "high", "n"} == row["seconds"].keys()
 
 
+@pytest.mark.parametrize("text", ["0", "three", "3,-1", "2.5"])
+def test_steps_to_a_product_are_whole_numbers(text):
+    result = bench("refresh", *SHARED, "--product-every", text)
+    assert result.exit_code != 0
+    assert "--product-every must be whole numbers from 1" in str(result.exception or result.output)
+
+
 def test_scaling_concludes_with_the_exponent(tmp_path):
     out = tmp_path / "scaling.json"
     assert bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(out)).exit_code == 0

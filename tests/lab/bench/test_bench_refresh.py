@@ -14,10 +14,10 @@ from references import dense_fisher, dense_gradient, flat, relative_error
 EXACT = Refreshing("kfac", "forward", steps=4)
 
 
-def measured(network, engines, **settings):
-    rows = refresh.measure(
-        [Network.parse(network)], ["diagonal"], engines, 4, FP32, Refreshing(steps=2, **settings), Passes(), 1, None
-    )
+def measured(network, engines, steps=2, product_every=(1,), reference=None, **settings):
+    refreshing = Refreshing(steps=steps, **settings)
+    networks = [Network.parse(network)]
+    rows = refresh.measure(networks, ["diagonal"], engines, product_every, 4, FP32, refreshing, Passes(), 1, reference)
     return list(rows)
 
 
@@ -102,6 +102,16 @@ def test_unfused_attention_has_forward_mode():
     assert row["engine"] == "forward"
     assert row["products"] == 2
     assert row["seconds_a_product"] == pytest.approx(row["seconds"]["median"] / 2)
+
+
+def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
+    """Of 40 steps: all; the first two, the 21st."""
+    all_of_them, few = measured(MLP, ["forward"], steps=40, product_every=(1, 20), reference="float64")
+    assert [(row["product_every"], row["products"]) for row in (all_of_them, few)] == [(1, 40), (20, 3)]
+    assert [row["split"]["count"] for row in (all_of_them, few)] == [41, 4]
+    assert all_of_them["errors"]["Ug"] < few["errors"]["Ug"] < 0.1
+    shown = refresh.as_table([all_of_them, few]).columns
+    assert [list(column.cells) for column in shown if column.header == "product every"] == [["1", "20"]]
 
 
 def test_unknown_settings_are_named():

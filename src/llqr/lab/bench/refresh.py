@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from llqr.lab.bench.clock import Clock
@@ -23,6 +24,7 @@ def measure(
     networks: Sequence[Network],
     structures: Sequence[str],
     engines: Sequence[str],
+    product_every: Sequence[int],
     batch: int,
     precision: Precision,
     refreshing: Refreshing,
@@ -30,13 +32,14 @@ def measure(
     repeats: int,
     reference: str | None,
 ) -> Iterator[dict[str, Any]]:
-    """One row for every network, structure and engine; an engine that refuses the network says so in its row."""
+    """A row for every network, structure, engine and number of steps to a product; one that is refused says so."""
     for network in networks:
         for structure in structures:
             own = replace(refreshing, structure=structure)
             exact = _reference(Workload(network, batch, precision), own, reference)
-            for engine in engines:
-                yield _row(Workload(network, batch, precision, passes), replace(own, engine=engine), repeats, exact)
+            for engine, every in product(engines, product_every):
+                way = replace(own, engine=engine, product_every=every)
+                yield _row(Workload(network, batch, precision, passes), way, repeats, exact)
 
 
 def _reference(workload: Workload, refreshing: Refreshing, dtype: str | None) -> Reference | None:
@@ -49,6 +52,7 @@ def _row(workload: Workload, refreshing: Refreshing, repeats: int, exact: Refere
         "parameters": workload.parameters,
         "structure": refreshing.structure,
         "engine": refreshing.engine,
+        "product_every": refreshing.product_every,
     }
     clock = Clock(workload.precision.device)
     try:
@@ -80,7 +84,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     headings = ("s", "quartiles", "first s", "ms/Hv", "SGD steps/Hv")
     parts = ("linearise s", "Hv s", "factors s")
     faults = ("error Hg", "error Hv", "error Ug")
-    table = Table("refresh", "model", "structure", "engine", numbers=(*headings, *parts, *faults))
+    table = Table("refresh", "model", "structure", "engine", numbers=("product every", *headings, *parts, *faults))
     for row in rows:
         names = (row["model"], row["structure"], row["engine"])
         if "refused" in row:
@@ -89,6 +93,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
         split, errors = row["split"] or {}, row.get("errors", {})
         table.add(
             *names,
+            number(row["product_every"], "d"),
             *seconds(row["seconds"]),
             number(row["first_seconds"], ".2f"),
             number(1e3 * row["seconds_a_product"], ".2f"),
