@@ -115,6 +115,22 @@ def test_what_is_remembered_is_a_copy():
     assert relative_error(whole(known.product(cut(v))), linear.times(v)) < 1e-12
 
 
+@pytest.mark.parametrize("size", [0.1, 1e-3])
+def test_float32_is_enough_for_steps_that_are_small_beside_what_moves(size):
+    """The error is relative to the last step, of `size` beside `v`, and not to `v`."""
+    generator = torch.Generator().manual_seed(0)
+    h, v, ahead, aside = (torch.randn(10**5, generator=generator, dtype=torch.float64) for _ in range(4))
+
+    def path(t):
+        return v + size * (t * ahead + 0.1 * t * t * aside)
+
+    known = KnownProducts()
+    for t in range(3):
+        known.remember([path(t).float()], [(h * path(t)).float()])
+    (found,) = known.product([path(3).float()])
+    assert (found.double() - h * path(3)).norm() / (h * (path(3) - path(2))).norm() < 1e-3
+
+
 # -- in the inner loop -------------------------------------------------------------------------------------------------
 
 

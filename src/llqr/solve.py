@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -58,7 +59,7 @@ class Inner:
             if not getattr(self, name) >= lower:
                 raise ValueError(f"{name}: expected a number >= {lower}, got {getattr(self, name)!r}")
         for name in ("steps", "product_every"):
-            if not isinstance(getattr(self, name), int):
+            if not isinstance(getattr(self, name), Integral):
                 raise TypeError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
         if self.product_every > 1 and SOLVERS[self.solver] is not Descent:
             raise ValueError(f"product_every: not with solver={self.solver!r}, whose steps are made of their products")
