@@ -198,7 +198,9 @@ def test_on_a_network_it_learns_nearly_the_same(network, structure):
     [
         ({"product_every": 0}, ValueError, "product_every: expected a number >= 1, got 0"),
         ({"product_every": 2.5}, TypeError, "product_every: expected a whole number, got 2.5"),
+        ({"product_every": "5"}, TypeError, "product_every: expected a whole number, got '5'"),
         ({"steps": 10.5}, TypeError, "steps: expected a whole number, got 10.5"),
+        ({"momentum": "0.9"}, TypeError, "momentum: expected a number, got '0.9'"),
         ({"solver": "cg", "product_every": 5}, ValueError, "product_every: not with solver='cg'"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -54,13 +53,13 @@ class Inner:
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
             raise ValueError(f"solver: unknown {self.solver!r}; choose one of {', '.join(SOLVERS)}")
-        lowest = {"steps": 1, "lr": 0, "momentum": 0, "clip": 0, "damping": 0, "product_every": 1}
-        for name, lower in lowest.items():
-            if not getattr(self, name) >= lower:
-                raise ValueError(f"{name}: expected a number >= {lower}, got {getattr(self, name)!r}")
-        for name in ("steps", "product_every"):
-            if not isinstance(getattr(self, name), Integral):
-                raise TypeError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
+        whole = {"steps": 1, "product_every": 1}
+        for name, lower in (whole | {"lr": 0, "momentum": 0, "clip": 0, "damping": 0}).items():
+            value = getattr(self, name)
+            if not hasattr(value, "__index__" if name in whole else "__float__"):
+                raise TypeError(f"{name}: expected a {'whole ' if name in whole else ''}number, got {value!r}")
+            if not value >= lower:
+                raise ValueError(f"{name}: expected a number >= {lower}, got {value!r}")
         if self.product_every > 1 and SOLVERS[self.solver] is not Descent:
             raise ValueError(f"product_every: not with solver={self.solver!r}, whose steps are made of their products")
 
