@@ -93,7 +93,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
         split, errors = row["split"] or {}, row.get("errors", {})
         table.add(
             *names,
-            number(row.get("product_every", 1), "d"),  # kept rows may be older than the choice
+            number(row.get("product_every"), "d"),  # kept rows may be older; their command tells
             *seconds(row["seconds"]),
             number(row["first_seconds"], ".2f"),
             number(1e3 * row["seconds_a_product"], ".2f"),
