@@ -51,7 +51,7 @@ class CapturedRefresh:
         with recording(pool) as self._look:
             self._before = self._descent.step(objective.exact)
         with recording(pool) as self._move:
-            self._descent.advance(objective)
+            self._descent.multiply(objective)
         if inner.product_every > 1:
             with recording(pool) as self._coast:
                 self._descent.coast(objective)
@@ -64,7 +64,7 @@ class CapturedRefresh:
             for _ in range(2):
                 objective = Objective(self._metric, linearise(self._batch), self.inner.damping, self._precision)
                 self._descent.step(objective.exact)
-                self._descent.advance(objective)
+                self._descent.multiply(objective)
                 if self.inner.product_every > 1:
                     self._descent.coast(objective)
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .metric.packed import Packed
-from .metric.packed import quick_dot as dot
+from .metric.packed import Packed, quick_dot
 
 #: Directions along which products are known, besides the point they start from.
 DIRECTIONS = 2
@@ -57,7 +56,7 @@ class KnownProducts:
         """About `H v`."""
         bent = [part.clone() for part in self._bent]
         for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            _add(bent, change, (dot(v, direction) - place) * weight)
+            _add(bent, change, (quick_dot(v, direction) - place) * weight)
         return bent
 
     def _make_room(self, v: Packed, bent: Packed) -> None:
@@ -72,15 +71,15 @@ class KnownProducts:
     def _set_apart(self, i: int) -> None:
         """Make direction `i` orthogonal to the ones before it, which are so to one another."""
         direction, change = self._directions[i]
-        before = square = dot(direction, direction)
+        before = square = quick_dot(direction, direction)
         for (other, its_change), weight in zip(self._directions[:i], self._weights[:i], strict=True):
-            share = -dot(direction, other) * weight
+            share = -quick_dot(direction, other) * weight
             _add(direction, other, share)
             _add(change, its_change, share)
         if i > 0:
-            square = dot(direction, direction)
+            square = quick_dot(direction, direction)
         self._weights[i].copy_(torch.where(square > NEW * before, 1 / square, 0.0))
-        self._places[i].copy_(dot(self._v, direction))
+        self._places[i].copy_(quick_dot(self._v, direction))
 
 
 def _add(to: Packed, parts: Packed, times: Tensor) -> None:

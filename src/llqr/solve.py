@@ -99,7 +99,6 @@ class InnerLoop:
         self, metric: Metric, curvature: QuadraticModel, inner: Inner, precision: torch.dtype | None = None
     ) -> None:
         self.curvature = curvature
-        self._inner = inner
         self._objective = Objective(metric, curvature, inner.damping, precision)
         self._factors = working_copy(metric)
         learns = any(self._factors)  # not if it is the identity throughout
@@ -116,8 +115,6 @@ class InnerLoop:
             self._after = self._objective.exact.at(self._factors).value
         elif self.done == 0:
             self._before = self._solver.step(self._objective.exact)
-        elif isinstance(self._solver, Descent) and not self._inner.multiplies(self.done):
-            self._solver.coast(self._objective)
         else:
             self._solver.advance(self._objective)
         self.done += 1
@@ -170,11 +167,12 @@ class Descent:
             {name: torch.zeros_like(factor) for name, factor in own.items() if fuses and is_fused(group, factor)}
             for group, own in zip(metric.groups, factors, strict=True)
         ]
-
         self._known = KnownProducts() if inner.product_every > 1 else None
+        self._steps = 0
 
     def restart(self) -> None:
         """Forget the steps so far."""
+        self._steps = 0
         if self._known is not None:
             self._known.forget()
         for memory in (*self.optimizer.state.values(), *self._momenta):
@@ -189,7 +187,11 @@ class Descent:
         return here.value
 
     def advance(self, objective: Objective) -> None:
-        """One step, without working out the objective."""
+        """One step, without working out the objective; with a product with `H` if one is due."""
+        (self.multiply if self.inner.multiplies(self._steps) else self.coast)(objective)
+
+    def multiply(self, objective: Objective) -> None:
+        """One step with a product."""
         self._move(objective.at(self.factors, self._known).slopes())
 
     def coast(self, objective: Objective) -> None:
@@ -200,6 +202,7 @@ class Descent:
     def _move(self, slopes: list[Factors]) -> None:
         """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""
         inner = self.inner
+        self._steps += 1
         for own, momenta, slope in zip(self.factors, self._momenta, slopes, strict=True):
             for name, momentum in momenta.items():
                 descend(own[name], momentum, slope[name], inner.clip, inner.lr, inner.momentum)

@@ -18,14 +18,17 @@ from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.tables import Table, number
 from llqr.lab.bench.workload import Network, Workload
 from llqr.lab.precision import Precision
-from llqr.solve import SOLVERS, Descent, Objective, working_copy
+from llqr.solve import SOLVERS, Objective, working_copy
 
 SHOWN = (0, 1, 2, 3, 5, 8, 15, 30, 50)
 """Numbers of products that the table has columns for; the file has all."""
 PAPER = "heavy-ball"
-INNER = {name: Inner(name) for name in (PAPER, *(name for name in SOLVERS if name != PAPER))}
-INNER[f"{PAPER}, product every 5"] = Inner(PAPER, product_every=5)
-"""Rows of the table."""
+INNER = {
+    PAPER: Inner(PAPER),
+    **{name: Inner(name) for name in SOLVERS if name != PAPER},
+    f"{PAPER}, product every 5": Inner(PAPER, product_every=5),
+}
+"""Rows of the table; the first is the one that the others are measured by."""
 
 
 class Counted:
@@ -79,12 +82,12 @@ def curve(workload: Workload, model: QuadraticModel, refreshing: Refreshing, inn
     descent = SOLVERS[inner.solver](metric, working_copy(metric), inner)
     objectives = {}
     for step in count():
-        if isinstance(descent, Descent) and not inner.multiplies(step):
-            descent.coast(objective)
+        if not inner.multiplies(step):
+            descent.advance(objective)
             continue
-        if counted.products > refreshing.steps:
-            break
         spent = counted.products
+        if spent > refreshing.steps:
+            break
         objectives[spent] = descent.step(objective)
     return {spent: float(value) for spent, value in objectives.items()}
 
