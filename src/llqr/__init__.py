@@ -1,12 +1,12 @@
 """Geometry-aware sharpness minimization for PyTorch: LLQR, the SAM family, and LLQR+SAM."""
 
-from .curvature import Divergence, OutputDivergence
-from .geometry import FixedGeometry, Geometry, Refresh, RefreshError, RefreshWarning
-from .methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
-from .metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
-from .optimizer import Optimizer
-from .probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
-from .solve import Inner
+from llqr.curvature import Divergence, OutputDivergence
+from llqr.geometry import FixedGeometry, Geometry, Refresh, RefreshError, RefreshWarning
+from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
+from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
+from llqr.optimizer import Optimizer
+from llqr.probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+from llqr.solvers.solve import Inner
 
 __version__ = "0.1.0"
 

@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 import torch
 
-from .geometry import Geometry, GeometryLike
-from .norms import Norm
-from .optimizer import Optimizer, Settings
-from .probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
-from .schedule import Schedule
+from llqr.geometry.geometry import Geometry, GeometryLike
+from llqr.optimizer import Optimizer, Settings
+from llqr.probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+from llqr.probes.norms import Norm
+from llqr.schedule import Schedule
 
 Base = torch.optim.Optimizer
 

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, TypedDict
 import torch
 from torch import Tensor, nn
 
-from . import amp
-from .geometry import GeometryLike
-from .lending import standing_in
-from .probes import Point, Probe
-from .snapshot import Snapshot
-from .surroundings import Surroundings
+from llqr.geometry.geometry import GeometryLike
+from llqr.probes import Point, SAMProbe
+from llqr.step import amp
+from llqr.step.gradients import standing_in
+from llqr.step.modules import Surroundings
+from llqr.step.snapshot import Snapshot
 
 Closure = Callable[[], Any]
 
@@ -44,7 +44,7 @@ class Optimizer(torch.optim.Optimizer):
     Example:
         >>> model = nn.Linear(4, 3)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> opt = Optimizer(base, Probe(rho=0.05))
+        >>> opt = Optimizer(base, SAMProbe(rho=0.05))
         >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
         >>> def closure():
         ...     opt.zero_grad()
@@ -61,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         base: torch.optim.Optimizer,
-        probe: Probe | None = None,
+        probe: SAMProbe | None = None,
         geometry: GeometryLike | None = None,
         *,
         transport: bool = True,

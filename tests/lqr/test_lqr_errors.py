@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_steps import NETWORKS
 from torch import Tensor, nn
 
+from dense_steps import NETWORKS
 from llqr.lqr import (
     LayerwiseLQR,
     Linearisation,

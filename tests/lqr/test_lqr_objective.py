@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from dense_steps import DIVERGENCES, NETWORKS, Problem
 
+from dense_steps import DIVERGENCES, NETWORKS, Problem
 from llqr.lqr import LayerwiseLQR, costs, linearise, metric_objective, relaxed_objective, riccati, solve
 
 

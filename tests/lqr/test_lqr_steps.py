@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from dense_steps import DIVERGENCES, NETWORKS, Problem, classification, relative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dense_steps import DIVERGENCES, NETWORKS, Problem, classification, relative
 from llqr.lqr import NoMinimiserError, costs, exact_step, linearise, solve
 
 ACTIVATIONS = [nn.Tanh, nn.ReLU, nn.GELU, nn.Identity]

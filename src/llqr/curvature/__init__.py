@@ -1,10 +1,10 @@
 """Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`."""
 
-from .curvature import Curvature, choose_engine
-from .distributed import QuadraticModel, RankAverage, several_ranks
-from .divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
-from .problem import Batch, Forward, Loss, Problem, frozen
-from .traced import LINEARISED, Trace
+from llqr.curvature.curvature import Curvature, choose_engine
+from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
+from llqr.curvature.linearised import LINEARISED, Trace
+from llqr.curvature.problem import Batch, Forward, Loss, Problem, frozen
+from llqr.curvature.ranks import QuadraticModel, RankAverage, several_ranks
 
 __all__ = [
     "LINEARISED",

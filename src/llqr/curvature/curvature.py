@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .divergence import Divergence, Scale, check_scale
-from .engines import AUTOMATIC, ENGINES, Engine, Named
-from .problem import Problem
+from llqr.curvature.divergence import Divergence, Scale, check_scale
+from llqr.curvature.engines import AUTOMATIC, ENGINES, Engine, Named
+from llqr.curvature.problem import Problem
 
 #: An engine whose forward and backward derivatives disagree by more (relative) is not taken by "auto"; what float32 and
 #: tf32 round stays below it, and coarser dtypes get more.

@@ -1,6 +1,6 @@
 """What can go wrong in the laboratory without being a bug, and the exit code a shell script sees for it."""
 
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
 
 DONE = 0
 BAD_ARGUMENTS = 2

@@ -1,9 +1,9 @@
 """The learned inverse metric and its structures."""
 
-from .block import Block
-from .layout import StructureSpec
-from .metric import Metric
-from .structure import Factors, Flat, Stacked, Structure, Traced
-from .structures import STRUCTURES
+from llqr.metric.block import Block
+from llqr.metric.layout import StructureSpec
+from llqr.metric.metric import Metric
+from llqr.metric.structure import Factors, Flat, Stacked, Structure, Traced
+from llqr.metric.structures import STRUCTURES
 
 __all__ = ["STRUCTURES", "Block", "Factors", "Flat", "Metric", "Stacked", "Structure", "StructureSpec", "Traced"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .structure import Factors, Structure
+from llqr.metric.structure import Factors, Structure
 
 
 def clip(groups: Sequence[Structure], gradients: Sequence[Factors], limit: float) -> list[Factors]:

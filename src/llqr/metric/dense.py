@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Stacked, clamp_eigenvalues
+from llqr.metric.structure import Bounds, Factors, Stacked, clamp_eigenvalues
 
 
 class Dense(Stacked):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Stacked
+from llqr.metric.structure import Bounds, Factors, Stacked
 
 
 class DiagKFAC(Stacked):

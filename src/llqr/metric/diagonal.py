@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Flat
+from llqr.metric.structure import Bounds, Factors, Flat
 
 #: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
 FLOOR = 1e-8

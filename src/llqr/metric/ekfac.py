@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Pull, Traced, clamp_singular_values, wide_product
+from llqr.metric.structure import Bounds, Factors, Pull, Traced, clamp_singular_values, wide_product
 
 
 class EKFAC(Traced):

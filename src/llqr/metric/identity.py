@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .structure import Bounds, Factors, Flat
+from llqr.metric.structure import Bounds, Factors, Flat
 
 
 class Identity(Flat):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .structure import (
+from llqr.metric.structure import (
     Bounds,
     Factors,
     FactorSets,

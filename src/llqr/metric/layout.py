@@ -10,9 +10,9 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from .block import Block
-from .structure import Flat, Structure
-from .structures import STRUCTURES
+from llqr.metric.block import Block
+from llqr.metric.structure import Flat, Structure
+from llqr.metric.structures import STRUCTURES
 
 #: Above this side a Kronecker factor would take more than 256 MiB in float32.
 MAX_SIDE = 8192

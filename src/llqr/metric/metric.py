@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .block import Block
-from .copying import copy_each
-from .layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
-from .packed import Packed
-from .structure import Bounds, Factors, Structure
+from llqr.metric.block import Block
+from llqr.metric.copying import copy_each
+from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
+from llqr.metric.packed import Packed
+from llqr.metric.structure import Bounds, Factors, Structure
 
 
 class Metric:

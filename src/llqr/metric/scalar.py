@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .diagonal import FLOOR
-from .structure import Bounds, Factors, Flat
+from llqr.metric.diagonal import FLOOR
+from llqr.metric.structure import Bounds, Factors, Flat
 
 
 class Scalar(Flat):

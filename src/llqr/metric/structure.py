@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .block import Block
-from .copying import copy_each
+from llqr.metric.block import Block
+from llqr.metric.copying import copy_each
 
 Factors = dict[str, Tensor]
 FactorSets = tuple[tuple[str, ...], ...]

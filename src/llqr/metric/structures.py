@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .dense import Dense
-from .diag_kfac import DiagKFAC
-from .diagonal import Diagonal
-from .ekfac import EKFAC, PositiveEKFAC
-from .identity import Identity
-from .kfac import KFAC, PositiveKFAC
-from .scalar import Scalar
-from .structure import Structure
+from llqr.metric.dense import Dense
+from llqr.metric.diag_kfac import DiagKFAC
+from llqr.metric.diagonal import Diagonal
+from llqr.metric.ekfac import EKFAC, PositiveEKFAC
+from llqr.metric.identity import Identity
+from llqr.metric.kfac import KFAC, PositiveKFAC
+from llqr.metric.scalar import Scalar
+from llqr.metric.structure import Structure
 
 STRUCTURES: dict[str, type[Structure]] = {
     kind.name: kind for kind in (Identity, Scalar, Diagonal, KFAC, PositiveKFAC, EKFAC, PositiveEKFAC, DiagKFAC, Dense)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from llqr.lab import tables
 from llqr.lab.bench import cadence
 from llqr.lab.bench.cadence import Times
 from llqr.lab.bench.workload import Network
+from llqr.lab.results import paper_table as tables
 
 PAPER = json.loads(Path(tables.PAPER).read_text())["cadence"]["rows"]
 TIMES = Times(

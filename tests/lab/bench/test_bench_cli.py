@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from tiny import CNN, MLP
 from typer.testing import CliRunner
 
 import llqr
-from llqr.lab.cli_bench import bench_app
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.cli.bench import bench_app
+from llqr.lab.config.strict import ConfigurationError
+from tiny_workloads import CNN, MLP
 
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
 COMMANDS = {

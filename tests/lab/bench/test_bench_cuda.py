@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tiny import CNN, VIT
 from typer.testing import CliRunner
 
-from llqr.lab.cli_bench import bench_app
+from llqr.lab.cli.bench import bench_app
+from tiny_workloads import CNN, VIT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHARED = ["--device", "cuda", "--batch", "4", "--quiet", "--json"]

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-from tiny import FP32, MLP
 
 from llqr.lab.bench import memory
 from llqr.lab.bench.refreshing import Refreshing
 from llqr.lab.bench.workload import Network
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
+from tiny_workloads import FP32, MLP
 
 PLAIN = [("SGD", None), ("AdamW", None), ("SAM", None), ("F-SAM", None)]
 

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 import torch
-from tiny import CNN, FP32, MLP, workload
 
 from llqr.lab.bench import peers
 from llqr.lab.bench.workload import Network
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
+from tiny_workloads import CNN, FP32, MLP, workload
 
 
 def test_every_row_has_whole_steps_and_the_optimizers_alone():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny import FP32, MLP, VIT, workload
 from torch.nn.functional import cross_entropy
 
 from llqr.lab.bench import refresh
@@ -10,6 +9,7 @@ from llqr.lab.bench.errors import distance, reference_for, size
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network, Passes
 from references import dense_fisher, dense_gradient, flat, relative_error
+from tiny_workloads import FP32, MLP, VIT, workload
 
 EXACT = Refreshing("kfac", "forward", steps=4)
 

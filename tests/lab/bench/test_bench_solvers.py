@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from tiny import FP32, MLP, workload
 
 import llqr
 from llqr.lab.bench import solvers
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network
+from tiny_workloads import FP32, MLP, workload
 
 SETTINGS = Refreshing("diagonal", "forward", steps=12)
 

@@ -4,15 +4,15 @@ import copy
 
 import pytest
 import torch
-from tiny import CNN, MLP, VIT, workload
 from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench.methods import METHODS, step_of
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network, Passes
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
+from tiny_workloads import CNN, MLP, VIT, workload
 
 
 @pytest.mark.parametrize(

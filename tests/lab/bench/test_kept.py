@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llqr.lab.bench import kept
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
 
 
 @pytest.fixture

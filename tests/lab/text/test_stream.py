@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_text import sentences
 
 from llqr.lab.text import prepared, stream
 from llqr.lab.text.stream import StreamSettings, prepare_stream
 from llqr.lab.text.vocabulary import PAD
 from llqr.lab.text.windows import WindowBatches
+from parallel_text import sentences
 
 SMALL = StreamSettings(merges=50, held_out=0.1)
 LINES = [f"  {line}\t≤ 日本" if i % 7 else "" for i, line in enumerate(sentences("de", 200))]

@@ -6,9 +6,9 @@ import re
 import tarfile
 
 import pytest
-from parallel_text import write_folder
 
 from llqr.lab.text import corpus, iwslt, lines
+from parallel_text import write_folder
 
 
 def compress(path, ending):

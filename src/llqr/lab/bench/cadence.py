@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from llqr.lab import tables as paper
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.methods import learns_metric, step_of
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
@@ -21,7 +20,8 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.tables import Table, number
 from llqr.lab.bench.workload import Network, Passes, Workload
-from llqr.lab.precision import Precision
+from llqr.lab.results import paper_table as paper
+from llqr.lab.training.precision import Precision
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llqr.lab.bench.refreshing import MeasuredGeometry, Refreshing, geometry_for
 from llqr.lab.bench.workload import Workload
-from llqr.lab.precision import Precision
+from llqr.lab.training.precision import Precision
 
 Named = Mapping[str, Tensor]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -16,8 +16,8 @@ from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import WARM_UP
 from llqr.lab.bench.tables import Table, number
 from llqr.lab.bench.workload import Network, Workload
-from llqr.lab.precision import Precision
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.training.precision import Precision
 
 WITHOUT_FACTORS = "scalar"
 STEPS = 2

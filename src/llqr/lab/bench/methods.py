@@ -6,8 +6,8 @@ import torch
 
 import llqr
 from llqr.lab.bench.workload import Workload
-from llqr.lab.method import base_optimizer
-from llqr.lab.recipe import Base
+from llqr.lab.config.recipe import Base
+from llqr.lab.training.method import base_optimizer
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)

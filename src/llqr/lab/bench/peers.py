@@ -24,8 +24,8 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.tables import Table, number, times
 from llqr.lab.bench.workload import Network, Workload
-from llqr.lab.precision import Precision
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.training.precision import Precision
 
 SETTINGS = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from llqr.lab import machine
-from llqr.lab.results import without_places
-from llqr.lab.runs import plain, versions, write_json
+from llqr.lab.results.measurements import without_places
+from llqr.lab.runs.folder import plain, versions, write_json
 
 
 class Record:

@@ -13,8 +13,8 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.tables import Table, number, seconds
 from llqr.lab.bench.workload import Network, Passes, Workload
-from llqr.lab.precision import Precision
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.training.precision import Precision
 
 ROUNDS_OF_STEPS = 2
 """SGD steps are timed so many times as often as refreshes; one of them takes a tiny part of the time."""

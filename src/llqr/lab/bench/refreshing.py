@@ -12,8 +12,8 @@ import llqr
 from llqr.curvature import QuadraticModel, frozen
 from llqr.lab.bench.clock import Clock, Mark
 from llqr.lab.bench.workload import Classification, Workload
+from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.strict import ConfigurationError
 
 NEVER = 10**9
 APPLY = {"fp32": None, "bf16": torch.bfloat16}

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from llqr.lab import tables as paper
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.tables import Table, number, seconds
 from llqr.lab.bench.workload import Network, Workload
-from llqr.lab.precision import Precision
+from llqr.lab.results import paper_table as paper
+from llqr.lab.training.precision import Precision
 
 
 def measure(

@@ -17,8 +17,8 @@ from llqr.curvature import QuadraticModel
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.tables import Table, number
 from llqr.lab.bench.workload import Network, Workload
-from llqr.lab.precision import Precision
-from llqr.solve import SOLVERS, Objective, working_copy
+from llqr.lab.training.precision import Precision
+from llqr.solvers.solve import SOLVERS, Objective, working_copy
 
 SHOWN = (0, 1, 2, 3, 5, 8, 15, 30, 50)
 """Numbers of products that the table has columns for; the file has all."""

@@ -9,7 +9,7 @@ from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
 from llqr.lab.bench.tables import Table, milliseconds, times
 from llqr.lab.bench.workload import Network, Passes, Workload
-from llqr.lab.precision import Precision
+from llqr.lab.training.precision import Precision
 
 BURST = 0.1
 """Seconds of steps in a row that are timed together."""

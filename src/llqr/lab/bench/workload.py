@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab import models
-from llqr.lab.capture import Pass, RecordedPass
-from llqr.lab.compiling import compile_network
-from llqr.lab.precision import Precision
-from llqr.lab.strict import ConfigurationError
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.compiling import compile_network
+from llqr.lab.training.precision import Precision
 
 IMAGENET = {"image_size": 224, "classes": 1000}
 CIFAR = {"image_size": 32, "classes": 100}

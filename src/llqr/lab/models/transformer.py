@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.decoding.cache import Cache
+from llqr.lab.models.decoding.cache import Cache
 from llqr.lab.models.sublayers import Attention, FeedForward, Residual
 
 TIES = ("decoder", "all", "none")

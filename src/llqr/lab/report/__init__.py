@@ -5,13 +5,13 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.outcomes import curves, summary
 from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Part, Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs import write_text
+from llqr.lab.runs.folder import write_text
+from llqr.lab.runs.logged import LoggedRun
 
 __all__ = ["render", "write"]
 

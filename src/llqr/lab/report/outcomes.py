@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
-from llqr.lab import compare
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table, mean
+from llqr.lab.results import summary as compare
+from llqr.lab.runs.logged import LoggedRun
 
 SPLITS = ("valid", "test")
 MINUTE = 60

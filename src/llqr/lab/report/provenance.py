@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table, duration, single
-from llqr.lab.runs import flatten
+from llqr.lab.runs.folder import flatten
+from llqr.lab.runs.logged import LoggedRun
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 

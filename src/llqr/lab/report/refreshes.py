@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table
+from llqr.lab.runs.logged import LoggedRun
 
 MIB = 2**20
 HEADINGS = ("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "engine")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.plots import Look, Plot, looks
 from llqr.lab.report.tables import Sourced, Table
+from llqr.lab.runs.logged import LoggedRun
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from statistics import fmean
 
-from llqr.lab.logged import LoggedRun
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import Cell, Row, Table, mean
+from llqr.lab.runs.logged import LoggedRun
 
 TITLE = "Sharpness of the solutions"
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from llqr.lab.recipe import Recipe
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.tasks.classification import ClassificationTask
 from llqr.lab.tasks.language import LanguageTask
 from llqr.lab.tasks.task import Batch, Task

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab import data
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches, ResidentData, StreamingData
 from llqr.lab.errors import DataError
-from llqr.lab.recipe import Recipe
 from llqr.lab.tasks.task import Batch, Task
 
 

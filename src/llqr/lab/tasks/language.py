@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
-from llqr.lab.recipe import Recipe
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import stream
 from llqr.lab.text.stream import Stream

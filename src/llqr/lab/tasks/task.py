@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
-from llqr.lab.recipe import Recipe
 
 Batch = tuple[Any, Any]
 """Inputs and targets; each a tensor or nested containers of tensors."""

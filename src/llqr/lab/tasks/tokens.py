@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.recipe import Recipe
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text.prepared import Prepared
 from llqr.lab.text.stream import Stream

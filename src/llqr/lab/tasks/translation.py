@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llqr.lab.bleu import Bleu
+from llqr.lab.config.domains import Translation
+from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
-from llqr.lab.decoding import beam_search
-from llqr.lab.domains import Translation
-from llqr.lab.recipe import Recipe
+from llqr.lab.models.decoding import beam_search
+from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import prepared

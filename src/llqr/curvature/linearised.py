@@ -1,0 +1,153 @@
+"""The product `v -> H v` as a graph of tensor operations, traced once and cut in two.
+
+Most of a product does not depend on `v`: the activations, the derivatives of the nonlinearities, the loss and its
+gradient. One cut through the traced graph separates them, so that a refresh computes them once and every product
+repeats only what `v` enters. A trace serves any weights and any batch of one shape: training pays for it once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass, rand_ops
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from llqr.curvature.curvature import Curvature
+from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.engines import ForwardMode, Named
+from llqr.curvature.problem import Problem
+
+#: What the engine is called among the others.
+LINEARISED = "linearised"
+
+Tensors = Sequence[Tensor]
+
+
+class Trace:
+    """Loss, gradient and product of one kind of problem: the same model and loss, tensors of the same shapes.
+
+    Args:
+        problem: an example.
+        divergence, scale: as in `Curvature`.
+        compile: hand both halves to `torch.compile`, which fuses their pointwise operations.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        divergence: Divergence,
+        scale: Scale | None = None,
+        *,
+        compile: bool = False,
+    ) -> None:
+        if len(problem.pieces) > 1:
+            raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
+        self._names = list(problem.parameters)
+        self._signature = _signature(problem)
+        graph = _product_graph(problem, divergence, scale)
+        count = len(self._names)
+        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count)
+        self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
+        self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether this problem has the shapes that were traced."""
+        return bool(_signature(problem) == self._signature)
+
+    def linearise(self, problem: Problem) -> TracedCurvature:
+        """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
+        results = self._once(*problem.parameters.values(), *problem.surroundings())
+        loss, gradient, kept = results[0], results[1 : 1 + len(self._names)], results[1 + len(self._names) :]
+        return TracedCurvature(loss, dict(zip(self._names, gradient, strict=True)), kept, self._each)
+
+
+class TracedCurvature:
+    """A quadratic model whose product repeats only what depends on `v`."""
+
+    def __init__(self, loss: Tensor, gradient: Named, kept: Tensors, each: Callable[..., Any]) -> None:
+        self.loss = loss
+        self.gradient = gradient
+        self._kept = kept
+        self._each = each
+
+    def product(self, v: Mapping[str, Tensor]) -> Named:
+        """`H v`."""
+        products = self._each(*self._kept, *(v[name] for name in self.gradient))
+        return dict(zip(self.gradient, products, strict=True))
+
+
+def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
+    """Tensors `theta..., v..., surroundings...` -> `loss, g..., H v...`, without mutation and without repetition."""
+    names = list(problem.parameters)
+    count = len(names)
+
+    def function(*tensors: Tensor) -> list[Tensor]:
+        theta = dict(zip(names, tensors[:count], strict=True))
+        v = dict(zip(names, tensors[count : 2 * count], strict=True))
+        curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
+        return [curvature.loss, *curvature.gradient.values(), *curvature.product(v).values()]
+
+    theta = [parameter.detach() for parameter in problem.parameters.values()]
+    example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
+    with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
+        traced = make_fx(function)(*example)
+        # Shared results must not be written to, so mutations go before repetitions do.
+        functional = make_fx(torch.func.functionalize(traced, remove="mutations"))(*example)
+    # Dual numbers run the forward pass again beside the one that is kept for the backward pass. The two are seen to be
+    # the same once the names they give to the same tensors are gone, which mean nothing where nothing is written to.
+    for node in functional.graph.nodes:
+        if node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
+            node.replace_all_uses_with(node.args[0])
+    shared: fx.GraphModule = CSEPass(rand_ops).call(functional).graph_module
+    shared.graph.eliminate_dead_code()
+    shared.recompile()
+    return shared
+
+
+def _cut(joint: fx.GraphModule, inputs: slice, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """What does not depend on these inputs, and what does.
+
+    The first part takes the other inputs and returns the first `outputs` outputs, followed by everything that crosses
+    the cut; the second takes what crosses and these inputs, and returns the other outputs. The cut lies where the least
+    memory crosses it: torch's partitioner repeats cheap operations on the far side rather than keep their results. It
+    tells the two kinds of inputs apart by their names.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    given = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    moving = given[inputs]
+    for kind, nodes in (("primals", [node for node in given if node not in moving]), ("tangents", moving)):
+        for i, node in enumerate(nodes):
+            copies[node] = graph.placeholder(f"{kind}_{i}")
+            copies[node].meta = dict(node.meta)
+    for node in joint.graph.nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    once, each = min_cut_rematerialization_partition(fx.GraphModule(joint, graph), None, num_fwd_outputs=outputs)
+    return once, each
+
+
+@contextmanager
+def _unfused_attention() -> Iterator[None]:
+    """Attention as products and a softmax, which have every derivative; in bfloat16 where its inputs are."""
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
+def _signature(problem: Problem) -> Any:
+    """What a trace holds fixed."""
+    tensors = [*problem.parameters.values(), *problem.surroundings()]
+    return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]

@@ -1,0 +1,139 @@
+"""How sharp a solution is: the top eigenvalue of the Hessian `H`, and of `U^1/2 H U^1/2`, which is what a method sees.
+
+The Hessian is that of the mean loss on a batch, network in eval mode, without weight decay. A metric whose blocks are
+not symmetric, as K-FAC factors without constraints may become, enters by its symmetric part `(U + U^T) / 2`: that is
+all of it that `g.Ug` and the norms of the probes depend on. Where even this is not positive, `U^1/2` does not exist,
+and the perceived sharpness is refused rather than invented.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llqr import Metric
+from llqr.curvature import NEWTON, Batch, Curvature, Forward, Loss, Problem, choose_engine, frozen
+from llqr.curvature.curvature import ASYMMETRY
+from llqr.lab.analysis.lanczos import Eigenpair, NotPositive, top_eigenpair
+
+# Exact, and right through every layer that can be differentiated twice; differences are for those that cannot.
+ENGINES = ("double-backward", "finite-differences")
+
+
+class LossSurface:
+    """The mean loss on one batch as a function of the weights laid end to end.
+
+    Args:
+        model: at the weights of interest; nothing of it is changed.
+        loss_fn: the mean loss of outputs and targets.
+        batch: inputs and targets.
+        forward: how outputs are made, `model(inputs)` by default.
+        piece: the largest part of the batch that goes through the network at once when the whole does not fit.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Loss, batch: Batch, *, forward: Forward | None = None, piece: int | None = None
+    ) -> None:
+        self.model = model
+        self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        self.device = next(iter(self.parameters.values())).device
+        self.engine = ""
+        self._problem = partial(Problem, model, loss_fn, batch, self.parameters, forward=forward)
+        self._piece = piece
+        self._curvature: Curvature | None = None
+
+    @property
+    def weights(self) -> Tensor:
+        return self.flat(self.parameters)
+
+    def loss(self, weights: Tensor) -> float:
+        """The mean loss at other weights than the model's."""
+        problem = self._problem(micro_batch=self._piece)
+        with frozen(self.model, self.device), torch.no_grad():
+            named = self.named(weights)
+            outputs = torch.cat([problem.outputs(named, piece) for piece in problem.pieces])
+            return problem.loss(outputs).item()
+
+    def hessian(self, vector: Tensor) -> Tensor:
+        """`H v` at the weights of the model."""
+        with frozen(self.model, self.device), torch.no_grad():
+            if self._curvature is None:
+                self._curvature = self._linearise()
+            return self.flat(self._curvature.product(self.named(vector)))
+
+    def flat(self, named: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([named[name].reshape(-1) for name in self.parameters])
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.split([p.numel() for p in self.parameters.values()])
+        return {name: v.view(p.shape) for (name, p), v in zip(self.parameters.items(), parts, strict=True)}
+
+    def _linearise(self) -> Curvature:
+        """In one piece if the device has the memory, by the first engine that can differentiate the model."""
+        *attempts, last = [(engine, piece) for engine in ENGINES for piece in dict.fromkeys((None, self._piece))]
+        for attempt in attempts:
+            try:
+                return self._linearise_by(*attempt)
+            except (NotImplementedError, RuntimeError):  # out of memory is one of these
+                continue
+        return self._linearise_by(*last)
+
+    def _linearise_by(self, engine: str, piece: int | None) -> Curvature:
+        problem = self._problem(micro_batch=piece)
+        curvature = Curvature(problem, NEWTON, choose_engine(problem, NEWTON, engine)[0])
+        curvature.product(curvature.gradient)
+        # Autograd silently takes a kernel without second derivative for a constant.
+        if engine != ENGINES[-1] and curvature.asymmetry() > ASYMMETRY:
+            raise RuntimeError(f"engine: the derivatives of this model by {engine} disagree")
+        self.engine = engine
+        return curvature
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """Both eigenvalues with their eigenvectors; ``perceived`` is None, with a reason, where `U` is not positive."""
+
+    top: Eigenpair
+    perceived: Eigenpair | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the vectors."""
+        named = {"top": self.top, "perceived": self.perceived}
+        numbers = {
+            name: None if pair is None else {"value": pair.value, "error": pair.error, "steps": pair.steps}
+            for name, pair in named.items()
+        }
+        return numbers | {"reason": self.reason}
+
+
+def measure(
+    surface: LossSurface, metric: Metric | None = None, *, steps: int = 60, tolerance: float = 1e-3, seed: int = 0
+) -> Sharpness:
+    """The sharpness of a solution; without a metric, `U = I`, the perceived one is the same number."""
+    weights = surface.weights
+    start = torch.randn(weights.numel(), generator=torch.Generator().manual_seed(seed)).to(weights)
+    find = partial(top_eigenpair, surface.hessian, start, steps=steps, tolerance=tolerance)
+    top = find()
+    if metric is None or not metric.learned:
+        return Sharpness(top, top)
+    try:
+        return Sharpness(top, find(u=partial(symmetric_part, surface, metric)))
+    except NotPositive as error:
+        return Sharpness(top, None, str(error))
+
+
+def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tensor:
+    """`(U + U^T) v / 2`: half the gradient of `v.Uv`, whatever the structure."""
+    named = surface.named(vector)
+    with torch.enable_grad():
+        packed = [part.detach().requires_grad_() for part in metric.pack(named)]
+        squares = [
+            (part * group.apply({name: factor.to(part.dtype) for name, factor in own.items()}, part)).sum()
+            for group, own, part in zip(metric.groups, metric.factors(), packed, strict=True)
+        ]
+        gradients = torch.autograd.grad(squares, packed)
+    return surface.flat(metric.unpack([gradient / 2 for gradient in gradients], named))

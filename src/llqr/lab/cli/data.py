@@ -1,0 +1,119 @@
+"""The command that prepares text: `llqr data`."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Column, Table
+
+from llqr.lab.cli import options
+from llqr.lab.cli.terminal import show
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import DataError
+from llqr.lab.text import corpus, folder
+from llqr.lab.text.cleaning import REASONS
+from llqr.lab.text.prepare import Settings, prepare
+from llqr.lab.text.stages import Stages
+from llqr.lab.text.stream import StreamSettings, prepare_stream
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+
+TwoFiles = tuple[Path, Path]
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("data")(data)
+
+
+def data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the prepared text is called, such as iwslt14.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(help="IWSLT14's de-en.tgz or its folder, or a folder with train.de, train.en, valid.*, test.*."),
+    ] = None,
+    train: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="Instead: two parallel files.")] = None,
+    valid: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: to validate on.")] = None,
+    test: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: to test on.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Instead: one text file, for language modelling.")] = None,
+    languages: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Source and target (default: de en; with --train the endings of the files)."),
+    ] = None,
+    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = Settings.merges,
+    lowercase: Annotated[bool, typer.Option(help="Write pairs in small letters.")] = Settings.lowercase,
+    longest: Annotated[int, typer.Option(help="Most words of a training sentence.")] = Settings.longest,
+    ratio: Annotated[float, typer.Option(help="Most words for a word of the other side.")] = Settings.ratio,
+    valid_every: Annotated[
+        int, typer.Option(help="Without validation files, one in so many training pairs.")
+    ] = Settings.valid_every,
+    held_out: Annotated[
+        float, typer.Option(help="With --text: the part that validates, and the part that tests.")
+    ] = StreamSettings.held_out,
+    data_dir: Annotated[Path, typer.Option(help="Folder that the folder NAME goes to.")] = Path("data"),
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
+    """Prepare text for translation or language modelling, once; files are plain, .xz or .gz.
+
+    The same text and settings are not prepared again. What was dropped is counted and printed.
+    """
+    if not folder.NAME.fullmatch(name):
+        raise ConfigurationError(f"NAME must be of letters, digits, dots, dashes and underscores, got {name!r}.")
+    if [source, train, text].count(None) != 2:
+        raise ConfigurationError("One of --source, --train and --text must be given, and not more.")
+    if train is None and (valid is not None or test is not None):
+        raise ConfigurationError("--valid and --test go with --train.")
+    try:
+        of_text = StreamSettings(merges=merges, held_out=held_out)
+        of_pairs = Settings(
+            languages or corpus.DIRECTION,
+            lowercase=lowercase,
+            longest=longest,
+            ratio=ratio,
+            merges=merges,
+            valid_every=valid_every,
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    started = time.monotonic()
+    try:
+        with Stop() as stop, Display(quiet=quiet) as display:
+            stages = Stages(display, stop)
+            if text is not None:
+                made, new = prepare_stream(text, of_text, data_dir / name, stages=stages)
+            else:
+                files = {"train": train, "valid": valid, "test": test}
+                raw = corpus.from_files(files, languages) if source is None else corpus.from_folder(source, languages)
+                settings = replace(of_pairs, languages=raw.languages)
+                made, new = prepare(raw, settings, data_dir / name, stages=stages, processes=processes)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        raise DataError(str(error)) from error
+    _tell(made, new, time.monotonic() - started, as_json=as_json)
+
+
+def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
+    """Print what was counted and where the prepared text is."""
+    manifest = json.loads((made / folder.MANIFEST).read_text())
+    if as_json:
+        told = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
+        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **told}, indent=1))
+        return
+    show(as_table(manifest["counts"]))
+    origin = f"prepared in {seconds:.0f} s" if new else "prepared before"
+    print(f"{made}: {origin}, {manifest['vocabulary']['tokens']:,} tokens in the vocabulary")
+
+
+def as_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """What was counted, one column a split."""
+    table = Table("", *(Column(split, justify="right") for split in counts), box=SIMPLE)
+    for row in next(iter(counts.values())):
+        label = f"dropped: {REASONS[row]}" if row in REASONS else row.replace("_", " ")
+        table.add_row(label, *(f"{numbers[row]:,}" for numbers in counts.values()))
+    return table

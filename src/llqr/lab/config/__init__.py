@@ -1,0 +1,1 @@
+"""Recipes: everything that decides a run, read strictly from TOML."""

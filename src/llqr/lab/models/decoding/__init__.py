@@ -1,0 +1,6 @@
+"""From a trained decoder to sentences."""
+
+from llqr.lab.models.decoding.beam import Hypothesis, beam_search
+from llqr.lab.models.decoding.cache import Cache
+
+__all__ = ["Cache", "Hypothesis", "beam_search"]

@@ -1,0 +1,165 @@
+"""Beam search as fairseq does it, for a whole batch on its device.
+
+A step extends every hypothesis by one token and keeps the ``2 beam`` best extensions of each sentence. Those among the
+``beam`` best that end are collected, the ``beam`` best that do not end go on, and a sentence is finished when it has
+``beam`` hypotheses or reached its greatest length, where every hypothesis is made to end. What was collected is ordered
+by its log-probability divided by ``length ** length_penalty``, the end counted.
+
+One thing differs: the greatest length follows from each sentence's own length and not from that of the longest in the
+batch, so that a translation does not depend on what it was batched with.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from llqr.lab.models.decoding.cache import Cache
+
+CHECK_EVERY = 8
+"""Steps between two looks at whether all sentences are finished: each look waits for the device."""
+
+
+class Decoder(Protocol):
+    """What a search needs of a model; see `llqr.lab.models.transformer.TranslationTransformer`."""
+
+    training: bool
+    max_length: int
+
+    def parameters(self) -> Iterator[Tensor]: ...
+    def encode(self, source: Tensor) -> Any: ...
+    def new_cache(self, length: int) -> Cache: ...
+    def decode(self, tokens: Tensor, memory: Any, cache: Cache) -> Tensor: ...
+
+
+class Hypothesis(NamedTuple):
+    """Tokens without beginning and end, and the score they are ordered by."""
+
+    tokens: list[int]
+    score: float
+
+
+@torch.no_grad()
+def beam_search(
+    model: Decoder,
+    source: Tensor,
+    *,
+    bos: int,
+    eos: int,
+    pad: int,
+    beam: int = 5,
+    length_penalty: float = 1.0,
+    max_length: tuple[float, float] = (1.2, 10),
+    min_length: int = 1,
+) -> list[list[Hypothesis]]:
+    """The ``beam`` best hypotheses of every row of ``source`` (B, S), best first.
+
+    A row of padding alone has none, and neither has one whose logits are not finite.
+
+    Args:
+        model: in eval mode.
+        bos, eos, pad: what a hypothesis begins with, ends with, and never holds.
+        length_penalty: above 1 favours long hypotheses, 0 compares log-probabilities as they are.
+        max_length: ``(a, b)``: at most ``a S + b`` tokens and the end for a source of ``S`` tokens, its end counted.
+        min_length: at least so many tokens before the end.
+    """
+    a, b = max_length
+    if model.training:
+        raise ValueError("model: a search wants a model in eval mode, without dropout.")
+    if beam < 1:
+        raise ValueError(f"beam must be at least 1, got {beam}.")
+    if eos == pad:
+        raise ValueError(f"eos and pad must be different tokens, got {eos} for both.")
+    if a < 0 or b < 0 or min_length < 0:
+        raise ValueError(f"max_length and min_length must not be negative, got {max_length} and {min_length}.")
+    lengths = (source != pad).sum(dim=1)
+    limits = (a * lengths.double() + b).long().clamp_max(model.max_length - 1)
+    # The widest row bounds all limits, and its width is known without asking the device.
+    longest = min(int(a * source.shape[1] + b), model.max_length - 1)
+    dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
+    search = _Search(lengths == 0, limits, longest, beam, eos, pad, dtype)
+    memory, cache = model.encode(source), model.new_cache(longest + 1)
+    tokens = source.new_full((len(source), beam), bos)
+    for step in range(longest + 1):
+        logits = model.decode(tokens, memory, cache)
+        tokens, rows = search.extend(_log_probabilities(logits, dtype), step, min_length, length_penalty)
+        cache.reorder(rows)
+        if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(search.finished.all()):
+            break
+    return search.hypotheses()
+
+
+class _Search:
+    """The state of a search: hypotheses that go on, and hypotheses that were collected."""
+
+    def __init__(
+        self, finished: Tensor, limits: Tensor, longest: int, beam: int, eos: int, pad: int, dtype: torch.dtype
+    ) -> None:
+        sentences, device = len(finished), finished.device
+        self.finished = finished
+        self._limits, self._beam, self._eos, self._pad = limits, beam, eos, pad
+        # All hypotheses are the same at first, so that only one of them may be extended.
+        self._scores = torch.full((sentences, beam), -torch.inf, dtype=dtype, device=device)
+        self._scores[:, 0] = 0.0
+        self._prefixes = torch.full((sentences, beam, longest + 1), pad, device=device)
+        self._first_rows = torch.arange(0, sentences * beam, beam, device=device).unsqueeze(1)
+        # One place more than is read takes what is not to be kept, so that nothing is written conditionally.
+        self._collected = torch.full((sentences, beam + 1, longest + 1), pad, device=device)
+        self._collected_scores = torch.full((sentences, beam + 1), -torch.inf, dtype=dtype, device=device)
+        self._collected_lengths = torch.zeros((sentences, beam + 1), dtype=torch.int64, device=device)
+        self._count = torch.zeros(sentences, dtype=torch.int64, device=device)
+
+    def extend(self, logp: Tensor, step: int, min_length: int, length_penalty: float) -> tuple[Tensor, Tensor]:
+        """The last tokens of the hypotheses that go on, and the rows of those they extend."""
+        vocabulary = logp.shape[2]
+        last = step >= self._limits
+        self._restrict(logp, last, too_short=step < min_length)
+        scores, at = (self._scores.unsqueeze(2) + logp).flatten(1).topk(min(2, vocabulary) * self._beam)
+        parents, tokens = at // vocabulary, at % vocabulary
+        ending = (tokens == self._eos) & scores.isfinite()
+        self._collect(ending, parents, scores / (step + 1) ** length_penalty, step)
+        self.finished = self.finished | (self._count == self._beam) | last
+
+        # The first `beam` candidates that do not end: those that end are put behind all others.
+        places = torch.arange(ending.shape[1], device=ending.device)
+        going_on = (places + ending * ending.shape[1]).topk(self._beam, largest=False).indices
+        self._scores, tokens, parents = (part.gather(1, going_on) for part in (scores, tokens, parents))
+        self._prefixes = self._prefixes_of(parents)
+        self._prefixes[:, :, step] = tokens
+        return tokens, (self._first_rows + parents).flatten()
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """What was collected, best first."""
+        parts = self._collected_scores, self._collected_lengths, self._count, self._collected
+        scores, lengths, counts, tokens = (part.tolist() for part in parts)
+        found = [
+            [Hypothesis(tokens[i][j][: lengths[i][j]], scores[i][j]) for j in range(count)]
+            for i, count in enumerate(counts)
+        ]
+        return [sorted(of_sentence, key=lambda hypothesis: -hypothesis.score) for of_sentence in found]
+
+    def _restrict(self, logp: Tensor, last: Tensor, too_short: bool) -> None:
+        """Never padding; no end too early; nothing but the end where there is no room for more."""
+        logp[:, :, self._pad] = -torch.inf
+        end = logp[:, :, self._eos].clone()
+        logp.masked_fill_(last[:, None, None], -torch.inf)
+        logp[:, :, self._eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if too_short else end
+
+    def _collect(self, ending: Tensor, parents: Tensor, scores: Tensor, step: int) -> None:
+        new = ending[:, : self._beam] & ~self.finished.unsqueeze(1)
+        places = self._count.unsqueeze(1) + new.cumsum(1) - 1
+        places = places.masked_fill(~new, self._beam).clamp_max(self._beam)
+        prefixes = self._prefixes_of(parents[:, : self._beam])
+        self._collected.scatter_(1, places.unsqueeze(2).expand_as(prefixes), prefixes)
+        self._collected_scores.scatter_(1, places, scores[:, : self._beam])
+        self._collected_lengths.scatter_(1, places, step)
+        self._count = (self._count + new.sum(1)).clamp_max(self._beam)
+
+    def _prefixes_of(self, parents: Tensor) -> Tensor:
+        return self._prefixes.gather(1, parents.unsqueeze(2).expand_as(self._prefixes))
+
+
+def _log_probabilities(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """With nothing possible where the logits are not numbers."""
+    return logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)

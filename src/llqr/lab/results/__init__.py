@@ -1,0 +1,1 @@
+"""Measured runs that are kept, and the tables made from them."""

@@ -1,0 +1,1 @@
+"""The paper's toy landscapes: experiments, figures and their report."""

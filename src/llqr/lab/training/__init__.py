@@ -1,0 +1,1 @@
+"""The training loop and what it runs on: precision, captured passes, checkpoints, signals."""

@@ -1,0 +1,361 @@
+"""The training loop: one for all methods and all tasks.
+
+A run is a sequence of stretches, each of them ended by an evaluation and a record in the log: epochs, unless the recipe
+asks for evaluations by steps. Nothing in a step waits for the device: losses are summed where they are made and read
+once a stretch. Everything that decides how a run goes on is in `Training.state_dict`, at any step of an epoch, so that
+a run that was stopped and resumed ends where an uninterrupted one ends; on the CPU, bit by bit.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from llqr import RefreshError
+from llqr.lab.analysis import spectrum
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.data import Batches
+from llqr.lab.errors import Diverged
+from llqr.lab.runs.folder import Plan, RunFolder
+from llqr.lab.tasks import Batch, Task
+from llqr.lab.training import checkpoint
+from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.compiling import compile_network
+from llqr.lab.training.method import ObservedGeometry, fallbacks, lr_factor, optimizer_for
+from llqr.lab.training.precision import Precision
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+from llqr.lab.training.tensorboard import Board
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How runs are carried out; none of it decides what they compute."""
+
+    device: torch.device
+    capture: bool = False
+    compile: bool = False
+    checkpoint_minutes: float = 5.0
+    tensorboard: bool = False
+
+
+class Training:
+    """A run in progress."""
+
+    def __init__(self, plan: Plan, task: Task, execution: Execution) -> None:
+        self.plan, self.task, self.execution = plan, task, execution
+        run, device = plan.run, execution.device
+        model_seed, order_seed, inner_seed = independent_seeds(plan.seed, 3)
+        self.folder = RunFolder(plan.folder)
+        self.precision = Precision(run.training.precision, device)
+        self.precision.set_up()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        torch.manual_seed(model_seed)
+        self.model = task.place(plan.recipe.build_model()).train()
+        how = {"capture": execution.capture, "compile": execution.compile}
+        self.optimizer = optimizer_for(run, self.model, task, **how)
+        self.batches = task.train_batches(run.training.batch_size, order_seed)
+        # A loader of its own: the size of an inner batch is free, and all methods see the same training batches.
+        self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
+        self.total_steps = run.training.total_steps(len(self.batches))
+        self.scheduler = LambdaLR(self.optimizer, lambda step: lr_factor(run.schedule, step, self.total_steps))
+        passing = compile_network(self.model) if execution.compile else self.model
+        self.closure = (RecordedPass if execution.capture else Pass)(task, passing, self.precision)
+        self.current = Stretch(device)
+        self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
+        self.board: Board | None = None
+
+    @property
+    def geometry(self) -> ObservedGeometry | None:
+        return self.optimizer.geometry
+
+    @property
+    def epochs(self) -> float:
+        """How many are done: a whole number at the end of an epoch."""
+        whole, rest = divmod(self.optimizer.steps, len(self.batches))
+        return whole + rest / len(self.batches) if rest else whole
+
+    @property
+    def finished(self) -> bool:
+        return self.optimizer.steps == self.total_steps
+
+    @property
+    def next_evaluation(self) -> int:
+        """The step after which the stretch under way ends."""
+        between = self.plan.run.training.evaluate_every or len(self.batches)
+        return min(self.total_steps, self.current.first + between)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self, stop: Stop, display: Display) -> bool:
+        """Go on until the end or until asked to stop, with a checkpoint left either way; whether it is the end."""
+        self.board = Board(self.folder.path, self.optimizer.steps) if self.execution.tensorboard else None
+        saved = time.monotonic()
+        display.begin(self.plan.label, self.total_steps, self.optimizer.steps)
+        while not self.finished:
+            if not self._train(stop, display):
+                self.save()
+                return False
+            self._close_stretch(display)
+            minutes = (time.monotonic() - saved) / 60
+            if self.finished or stop.requested or minutes >= self.execution.checkpoint_minutes:
+                self.save()
+                saved = time.monotonic()
+            if stop.requested and not self.finished:
+                return False
+        if self.board is not None:
+            self.board.close()
+        if self.best is not None:
+            checkpoint.save(self.best, self.folder.best)
+        self.folder.finish(self.result())
+        return True
+
+    def _train(self, stop: Stop, display: Display) -> bool:
+        """The rest of the current stretch; False if it was asked to stop before its end."""
+        started = time.perf_counter()
+        current, end = self.current, self.next_evaluation
+        while self.optimizer.steps < end and not self._train_in_epoch(end, stop, display):
+            pass
+        current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
+        current.seconds += time.perf_counter() - started
+        if self.geometry is not None:
+            current.refreshes += [asdict(report) for report in self.geometry.collect()]
+        return self.optimizer.steps == end
+
+    def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
+        """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
+        inner = None if self.inner is None else self.inner.next
+        for batch in self.batches:
+            self.closure.load(batch)
+            try:
+                self.current.loss += self.optimizer.step(self.closure, batch=inner)
+            except RefreshError as error:
+                raise Diverged(f"{self.plan.label}: {error}.") from error
+            self.scheduler.step()
+            self.current.count += self.task.size(batch)
+            display.advance(self.optimizer.steps)
+            if self.optimizer.steps == end:
+                return False
+            if stop.requested:
+                return True
+        return False
+
+    def _close_stretch(self, display: Display) -> None:
+        """Evaluate, and write down what happened since the last time."""
+        current = self.current
+        if not math.isfinite(current.mean_loss):
+            raise Diverged(f"{self.plan.label}: the training loss of {self._position} is {current.mean_loss}.")
+        started = time.perf_counter()
+        found = self.evaluate()
+        if not math.isfinite(found[self.task.metric]):
+            what = f"the {self.task.split} {self.task.metric} of {self._position} is {found[self.task.metric]}"
+            raise Diverged(f"{self.plan.label}: {what}.")
+        record = {
+            "epoch": self.epochs,
+            "step": self.optimizer.steps,
+            "lr": self.learning_rate(current.first),
+            "train": {"loss": current.mean_loss},
+            self.task.split: found,
+            "seconds": {
+                "train": current.seconds,
+                "eval": time.perf_counter() - started,
+                "refresh": sum(report["seconds"] for report in current.refreshes),
+            },
+            "rate": current.count / current.seconds,
+            "refreshes": current.refreshes,
+            "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
+        }
+        self.current = Stretch(self.execution.device, self.optimizer.steps)
+        self.folder.log.append(record)
+        if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
+            weights = checkpoint.copied(self.model.state_dict())
+            self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
+        if self.board is not None:
+            self.board.write(record)
+        display.evaluated(self._position, f"{self.task.metric} {found[self.task.metric]:.2f}", current.mean_loss)
+
+    @property
+    def _position(self) -> str:
+        """Where the run stands, in words."""
+        return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
+
+    def _best_record(self) -> dict[str, Any]:
+        """The first of the evaluations with the best metric."""
+        task, (best, *later) = self.task, self.folder.log.records
+        for record in later:
+            if task.better(record[task.split][task.metric], best[task.split][task.metric]):
+                best = record
+        return best
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of the current weights."""
+        return self._measure(self.task.evaluate)
+
+    def test(self) -> tuple[dict[str, float], float]:
+        """The test metrics of the best weights, and the seconds it took; the current ones are put back."""
+        started = time.perf_counter()
+        current = checkpoint.copied(self.model.state_dict())
+        self.model.load_state_dict(self.best["model"])
+        try:
+            return self._measure(self.task.test), time.perf_counter() - started
+        finally:
+            self.model.load_state_dict(current)
+
+    def _measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast():
+                return metrics(self.model)
+        finally:
+            self.model.train()
+
+    def learning_rate(self, step: int) -> float:
+        """Of the base optimizer, at a step of the whole run."""
+        return self.plan.run.base.lr * lr_factor(self.plan.run.schedule, step, self.total_steps)
+
+    # -- what is left behind -------------------------------------------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        run, task, records = self.plan.run, self.task, self.folder.log.records
+        best, geometry = self._best_record(), self.geometry
+        refreshes = [report for record in records for report in record["refreshes"]]
+        seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
+        step_seconds = seconds_a_step(records)
+        result = {
+            "recipe": self.plan.name,
+            "title": self.plan.recipe.title,
+            "task": run.task.name,
+            "data": run.data.name,
+            "model": run.model.name,
+            "method": run.method,
+            "seed": self.plan.seed,
+            "metric": task.metric,
+            "larger_is_better": task.larger_is_better,
+            "split": task.split,
+            "best": best[task.split][task.metric],
+            "best_epoch": best["epoch"],
+            "best_step": best["step"],
+            "last": records[-1][task.split][task.metric],
+            task.split: records[-1][task.split],
+            "counted_in": "step" if run.training.steps or run.training.evaluate_every else "epoch",
+            "epochs": self.epochs,
+            "steps": self.optimizer.steps,
+            "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
+            "epoch_seconds": step_seconds * len(self.batches),
+            "step_seconds": step_seconds,
+            "rate": fmean(record["rate"] for record in typical(records)),
+            "unit": task.unit,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "metric_bytes": 0 if geometry is None else geometry.memory()["allocated"],
+            "metric_fallbacks": {} if geometry is None else fallbacks(geometry.metric, run.geometry.structure),
+            "refreshes": len(refreshes),
+            "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
+            "device_peak_bytes": self._peak_bytes(),
+            "layers": None if geometry is None else spectrum.layer_means(geometry),
+        }
+        if run.probe is not None and run.probe.start_after:
+            result["probing_step_seconds"] = seconds_a_step(records, since=run.probe.start_after)
+        if task.split == "valid":
+            result["test_of_best"], result["seconds"]["test"] = self.test()
+        return result | task.facts()
+
+    def _peak_bytes(self) -> int | None:
+        device = self.execution.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+    def save(self) -> None:
+        checkpoint.save(self.state_dict(), self.folder.checkpoint)
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint, if it has one."""
+        if not self.folder.checkpoint.exists():
+            self.folder.log.restore([])
+            return
+        state = checkpoint.load(self.folder.checkpoint, self.execution.device)
+        try:
+            self.load_state_dict(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {reason}") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "batches": self.batches.state_dict(),
+            "inner": None if self.inner is None else self.inner.batches.state_dict(),
+            "epoch": self.optimizer.steps // len(self.batches),
+            "current": vars(self.current),
+            "best": self.best,
+            "log": self.folder.log.records,
+            "data": self.task.data_key,
+            "random": checkpoint.random_state(self.execution.device),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["data"] != self.task.data_key:
+            raise ValueError(f"it was trained on {state['data']}, and the data are now {self.task.data_key}.")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.batches.load_state_dict(state["batches"])
+        if self.inner is not None:
+            self.inner.batches.load_state_dict(state["inner"])
+        self.best = state["best"]
+        vars(self.current).update(state["current"])
+        self.folder.log.restore(state["log"])
+        checkpoint.set_random_state(state["random"], self.execution.device)
+
+
+class Stretch:
+    """Sums over the steps since the last evaluation; the loss stays on the device until it is asked for."""
+
+    def __init__(self, device: torch.device, first: int = 0) -> None:
+        self.first = first  # the number of steps done before
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.mean_loss = math.nan
+        self.count = 0
+        self.seconds = 0.0
+        self.refreshes: list[dict[str, Any]] = []
+
+
+class InnerBatches:
+    """What the metric is learned from: one batch a refresh, epoch after epoch of a loader of its own."""
+
+    def __init__(self, task: Task, batch_size: int, seed: int) -> None:
+        self.batches: Batches = task.inner_batches(batch_size, seed)
+        self._rest: Iterator[Batch] = iter(())
+
+    def next(self) -> Batch:
+        for batch in self._rest:
+            return batch
+        self._rest = iter(self.batches)
+        return next(self._rest)
+
+
+def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Without the first stretch, which pays for choosing kernels and recording graphs, unless it is the only one."""
+    return records[1:] or records
+
+
+def seconds_a_step(records: Sequence[dict[str, Any]], since: int = 0) -> float | None:
+    """The mean over typical stretches that began at step ``since`` or later, refreshes included."""
+    firsts = [0, *(record["step"] for record in records[:-1])]
+    lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
+    chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
+    steps = sum(lengths[record["step"]] for record in chosen)
+    return sum(record["seconds"]["train"] for record in chosen) / steps if steps else None
+
+
+def independent_seeds(seed: int, count: int) -> list[int]:
+    """Seeds for unrelated purposes of one run, which must not draw the same numbers."""
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]

@@ -1,0 +1,29 @@
+"""The log of a run for TensorBoard, beside the JSON lines and with the same names."""
+
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.runs.folder import flatten
+
+
+class Board:
+    """Writes every number of a record against steps; what an earlier command wrote beyond ``step`` is superseded."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigurationError(
+                "--tensorboard needs TensorBoard, which is not installed: pip install 'llqr[lab]'."
+            ) from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        for key, value in flatten(record):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._writer.add_scalar(key.replace(".", "/"), value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

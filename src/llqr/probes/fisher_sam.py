@@ -1,0 +1,33 @@
+"""FisherSAM: the probe in the diagonal Fisher metric of one minibatch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llqr.probes.norms import Norm
+from llqr.probes.sam import Point, SAMProbe
+from llqr.schedule import Schedule, check
+
+
+class FisherSAMProbe(SAMProbe):
+    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the outer update is untouched by it.
+
+    Example:
+        >>> point = Point([torch.zeros(1)], [torch.ones(1)], layers=[0], is_bias=[False], rho=[None])
+        >>> FisherSAMProbe(rho=1.0, eta=3.0).displacement(point, lambda v: v, step=0)[0]
+        tensor([0.5000])
+    """
+
+    name = "fishersam"
+
+    def __init__(self, rho: Schedule = 0.1, *, eta: float = 0.1, norm: Norm = "metric", start_after: int = 0) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after)
+        check("eta", eta, 1e-12)
+        self.eta = eta
+
+    def scaling(self, point: Point) -> list[Tensor]:
+        scaling = list(torch._foreach_mul(point.grads, point.grads))
+        torch._foreach_add_(scaling, self.eta)
+        torch._foreach_rsqrt_(scaling)
+        return scaling

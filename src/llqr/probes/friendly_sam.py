@@ -1,0 +1,59 @@
+"""F-SAM: the probe along what the minibatch's gradient has to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llqr.probes.norms import Norm
+from llqr.probes.sam import Point, SAMProbe
+from llqr.schedule import Schedule, check
+
+
+class FriendlySAMProbe(SAMProbe):
+    """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0.
+
+    Example (the second time, what both batches share is subtracted):
+        >>> probe, weight = FriendlySAMProbe(rho=1.0, lam=0.0), torch.zeros(2)
+        >>> for gradient in ([3.0, 0.0], [3.0, 4.0]):
+        ...     point = Point([weight], [torch.tensor(gradient)], layers=[0], is_bias=[False], rho=[None])
+        ...     print(probe.displacement(point, lambda v: v, step=0)[0])
+        tensor([1., 0.])
+        tensor([0., 1.])
+    """
+
+    name = "fsam"
+    filters_into_new = True
+
+    def __init__(self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "metric", start_after: int = 0) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after)
+        check("lam", lam, 0, 1)
+        self.lam = lam
+        self._mean: dict[Tensor, Tensor] = {}
+
+    def filtered(self, point: Point) -> list[Tensor]:
+        for parameter, g in zip(point.parameters, point.grads, strict=True):
+            if parameter not in self._mean:
+                self._mean[parameter] = torch.zeros_like(g)
+        means = [self._mean[parameter] for parameter in point.parameters]
+        v = list(torch._foreach_sub(point.grads, means))
+        torch._foreach_lerp_(means, point.grads, 1 - self.lam)
+        return v
+
+    def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
+        return {"mean": {i: self._mean[parameter] for i, parameter in enumerate(order) if parameter in self._mean}}
+
+    def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
+        means: dict[Tensor, Tensor] = {}
+        for i, mean in state["mean"].items():
+            parameter = order[int(i)]
+            if mean.shape != parameter.shape:
+                raise ValueError(
+                    f"state_dict: the F-SAM mean of parameter {i} has shape {tuple(mean.shape)}, "
+                    f"expected {tuple(parameter.shape)}"
+                )
+            means[parameter] = mean.detach().to(parameter, copy=True)
+        self._mean = means

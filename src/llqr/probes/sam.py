@@ -1,0 +1,96 @@
+"""Where SAM looks: a gradient (and a metric) in, a displacement of the weights out.
+
+Every probe is `eps = rho T U T v / norm`: `v` is the gradient, possibly filtered; `T` is a diagonal rescaling of the
+parameters; `U` is the geometry's metric, the identity without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from llqr.probes.norms import Norm, check_norm, divisors
+from llqr.schedule import Schedule, at, check
+
+Transport = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The centre of a step, parameter by parameter: weight, gradient, layer, and a radius of its own if it has one."""
+
+    parameters: list[Tensor]
+    grads: list[Tensor]
+    layers: list[int]
+    is_bias: list[bool]
+    rho: list[float | None]
+
+
+class SAMProbe:
+    """SAM: `eps = rho U g / |g|_U`.
+
+    Args:
+        rho: the radius, a number or a function of the step; a parameter group's own `"rho"` goes first.
+        norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (its runs), "layer-metric",
+            "layer-euclidean", or a function `norm(v, d)` -> divisors.
+        start_after: steps without a probe at the start (a warm-up).
+
+    Example (`eps` for one parameter with the gradient (3, 4), no metric):
+        >>> point = Point([torch.zeros(2)], [torch.tensor([3.0, 4.0])], layers=[0], is_bias=[False], rho=[None])
+        >>> SAMProbe(rho=0.5).displacement(point, transport=lambda v: v, step=0)[0]
+        tensor([0.3000, 0.4000])
+    """
+
+    name: ClassVar[str] = "sam"
+    #: Whether `filtered` makes new tensors every time, which nobody else holds, so that they may become `eps` in place.
+    filters_into_new: ClassVar[bool] = False
+
+    def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
+        check("rho", rho, 0)
+        check("start_after", start_after, 0)
+        check_norm(norm)
+        self.rho = rho
+        self.norm = norm
+        self.start_after = start_after
+
+    def active(self, step: int) -> bool:
+        return step >= self.start_after
+
+    def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
+        """`eps`, beside the parameters."""
+        v = self.filtered(point)
+        scaling = self.scaling(point)
+        d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
+        over = divisors(self.norm, v, d, point.layers)
+        radius = at(self.rho, step)
+        radii = [radius if own is None else own for own in point.rho]
+        if over[0].ndim == 0 and len(set(map(id, over))) == len(set(radii)) == len({part.dtype for part in d}) == 1:
+            scale = (radii[0] / over[0]).to(d[0].dtype)
+            if self.filters_into_new and d is v:
+                torch._foreach_mul_(d, scale)
+                return d
+            return list(torch._foreach_mul(d, scale))
+        scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
+        return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
+
+    def filtered(self, point: Point) -> list[Tensor]:
+        """`v`: the gradient the displacement is made from."""
+        return point.grads
+
+    def scaling(self, point: Point) -> list[Tensor] | None:
+        """`T`; None is the identity."""
+        return None
+
+    def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
+        pass
+
+
+def _product(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_mul(a, b))

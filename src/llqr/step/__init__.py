@@ -1,0 +1,1 @@
+"""What a step needs around it: loss scaling, copies to go back to, the modules around parameters, gradients."""

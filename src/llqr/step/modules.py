@@ -1,0 +1,125 @@
+"""What the optimizer knows of the modules around its parameters: names, biases, and buffers a pass may write to."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from llqr.metric.layout import layer_of
+from llqr.step.snapshot import Snapshot
+
+#: A buffer and where it hangs: its module, its name there, and the tensor.
+Slot = tuple[nn.Module, str, Tensor]
+
+
+class Surroundings:
+    """The modules around the parameters: given, or found at the first step.
+
+    Finding them is what lets `SAM(base)` protect BatchNorm statistics without being handed the model. They are looked
+    for among the living modules and not through forward hooks, which `torch.compile` would compile or choke on.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._modules: list[nn.Module] = [] if model is None else [model]
+        self.known = self.given = model is not None
+        self._places: dict[Tensor, tuple[int, str]] | None = None
+        self._owners: list[nn.Module] | None = None
+        self._roles: tuple[list[int], list[int], list[bool]] | None = None
+        self._held: list[Slot] = []
+        # Statistics are many and small: allocating their copies takes longer than filling them.
+        self._contents = Snapshot(keep_memory=True)
+
+    @contextmanager
+    def finding(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Find the modules that own the parameters, and others whose buffers a pass in this context writes to."""
+        alive = _living_modules()
+        slots = _buffers_of(alive)
+        versions = [buffer._version for _, _, buffer in slots]
+        yield
+        found = _owners(alive, parameters)
+        for (owner, name, buffer), version in zip(slots, versions, strict=True):
+            if getattr(owner, name) is not buffer or buffer._version != version:
+                found.setdefault(owner)  # such as a loss that moves a centre along
+        self._modules = _outermost(found, alive)
+        self.known = True
+        self._places = self._owners = self._roles = None
+
+    def name(self, parameter: Tensor) -> str | None:
+        """The name a parameter has in its model, if that is known."""
+        place = self._named().get(parameter)
+        return None if place is None else place[1]
+
+    def _named(self) -> dict[Tensor, tuple[int, str]]:
+        """Parameter -> the number of its model, and its name there."""
+        if self._places is None:
+            self._places = {}
+            for i, module in enumerate(self._modules):
+                for name, parameter in module.named_parameters():
+                    self._places.setdefault(parameter, (i, name))
+        return self._places
+
+    def hold_buffers(self) -> None:
+        """Remember every buffer: its content, and which tensor it is, for a module may put a new one in its place."""
+        if self._owners is None:
+            self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
+        self._held = _buffers_of(self._owners)
+        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
+
+    def restore_buffers(self) -> None:
+        """Put them back; does nothing when none are held."""
+        for owner, name, buffer in self._held:
+            if owner._buffers.get(name) is not buffer:
+                setattr(owner, name, buffer)
+        self._held = []
+        self._contents.restore()
+
+    def roles(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[bool]]:
+        """Layers: a number a parameter, weight and bias of one module sharing theirs. And which parameters are biases:
+        by name where the model is known, otherwise every vector.
+        """
+        asked = list(map(id, parameters))
+        if self._roles is None or self._roles[0] != asked:
+            named = self._named()
+            numbers: dict[object, int] = {}
+            keys = [(named[p][0], layer_of(named[p][1])) if p in named else p for p in parameters]
+            layers = [numbers.setdefault(key, len(numbers)) for key in keys]
+            biases = [named[p][1].endswith("bias") if p in named else p.ndim <= 1 for p in parameters]
+            self._roles = asked, layers, biases
+        return self._roles[1:]
+
+
+def _living_modules() -> list[nn.Module]:
+    # `type` and not `isinstance`, which would wake up lazy proxies; no modules that are still being built.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
+
+
+def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
+    return [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+
+
+def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[nn.Module, None]:
+    wanted = set(parameters)
+    return dict.fromkeys(m for m in modules if any(p in wanted for p in m.parameters(recurse=False)))
+
+
+def _outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The roots of the trees of modules that the found ones stand in."""
+    parents: dict[nn.Module, list[nn.Module]] = {}
+    for module in modules:
+        for child in module.children():
+            parents.setdefault(child, []).append(module)
+    roots: dict[nn.Module, None] = {}
+    visited: set[nn.Module] = set()
+    climbing = list(found)[::-1]
+    while climbing:
+        module = climbing.pop()
+        if module in visited:
+            continue
+        visited.add(module)
+        climbing += parents.get(module, [])
+        if module not in parents:
+            roots.setdefault(module)
+    return list(roots)

@@ -1,0 +1,191 @@
+"""The command line: what it prints, which exit code a script sees, and one sentence instead of a traceback."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+import torch
+
+from llqr.lab.cli.app import main
+from llqr.lab.config import recipe
+
+QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.steps=2", "--device", "cpu", "--quiet"]
+TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fishersam-ablation", "label-noise")
+SEQUENCES = ("iwslt14", "language")
+
+
+@pytest.fixture
+def llqr(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main(list(arguments))
+        return exit_.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_storage_prints_the_papers_numbers(llqr):
+    code, out, _ = llqr("storage", "--json")
+    assert code == 0
+    row = json.loads(out)[4]
+    assert (row["model"], row["structure"], row["precond_params"], row["total_mib"]) == (
+        "ViT-B/16",
+        "e-kfac",
+        387826882,
+        1809.67,
+    )
+    assert "387,826,882" in llqr("storage")[1]
+
+
+def test_recipes_are_listed(llqr):
+    code, out, _ = llqr("recipes", "--json")
+    assert code == 0
+    assert [one["name"] for one in json.loads(out)] == recipe.names()
+    code, out, _ = llqr("recipes")
+    assert (code, "label-noise/0.6" in out) == (0, True)
+
+
+@pytest.mark.parametrize("table", [*TABLES, *SEQUENCES])
+def test_every_table_can_be_planned(llqr, tmp_path, table):
+    code, out, _ = llqr("reproduce", table, "--dry-run", "--json")
+    assert code == 0
+    planned = json.loads(out)
+    rows = {name: recipe.load(name) for name in recipe.names() if name.partition("/")[0] == table}
+    expected = [
+        (name, seed, method) for name, one in rows.items() for seed in range(one.seeds) for method in one.columns
+    ]
+    assert [(one["recipe"], one["seed"], one["run"]["method"]) for one in planned] == expected
+    for one in planned:
+        diagonal = one["run"]["geometry"] is not None and one["run"]["geometry"]["structure"] == "diagonal"
+        assert ("metric_bytes" in one) == one["run"]["method"].startswith("llqr")
+        if diagonal:
+            assert one["metric_scalars"] == one["parameters"]
+            assert one["metric_bytes"] == 4 * one["parameters"]
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr):
+    code, out, _ = llqr("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
+    assert code == 0
+    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 11,220,132 numbers, 42.8 MiB"):
+        assert line in out.splitlines()
+    assert "# 11,220,132 parameters, 78,200 steps, seeds 0, 1, 2" in out
+    code, out, _ = llqr("train", "digits/mlp@short", "--method", "sam", "--set", "probes.sam.rho=0.3", "--dry-run")
+    assert (code, "training.epochs = 5" in out, "probe.rho = 0.3" in out, "no metric" in out) == (0, True, True, True)
+    code, out, _ = llqr("compare", "--data", "digits", "--model", "cnn", "--dry-run", "--data-dir", "some where")
+    assert (code, "model.name = 'cnn'" in out, "data.root = 'some where'" in out) == (0, True, True)
+
+
+def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
+    code, out, _ = llqr("reproduce", "iwslt14", "--row", "europarl-de-en", "--methods", "llqr", "--dry-run")
+    assert code == 0
+    assert "# europarl-de-en is not prepared yet: sizes are those for 10,000 tokens" in out
+    assert "base.betas = [0.9, 0.98]" in out
+    code, out, _ = llqr("train", "language/europarl-en", "--method", "llqr", "--dry-run")
+    assert (code, "# too large, and stored as diag-kfac: tokens.weight (10000, 384)" in out) == (0, True)
+
+
+def test_compare_prints_a_row_a_method_and_leaves_the_runs(llqr, tmp_path):
+    arguments = ("compare", "--data", "digits", "--model", "mlp", "--methods", "sgdm,llqr+sam", "--seeds", "2", *QUICK)
+    code, out, _ = llqr(*arguments, "--out", "runs/demo", "--json")
+    assert code == 0
+    printed = json.loads(out)
+    first, second = printed["summaries"]
+    assert (first["method"], second["method"]) == ("sgdm", "llqr-ngd+sam")
+    assert (first["n"], first["relative_time"]) == (2, 1.0)
+    best = []
+    for seed in (0, 1):
+        folder = tmp_path / "runs/demo/digits/mlp/llqr-ngd+sam" / f"seed{seed}"
+        best.append(json.loads((folder / "result.json").read_text())["best"])
+        config = json.loads((folder / "config.json").read_text())
+        assert (config["seed"], config["run"]["training"]["epochs"]) == (seed, 2)
+        assert (config["versions"]["torch"], config["machine"]["device"]) == (torch.__version__, "cpu")
+        assert torch.load(folder / "checkpoint.pt", weights_only=True)["epoch"] == 2
+    assert second["best_mean"] == pytest.approx(sum(best) / 2)
+    assert second["best_std"] == pytest.approx(abs(best[0] - best[1]) / 2**0.5)
+    code, out, _ = llqr(*arguments, "--out", "runs/demo")
+    assert code == 0
+    assert f"{second['best_mean']:.2f} ± {second['best_std']:.2f}" in out
+    assert f"{second['relative_time']:.2f}x" in out
+
+
+def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_goes_on(llqr, tmp_path, monkeypatch):
+    # A clock that goes a second further each time it is looked at.
+    monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
+    arguments = ("train", "digits/mlp", *QUICK)
+    code, _, err = llqr(*arguments, "--max-minutes", "0.25")
+    assert (code, "the limit of 0.25 minutes" in err, "Traceback" in err) == (75, True, False)
+    folder = tmp_path / "runs/digits/mlp/sgdm/seed0"
+    assert 0 < torch.load(folder / "checkpoint.pt", weights_only=True)["batches"]["position"] < 23
+    code, out, _ = llqr(*arguments)
+    assert (code, "sgdm" in out) == (0, True)
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 2
+    assert llqr("train", "digits/mlp", *QUICK, "--method", "sam", "--max-minutes", "0")[0] == 75
+
+
+def test_a_recipe_may_be_a_file(llqr, tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "digits/mlp"\ntitle = "Mine"\n[training]\nepochs = 1\n')
+    code, _, _ = llqr("train", "mine.toml", "--device", "cpu", "--quiet")
+    assert code == 0
+    assert json.loads((tmp_path / "runs/mine/sgdm/seed0/result.json").read_text())["title"] == "Mine"
+
+
+def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    code, _, _ = llqr("train", "digits/mlp", "--method", "llqr", *QUICK, "--tensorboard")
+    assert code == 0
+    folder = tmp_path / "runs/digits/mlp/llqr-ngd/seed0"
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    logged = [json.loads(line)["test"]["accuracy"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx(logged)
+    assert "spectrum/median" in events.Tags()["scalars"]
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence", "arguments"),
+    [
+        (2, "--seed", ["train", "digits/mlp", "--seed", "x"]),
+        (2, "recipe must be", ["train", "digits/nothing"]),
+        (2, "no such file", ["train", "missing.toml"]),
+        (2, "method must be one of sgdm", ["train", "digits/mlp", "--method", "sgd"]),
+        (2, "method must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),
+        (2, "--methods must name", ["compare", "digits/mlp", "--methods", ","]),
+        (2, "--set training.epoch=3: unknown key training.epoch", ["train", "digits/mlp", "--set", "training.epoch=3"]),
+        (2, "--model must be given", ["compare", "--data", "digits"]),
+        (2, "RECIPE or --data and --model", ["compare"]),
+        (2, "TABLE must be one of", ["reproduce", "imagnet"]),
+        (2, "--row must be one of 0.2", ["reproduce", "label-noise", "--row", "0.5"]),
+        (2, "variant must be one of short", ["reproduce", "cifar10", "--variant", "long"]),
+        (2, "--device must be", ["train", "digits/mlp", "--device", "abacus"]),
+        (2, "--capture needs a CUDA device", ["train", "digits/mlp", "--device", "cpu", "--capture"]),
+        (2, "--max-minutes", ["train", "digits/mlp", "--max-minutes", "-1"]),
+        (3, "CIFAR-10 was not found", ["train", "cifar10/resnet18", "--data-dir", "nowhere", "--device", "cpu"]),
+        (3, "imagenet", ["train", "imagenet/resnet50", "--device", "cpu"]),
+        (3, "llqr data iwslt14", ["train", "iwslt14/transformer_iwslt_de_en", "--device", "cpu"]),
+        (3, "holds no run", ["translate", "."]),
+        (4, "the training loss of epoch 1", ["train", "digits/mlp", "--device", "cpu", "--set", "bases.sgdm.lr=1e12"]),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence_and_an_exit_code(llqr, code, sentence, arguments):
+    found, out, err = llqr(*arguments)
+    assert found == code
+    assert sentence in err
+    assert "Traceback" not in err
+    assert not out
+
+
+def test_a_damaged_run_file_is_named(llqr, tmp_path):
+    assert llqr("train", "digits/mlp", *QUICK)[0] == 0
+    folder = tmp_path / "runs/digits/mlp/sgdm/seed0"
+    (folder / "result.json").write_text("{")
+    code, _, err = llqr("train", "digits/mlp", *QUICK)
+    assert (code, "result.json is damaged" in err) == (3, True)
+    shutil.copy(folder / "log.jsonl", folder / "checkpoint.pt")
+    (folder / "result.json").unlink()
+    code, _, err = llqr("train", "digits/mlp", *QUICK)
+    assert (code, "checkpoint.pt is not a readable checkpoint" in err) == (3, True)

@@ -1,0 +1,342 @@
+"""Recipes: the paper's protocol row by row, strict reading, variants and overrides."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import llqr
+from llqr.lab import data
+from llqr.lab.config import recipe
+from llqr.lab.config.domains import ASSUMED_VOCABULARY
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.text import prepared
+from tiny_text import reversal
+
+NETWORKS = ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110")
+STANDARD = ("sgdm", "llqr-ngd", "llqr-newton", "sam", "fishersam", "llqr-ngd+sam", "llqr-newton+sam")
+TINY = tuple(method for method in STANDARD if method != "fishersam")
+SYNERGY = ("sam", "fsam", "llqr-ngd+sam", "llqr-ngd+fsam")
+NOISE = ("sgdm", "adam", "llqr-ngd", "sam", "llqr-ngd+sam")
+IMAGENET = ("sgdm", "llqr-ngd", "llqr-newton", "fsam", "llqr-ngd+fsam", "llqr-newton+fsam")
+# The vision tables of the paper: row -> columns and number of seeds.
+TABLES = {
+    **{f"{name}/{network}": (STANDARD, 5) for name in ("cifar10", "cifar100") for network in NETWORKS},
+    **{f"tinyimagenet/{network}": (TINY, 3) for network in ("resnet18", "wrn28-10")},
+    **{f"fsam-synergy/{name}/{network}": (SYNERGY, 5) for name in ("cifar10", "cifar100") for network in NETWORKS},
+    "imagenet/resnet50": (IMAGENET, 3),
+    "fishersam-ablation/cifar100/resnet18": (("fishersam", "llqr-ngd-probe-only+sam", "llqr-ngd+sam"), 5),
+    **{f"label-noise/{rate}": (NOISE, 3) for rate in (0.2, 0.6, 0.7, 0.8)},
+}
+
+
+OURS = {"digits/mlp", "iwslt14/europarl-de-en", "language/europarl-en"}
+TRANSLATION = "iwslt14/transformer_iwslt_de_en"
+
+
+def test_every_row_of_the_paper_has_its_recipe():
+    assert set(recipe.names()) == {*TABLES, TRANSLATION, *OURS}
+
+
+def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
+    loaded = recipe.load(TRANSLATION)
+    assert (loaded.columns, loaded.seeds) == (("adamw", "llqr-ngd", "sam", "llqr-ngd+sam"), 5)
+    assert loaded.schedule == recipe.LrSchedule("inverse-sqrt", warmup_steps=4000)
+    options = loaded.task_options
+    assert (options.label_smoothing, options.beam, options.length_penalty, options.max_length) == (
+        0.1,
+        5,
+        1.0,
+        (1.2, 10),
+    )
+    assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
+    run = loaded.run("llqr-ngd+sam")
+    assert run.base == recipe.Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
+    assert run.probe == recipe.Probe("sam", rho=0.005, start_after=4000)
+    assert run.geometry == recipe.GeometrySettings(
+        divergence="ngd", structure="diagonal", every=1000, ema=0.925, lr=1e-3, steps=50, batch_size=48
+    )
+    with torch.device("meta"):
+        model = loaded.build_model()
+    assert (len(model.encoder), len(model.decoder)) == (6, 6)
+    tables = [parameter for parameter in model.parameters() if parameter.shape == (ASSUMED_VOCABULARY, 512)]
+    assert len(tables) == 2  # the source's embedding, and one matrix for the target's and the outputs
+
+
+def test_the_other_corpus_differs_in_corpus_and_budget_and_says_so():
+    ours, papers = recipe.load("iwslt14/europarl-de-en"), recipe.load(TRANSLATION)
+    assert ours.beside == "transformer_iwslt_de_en"
+    assert "another corpus" in ours.caveat
+    for method in papers.methods:
+        theirs = dataclasses.replace(papers.run(method), data=ours.data, training=ours.training)
+        assert ours.run(method) == theirs
+
+
+def test_the_last_of_two_lengths_counts():
+    by_epochs = recipe.load(TRANSLATION, ["training.epochs=3"])
+    assert (by_epochs.training.epochs, by_epochs.training.steps) == (3, None)
+    by_steps = recipe.load("cifar10/resnet18", ["training.steps=7"])
+    assert (by_steps.training.epochs, by_steps.training.steps) == (None, 7)
+    assert recipe.load(TRANSLATION, ["training.epochs=3", "training.steps=5"]).training.steps == 5
+
+
+def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
+    reversal(tmp_path)
+    overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
+    loaded = recipe.load(f"{TRANSLATION}@tiny", overrides)
+    assert loaded.build_model().head.out_features == prepared.load(tmp_path / "reversal").vocabulary.size
+    assert not loaded.domain.remark("reversal", tmp_path)
+    assert "not prepared yet" in loaded.domain.remark("nothing", tmp_path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_have_the_papers_columns_and_protocol(name):
+    loaded = recipe.load(name)
+    columns, seeds = TABLES[name]
+    assert set(loaded.columns) == set(columns)
+    assert loaded.seeds == seeds
+    assert loaded.task.name == "classification"
+    assert (loaded.training.epochs, loaded.training.batch_size) == (200, 128)
+    assert loaded.schedule == recipe.LrSchedule("cosine")
+    imagenet = name.startswith("imagenet")
+    assert loaded.task_options.label_smoothing == (0.1 if imagenet else 0.0)
+    for method in loaded.columns:
+        run = loaded.run(method)
+        assert run.base.weight_decay in (1e-4, 5e-4, 1e-3)
+        if method != "adam":
+            assert (run.base.name, run.base.lr, run.base.momentum, run.base.nesterov) == ("sgd", 0.05, 0.9, False)
+        assert (run.geometry is not None) == method.startswith("llqr")
+        assert run.transport == ("probe-only" not in method)
+        if run.geometry is not None:
+            divergence = "newton" if "newton" in method else "ngd"
+            assert run.geometry == recipe.GeometrySettings(
+                divergence=divergence,
+                structure="e-kfac" if imagenet else "diagonal",
+                every=1500 if imagenet else 500,
+                ema=0.9 if divergence == "newton" else 0.95,
+                lr=1e-3,
+                steps=50,
+                batch_size=128,
+            )
+        if run.probe is not None:
+            assert method.split("+")[-1] == run.probe.kind
+            if run.probe.kind == "fishersam":
+                assert (run.probe.rho, run.probe.eta) == (0.1, 0.1)
+            else:
+                assert run.probe.rho == (0.075 if imagenet else 0.1 if loaded.data.name == "cifar10" else 0.2)
+            if run.probe.kind == "fsam":
+                wide = loaded.model.name in ("wrn28-10", "pyramidnet110")
+                assert run.probe.lam == (0.95 if imagenet else 0.9 if wide else 0.6)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_train_the_network_and_the_data_they_are_named_after(name):
+    loaded = recipe.load(name)
+    table, _, row = name.partition("/")
+    if table == "label-noise":
+        assert (loaded.data.name, loaded.model.name) == ("cifar100", "resnet18")
+        assert loaded.data_options.label_noise == float(row)
+        return
+    expected_data, _, expected_model = (row if "/" in row else name).partition("/")
+    assert (loaded.data.name, loaded.model.name) == (expected_data, expected_model)
+    if expected_data != "imagenet":
+        options = loaded.data_options
+        assert (options.crop_padding, options.flip, options.cutout, options.label_noise) == (4, True, 16, 0.0)
+
+
+def test_short_variants_differ_in_their_epochs_alone():
+    for name in TABLES:
+        long, short = recipe.load(name), recipe.load(f"{name}@short")
+        assert short.training.epochs == 30
+        assert dataclasses.replace(short, training=long.training) == long
+
+
+def test_the_same_experiment_in_two_tables_is_equal():
+    plain, synergy = recipe.load("cifar10/resnet18"), recipe.load("fsam-synergy/cifar10/resnet18")
+    assert plain.run("sam") == synergy.run("sam")
+    assert plain.run("sam") != recipe.load("cifar100/resnet18").run("sam")
+
+
+def test_aliases_mean_the_natural_gradient():
+    loaded = recipe.load("digits/mlp")
+    assert loaded.run("llqr") == loaded.run("llqr-ngd")
+    assert loaded.run("llqr+sam").to_dict()["method"] == "llqr-ngd+sam"
+    with pytest.raises(ConfigurationError, match=r"method must be one of sgdm, .*got 'sgd'"):
+        loaded.run("sgd")
+
+
+def test_arguments_are_the_settings_that_were_made():
+    run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "start_after": 0}
+    assert run.geometry.arguments() == {
+        "divergence": "ngd",
+        "structure": "diagonal",
+        "every": 500,
+        "ema": 0.95,
+        "lr": 1e-3,
+        "steps": 50,
+    }
+
+
+def test_the_demo_recipe_builds_and_reads_what_it_names():
+    loaded = recipe.load("digits/mlp")
+    held = data.load(loaded.data.name, loaded.data.root, loaded.data_options)
+    assert held.model_arguments == data.source("digits").model_arguments(loaded.data_options)
+    images, _ = next(iter(held.test_batches(4)))
+    assert loaded.build_model()(images).shape == (4, 10)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("training.epochs=3", 3),
+        ("bases.sgdm.lr=1", 1.0),
+        ("bases.sgdm.lr = 1e-2", 0.01),
+        ("bases.sgdm.nesterov=true", True),
+        ("data.root=/some/where", "/some/where"),
+        ('data.root="4"', "4"),
+        ("geometries.ngd.structure=e-kfac", "e-kfac"),
+        ("geometries.ngd.curvature_scale=mean", "mean"),
+        ("geometries.ngd.curvature_scale=2", 2.0),
+        ('columns=["sam"]', ("sam",)),
+        ("methods.llqr-ngd+sam.transport=false", False),
+        ("model.options.width=16", 16),
+        ("data.options.label_noise=0.5", 0.5),
+    ],
+)
+def test_overrides_reach_their_key_with_its_type(override, value):
+    loaded = recipe.load("cifar100/resnet18", [override])
+    found = loaded
+    for part in override.partition("=")[0].strip().split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_overrides_come_after_the_variant_and_in_order():
+    loaded = recipe.load("cifar100/resnet18@short", ["training.epochs=3", "training.epochs=4"])
+    assert loaded.training.epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=3", r"^--set training.epoch=3: unknown key training.epoch; known here: epochs, "),
+        ("trainning.epochs=3", r"unknown key trainning; known here: title, "),
+        ("training.epochs=3.5", r"^--set .*: training.epochs must be an integer, got 3.5"),
+        ("training.epochs=many", r"training.epochs must be an integer, got 'many'"),
+        ("training.epochs=0", r"training: epochs must be at least 1, got 0"),
+        ("training.epochs=true", r"training.epochs must be an integer, got True"),
+        ("bases.sgdm.lr=fast", r"bases.sgdm.lr must be a number, got 'fast'"),
+        ("bases.sgdm.name=lion", r"bases.sgdm.name must be one of sgd, adam, adamw, got 'lion'"),
+        ("bases.adam.momentum=0.9", r"bases.adam: momentum and nesterov belong to sgd"),
+        ("training=3", r"training must be a table, got 3"),
+        ("columns=sam", r"columns must be a list, got 'sam'"),
+        ('columns=["lbfgs"]', r"columns must be some of sgdm, .*got lbfgs"),
+        ("methods.sam.probe=samm", r"methods.sam.probe must be one of sam, fishersam, fsam, got 'samm'"),
+        ("probes.sam.lam=0.5", r"probes.sam: lam belongs to fsam"),
+        ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to fishersam"),
+        ("geometries.ngd.divergence=kl", r"geometries.ngd.divergence must be one of ngd, newton"),
+        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
+        ("task.name=captioning", r"^--set .*: task.name must be one of classification, translation, .*'captioning'"),
+        ("bases.adam.betas=[0.9]", r"bases.adam: betas must be two numbers"),
+        ("bases.sgdm.betas=[0.9, 0.98]", r"bases.sgdm: betas belong to adam and adamw"),
+        ("schedule.name=inverse-sqrt", r"schedule: warmup_steps must be at least 1 with inverse-sqrt"),
+        ("training.evaluate_every=0", r"training: evaluate_every must be at least 1"),
+        ("beside=resnet18", r"caveat must say in what the row is another experiment"),
+        ("task.options.smoothing=0.1", r"unknown key task.options.smoothing; known here: label_smoothing"),
+        ("task.options.label_smoothing=1", r"task.options: label_smoothing must lie in"),
+        ("data.name=mnist", r"^--set .*: data must be one of digits, .*got 'mnist'"),
+        ("data.options.crop=4", r"^--set .*: unknown key data.options.crop; known here: crop_padding"),
+        ("data.options.cutout=-1", r"data.options: cutout must not be negative"),
+        ("model.name=resnet19", r"model must be one of mlp, .*got 'resnet19'"),
+        ("model.options.widht=16", r"Model 'resnet18': .*'widht'"),
+        ("seeds=0", r"seeds must be at least 1"),
+        ("seeds", r"--set must be key=value with a dotted key, got 'seeds'"),
+        (".seeds=1", r"--set must be key=value with a dotted key"),
+    ],
+)
+def test_bad_overrides_are_named_and_refused(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        recipe.load("cifar100/resnet18", [override])
+
+
+def test_a_file_of_ones_own_extends_a_built_in_one(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "cifar10/resnet18"\ntitle = "Mine"\n[probes.sam]\nrho = 0.05\n')
+    loaded = recipe.load(path)
+    assert loaded.title == "Mine"
+    assert loaded.run("llqr-ngd+sam").probe.rho == 0.05
+    assert loaded.run("fsam").probe.rho == 0.1
+    assert recipe.load(f"{path}@short").training.epochs == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "cifar10/resnet18"\n[probes.sam]\nrhoo = 1', r"mine.toml: unknown key probes.sam.rhoo"),
+        ('extends = "cifar10/resnet18"\n[data.options]\ncrop = 1', r"mine.toml: unknown key data.options.crop"),
+        ('extends = "cifar10/resnet18"\n[training]\nepochs = "3"', r"mine.toml: training.epochs must be an integer"),
+        ('title = "Mine"', r"mine.toml: seeds is missing"),
+        ("title = ", r"mine.toml: Invalid value"),
+        ('extends = "cifar10/resnet19"', r"recipe must be a .toml file or one of cifar10/pyramidnet110, .*resnet19"),
+        ("extends = 3", r"mine.toml: extends must be the name of a recipe, got 3"),
+        ('extends = "nowhere.toml"', r"nowhere.toml: there is no such file"),
+    ],
+)
+def test_errors_name_the_file_that_made_them(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        recipe.load(path)
+
+
+def test_a_missing_key_of_a_component_is_named():
+    """rho is left open by the shared protocol, so that a recipe that forgets it does not train."""
+    with pytest.raises(ConfigurationError, match=r"protocol/vision.toml: .* is missing"):
+        recipe.load("protocol/vision", ['title="x"', "data.name=digits", "model.name=mlp"])
+
+
+def test_a_recipe_cannot_extend_itself(tmp_path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text(f'extends = "{second}"')
+    second.write_text(f'extends = "{first}"')
+    with pytest.raises(ConfigurationError, match="extends itself"):
+        recipe.load(first)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.name=a/b", r"data must be the name of a prepared text, got 'a/b'"),
+        ("data.options.crop_padding=4", r"unknown key data.options.crop_padding; known here: shapes"),
+        ("model.name=gpt", r"model must be one of transformer, got 'gpt'"),
+        ("model.options.depth=6", r"Model 'transformer': .*'depth'"),
+        ("model.options.heads=5", r"heads must divide width"),
+        ("task.options.beam=0", r"task.options: beam must be at least 1"),
+        ("task.options.max_length=[1]", r"task.options: max_length must be two numbers"),
+        ("geometries.ngd.structure=[1]", r"geometries.ngd.structure must be a string or a table"),
+    ],
+)
+def test_bad_settings_of_a_translation_are_named_and_refused(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        recipe.load(TRANSLATION, [override])
+
+
+def test_unknown_variants_are_listed():
+    with pytest.raises(ConfigurationError, match=r"variant must be one of short, got 'tiny'"):
+        recipe.load("cifar10/resnet18@tiny")
+
+
+def test_every_method_of_a_recipe_can_be_built_by_the_library():
+    loaded = recipe.load("digits/mlp")
+    model = loaded.build_model()
+    for method in loaded.methods:
+        run = loaded.run(method)
+        base = torch.optim.SGD(model.parameters(), lr=run.base.lr)
+        geometry = None
+        if run.geometry is not None:
+            geometry = llqr.Geometry(model, cross_entropy, **run.geometry.arguments())
+        optimizer = llqr.build(method, base, geometry=geometry, **run.probe.arguments() if run.probe else {})
+        assert (None if optimizer.probe is None else optimizer.probe.name) == (run.probe and run.probe.kind)

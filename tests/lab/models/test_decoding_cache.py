@@ -1,0 +1,41 @@
+"""The cache returns what was put into it, in the order asked for."""
+
+import pytest
+import torch
+
+from llqr.lab.models.decoding import Cache
+
+
+def test_all_tokens_come_back_and_rows_change_places():
+    layers, rows, heads, width = 2, 3, 2, 4
+    cache = Cache(layers, length=5)
+    tokens = torch.randn(5, layers, 2, rows, heads, 1, width)
+    known = None
+    for step, token in enumerate(tokens):
+        appended = [torch.stack(cache.append(layer, *token[layer])) for layer in range(layers)]
+        cache.advance()
+        newest = torch.stack(appended)
+        known = token if known is None else torch.cat([known, token], dim=4)
+        assert cache.held == step + 1
+        assert torch.equal(newest, known)
+        order = torch.randint(rows, (rows,))
+        cache.reorder(order)
+        known = known[:, :, order]
+
+
+def test_it_is_made_where_and_as_the_keys_are():
+    cache = Cache(1, 2)
+    cache.reorder(torch.tensor([0]))  # nothing to change yet
+    keys, _ = cache.append(0, *torch.ones(2, 1, 1, 1, 4, dtype=torch.bfloat16))
+    assert keys.dtype == torch.bfloat16
+
+
+def test_bad_requests_name_the_argument():
+    with pytest.raises(ValueError, match="layers and length must be at least 1, got 0 and 3"):
+        Cache(0, 3)
+    cache = Cache(1, 1)
+    token = torch.ones(2, 1, 1, 1, 4)
+    cache.append(0, *token)
+    cache.advance()
+    with pytest.raises(ValueError, match="length: this cache was made for 1 tokens"):
+        cache.append(0, *token)

@@ -1,0 +1,331 @@
+"""The report: a page that says what the files of the runs say, and works in a browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from fake_runs import BLEU, write_analysis, write_run
+from llqr.lab import report
+from llqr.lab.analysis import solution
+from llqr.lab.cli import app as cli
+from llqr.lab.errors import DataError
+from llqr.lab.runs import logged
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.logged import find
+from llqr.lab.tasks import Task
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CPU = torch.device("cpu")
+
+
+class Page(HTMLParser):
+    """Tables as lists of rows, links, titles and ids; complains about tags that do not match."""
+
+    VOID = {"meta", "link", "line", "br", "use", "path", "rect", "circle", "ellipse", "image"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.links, self.ids, self.external, self.text = [], [], [], [], ""
+        self.open = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append({"text": "", "title": found.get("title", ""), "key": found.get("data-key")})
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag == "a":
+            self.links.append(found["href"])
+        for key in ("src", "href", "xlink:href"):
+            if re.match(r"(https?:)?//", found.get(key) or ""):
+                self.external.append(found[key])
+
+    def handle_startendtag(self, tag, attributes):
+        if "id" in dict(attributes):
+            self.ids.append(dict(attributes)["id"])
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open and set(self.open) & {"td", "th"}:
+            self.tables[-1][-1][-1]["text"] += data
+
+    def table(self, *headings):
+        """The table with these first headings, as method -> heading -> cell."""
+        for header, *rows in self.tables:
+            names = [cell["text"] for cell in header]
+            if names[: len(headings)] == list(headings):
+                return {row[0]["text"]: dict(zip(names, row, strict=True)) for row in rows}
+        raise AssertionError(f"no table {headings}")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two methods with two seeds each, one of them with a metric, and a run under way."""
+    write_run(tmp_path, "sgdm", 0, best=90.0)
+    write_run(tmp_path, "sgdm", 1, best=92.0, result={"epoch_seconds": 3.0})
+    for seed, best in enumerate((95.0, 95.5)):
+        folder = write_run(tmp_path, "llqr-ngd+sam", seed, best=best, result={"epoch_seconds": 5.0})
+        write_analysis(folder, top=4.0 + seed, perceived=2.0 + seed)
+    write_run(tmp_path, "sam", 0, finished=False)
+    return tmp_path
+
+
+def page(root, **arguments):
+    return Page(report.render(find([root]), root, **arguments))
+
+
+def test_the_table_of_methods_says_what_the_results_say(runs):
+    table = page(runs).table("method", "best accuracy")
+    assert list(table) == ["sgdm", "llqr-ngd+sam"]
+    assert table["sgdm"]["best accuracy"]["text"] == "91.00 ± 1.41"
+    assert table["llqr-ngd+sam"]["best accuracy"]["text"] == "95.25 ± 0.35"
+    assert table["sgdm"]["n"]["text"] == "2"
+    assert table["sgdm"]["s / epoch"]["text"] == "2.000"
+    assert table["llqr-ngd+sam"]["time / sgdm"]["text"] == "2.50×"
+    assert table["llqr-ngd+sam"]["last test loss"]["text"] == "0.5000 ± 0.0000"
+
+
+def test_every_number_leads_to_its_file(runs):
+    found = page(runs)
+    cell = found.table("method", "best accuracy")["sgdm"]["best accuracy"]
+    assert cell["title"].splitlines() == [
+        "90  digits/mlp/sgdm/seed0/result.json: best",
+        "92  digits/mlp/sgdm/seed1/result.json: best",
+    ]
+    sharpness = found.table("method", "top eigenvalue")["llqr-ngd+sam"]
+    assert "4  digits/mlp/llqr-ngd+sam/seed0/analysis.json: sharpness.top.value" in sharpness["top eigenvalue"]["title"]
+    for link in found.links:
+        assert link[1:] in found.ids if link.startswith("#") else (runs / link).exists(), link
+    assert "digits/mlp/sgdm/seed1/log.jsonl" in found.links
+
+
+def test_links_lead_from_where_the_page_is(runs):
+    elsewhere = runs.parent / "pages"
+    elsewhere.mkdir()
+    files = [link for link in Page(report.render(find([runs]), elsewhere)).links if not link.startswith("#")]
+    assert files
+    assert all((elsewhere / link).exists() for link in files)
+
+
+def test_the_page_needs_nothing_but_itself_and_names_nothing_twice(runs):
+    found = page(runs)
+    assert not found.external
+    assert len(found.ids) == len(set(found.ids))
+    assert "Fake <runs>" in found.text
+
+
+def test_sharpness_slices_and_refreshes_are_shown(runs):
+    found = page(runs)
+    sharpness = found.table("method", "top eigenvalue")
+    assert list(sharpness) == ["llqr-ngd+sam"]
+    assert sharpness["llqr-ngd+sam"]["top eigenvalue"]["text"] == "4.500 ± 0.707"
+    assert sharpness["llqr-ngd+sam"]["perceived"]["text"] == "2.500 ± 0.707"
+    assert "on 64 training samples" in found.text
+    assert "Along the top eigenvector" in found.text
+    refreshes = found.table("method", "refreshes")["llqr-ngd+sam"]
+    shown = ("refreshes", "rejected", "seconds each", "of the time", "change of J", "engine", "lowest U", "MiB of U")
+    assert [refreshes[key]["text"] for key in shown] == [
+        "4", "2", "0.500", "50.0 %", "-50.00 %", "forward", "0.5000", "1.00",
+    ]  # fmt: skip
+    assert "layer 5" in refreshes["lowest U"]["title"]
+
+
+def test_a_metric_that_is_not_positive_gives_a_dash_with_the_reason(tmp_path):
+    write_analysis(write_run(tmp_path, "llqr-ngd", 0), 4.0, None, reason="U is not positive")
+    cell = page(tmp_path).table("method", "top eigenvalue")["llqr-ngd"]["perceived"]
+    assert (cell["text"], cell["title"]) == ("–", "U is not positive")
+
+
+def test_a_run_under_way_is_listed_and_not_averaged(runs):
+    found = page(runs)
+    assert "5 runs, 4 of them finished" in found.text
+    rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
+    assert [cell["text"] for cell in rows[2]][:4] == ["sam", "0", "epoch 2 of 4", "–"]
+    assert "sam" not in found.table("method", "best accuracy")
+
+
+def test_nothing_assumes_images(tmp_path):
+    """BLEU and perplexity, counted in tokens."""
+    for method in ("sgdm", "llqr-ngd"):
+        write_run(tmp_path, method, 0, best=34.5, task=BLEU)
+    found = page(tmp_path)
+    table = found.table("method", "best BLEU")
+    assert table["llqr-ngd"]["best BLEU"]["text"] == "34.50"
+    assert table["llqr-ngd"]["last test perplexity"]["text"] == "0.5000"
+    assert {"test BLEU", "test perplexity", "train loss"} <= set(re.findall(r"(?:test|train) \w+", found.text))
+    assert "100 tokens" in found.text
+    assert "accuracy" not in found.text
+    assert "image" not in found.text
+
+
+def test_smaller_may_be_better(tmp_path):
+    smaller = BLEU | {"metric": "perplexity", "larger_is_better": False, "others": []}
+    for method, best in (("sgdm", 12.0), ("sam", 11.0)):
+        write_run(tmp_path, method, 0, best=best, task=smaller)
+    text = report.render(find([tmp_path]), tmp_path)
+    assert "a smaller perplexity is better" in text
+    (strong,) = re.findall(r"<strong>(.*?)</strong>", text)
+    assert ">11.00<" in strong
+
+
+def test_settings_in_which_methods_differ_stand_side_by_side(runs):
+    found = page(runs)
+    differing = found.table("setting", "sgdm")
+    assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "diagonal"
+    assert differing["probe.rho"]["sgdm"]["text"] == "–"
+    assert found.table("setting", "value")["training.epochs"]["value"]["text"] == "4"
+    assert found.table("", "value")["versions.torch"]["value"]["text"] == "2.13.0"
+
+
+def test_several_recipes_are_several_sections(tmp_path):
+    write_run(tmp_path, "sgdm", 0)
+    write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")
+    found = page(tmp_path)
+    assert {"digits-mlp", "cifar10-resnet18"} <= set(found.ids)
+    assert "2 experiments" in found.text
+
+
+def test_runs_are_found_in_the_order_of_the_table_and_once(runs):
+    found = find([runs, runs / "digits/mlp/sgdm"])
+    assert [(run.method, run.seed) for run in found] == [
+        ("sgdm", 0), ("sgdm", 1), ("sam", 0), ("llqr-ngd+sam", 0), ("llqr-ngd+sam", 1),
+    ]  # fmt: skip
+
+
+def test_a_log_cut_off_by_a_kill_is_read_up_to_there_and_a_damaged_one_refused(tmp_path):
+    under_way, done = write_run(tmp_path, "sam", 0, finished=False), write_run(tmp_path, "sgdm", 0)
+    for folder in (under_way, done):
+        with (folder / "log.jsonl").open("a") as file:
+            file.write('{"epoch": 3, "tr')
+    assert len(logged.read(under_way).records) == 2
+    with pytest.raises(DataError, match=r"log\.jsonl, line 5 is damaged"):
+        logged.read(done)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["missing"], "is not there"), (["."], "holds no run")])
+def test_folders_without_runs_are_refused(tmp_path, capsys, arguments, said):
+    assert run_cli("report", *(str(tmp_path / name) for name in arguments)) == 3
+    assert said in capsys.readouterr().err
+
+
+def run_cli(*arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main(list(arguments))
+    return end.value.code
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """What `llqr compare` leaves behind after real, short runs."""
+    root = tmp_path_factory.mktemp("compared")
+    settings = [f"--set=geometries.ngd.{setting}" for setting in ("every=10", "steps=3", "structure=kfac")]
+    arguments = ["--data", "digits", "--model", "mlp", "--methods", "sam,llqr", "--seeds", "1", "--quiet"]
+    torch.manual_seed(0)
+    assert run_cli("compare", *arguments, "--set=training.epochs=2", *settings, "--out", str(root)) == 0
+    return root
+
+
+def test_compare_writes_a_report_on_its_runs(compared):
+    text = (compared / "report.html").read_text()
+    found = Page(text)
+    table = found.table("method", "best accuracy")
+    assert list(table) == ["sam", "llqr-ngd"]  # as asked for: times are relative to the first
+    assert "time / sam" in table["sam"]
+    analyses = {path.parts[-3]: json.loads(path.read_text()) for path in compared.rglob("analysis.json")}
+    sharpness = {method: one["sharpness"] for method, one in analyses.items()}
+    assert sharpness["sam"]["top"] == sharpness["sam"]["perceived"]
+    assert sharpness["llqr-ngd"]["top"]["value"] != sharpness["llqr-ngd"]["perceived"]["value"] > 0
+    assert all(one["samples"] == Task.samples_measured for one in analyses.values())
+    shown = found.table("method", "top eigenvalue")["sam"]["top eigenvalue"]["key"]
+    assert float(shown) == sharpness["sam"]["top"]["value"]
+
+
+def test_the_solution_is_the_network_that_was_trained(compared):
+    folder = RunFolder(compared / "digits/mlp/llqr-ngd/seed0")
+    run = solution.run_of(folder.config())
+    found = solution.load(folder, solution.tasks.load(solution.recipe_of(run), CPU), CPU)
+    with torch.no_grad():
+        assert found.task.evaluate(found.model.eval()) == folder.result()["test"]
+    assert found.metric.learned
+    assert set(found.metric.kinds.values()) == {"kfac", "diagonal"}
+
+
+def test_measured_again_only_on_other_samples(compared, tmp_path):
+    root = shutil.copytree(compared, tmp_path / "copy")
+    run = "digits/mlp/sam/seed0"
+    before = (root / run / "analysis.json").read_text()
+    assert run_cli("report", str(root / run), "--out", str(tmp_path / "page.html"), "--quiet") == 0
+    assert (root / run / "analysis.json").read_text() == before
+    assert run_cli("report", str(root / run), "--samples", "100", "--quiet") == 0
+    assert json.loads((root / run / "analysis.json").read_text())["samples"] == 100
+    assert (root / run / "report.html").exists()
+
+
+def test_without_a_checkpoint_the_report_says_what_was_not_measured(compared, tmp_path):
+    root = shutil.copytree(compared, tmp_path / "copy")
+    for name in ("checkpoint.pt", "analysis.json"):
+        (root / "digits/mlp/sam/seed0" / name).unlink()
+    assert run_cli("report", str(root), "--quiet") == 0
+    text = html.unescape((root / "report.html").read_text())
+    assert re.search(r"Not measured: \S*sam/seed0/checkpoint\.pt is not there\.", text)
+
+
+# A click on a heading, twice, and what the rows say after each; written where the test can read it.
+CLICKS = """
+<script>
+  const table = document.querySelector("table");
+  const first = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent).join(" ");
+  const button = table.tHead.rows[0].cells[1].querySelector("button");
+  const seen = [first()];
+  for (let i = 0; i < 2; i++) { button.click(); seen.push(first()); }
+  document.body.dataset.seen = seen.join("|");
+  document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
+</script>
+"""
+
+
+def browse(path, *options):
+    """The page after its scripts ran, and what the console said."""
+    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet, *options]
+    command += [f"--user-data-dir={path.parent / 'profile'}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")
+def test_a_browser_finds_no_error_and_sorts(runs):
+    path = runs / "page.html"
+    path.write_text(report.render(find([runs]), runs).replace("</body>", f"{CLICKS}</body>"))
+    dom, console = browse(path, "--window-size=500,900")
+    assert console == []
+    seen = re.search(r'data-seen="([^"]*)"', dom)[1].split("|")
+    assert seen == ["sgdm llqr-ngd+sam", "sgdm llqr-ngd+sam", "llqr-ngd+sam sgdm"]
+    assert 'data-wide="false"' in dom  # on a phone nothing but the tables themselves scrolls sideways
+    assert 'aria-sort="descending"' in dom
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")
+def test_the_browser_test_would_see_an_error(tmp_path):
+    path = Path(tmp_path / "page.html")
+    path.write_text("<!doctype html><script>missing();</script>")
+    assert any("missing is not defined" in line for line in browse(path)[1])

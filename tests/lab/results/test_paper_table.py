@@ -1,0 +1,227 @@
+"""Tables: measured beside paper, what is missing, and a README that says what the results say."""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from fake_runs import BLEU, write_run
+from llqr.lab.cli import app as cli
+from llqr.lab.config import recipe
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results import markdown as readme
+from llqr.lab.results import measurements as results
+from llqr.lab.results import paper_table as tables
+from llqr.lab.runs.logged import find
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_cli(*arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return end.value.code
+
+
+def measured(folder, *runs):
+    """Measurements of runs given as (recipe, method, seed, best, epochs)."""
+    for number, (name, method, seed, best, epochs) in enumerate(runs):
+        write_run(folder / str(number), method, seed, best=best, name=name, epochs=epochs)
+    results.add(find([folder]), folder / "kept.jsonl")
+    return results.read(folder)
+
+
+@pytest.fixture
+def two_seeds(tmp_path):
+    row = "cifar100/resnet18"
+    return measured(tmp_path, (row, "sam", 0, 81.0, 200), (row, "sam", 1, 81.5, 200), (row, "sgdm", 0, 79.0, 200))
+
+
+def cell(table, row, column):
+    (found,) = [cell for cell in table.cells if (cell.row, cell.column) == (row, column)]
+    return found
+
+
+def test_measured_stands_beside_paper(two_seeds):
+    table = tables.build("cifar100", two_seeds)
+    found = cell(table, "resnet18", "sam")
+    assert (found.measured.mean, found.measured.n) == (fmean([81.0, 81.5]), 2)
+    assert found.measured.std == pytest.approx(stdev([81.0, 81.5]))
+    assert (found.paper.mean, found.paper.std, found.paper.n) == (81.13, 0.21, 5)
+    assert found.difference == pytest.approx(0.12)
+    assert found.origins == ("kept.jsonl, line 2", "kept.jsonl, line 3")
+    assert cell(table, "resnet18", "sgdm").measured.std is None
+    assert len(table.missing) == len(table.cells) - 2 == 26
+    assert "resnet18: llqr-ngd, llqr-newton, fishersam, llqr-ngd+sam, llqr-newton+sam;" in table.missing_in_words()
+
+
+def test_a_run_counts_wherever_the_experiment_is_the_same(two_seeds):
+    for name in ("fsam-synergy", "cifar100"):
+        row = "cifar100/resnet18" if name == "fsam-synergy" else "resnet18"
+        assert cell(tables.build(name, two_seeds), row, "sam").measured.n == 2
+
+
+def test_a_run_with_another_setting_counts_nowhere_and_says_why(tmp_path):
+    found = measured(tmp_path, ("cifar100/resnet18", "sam", 0, 81.0, 30))
+    table = tables.build("cifar100", found)
+    assert not table.measured
+    (reason,) = table.left_out
+    assert "cifar100/resnet18 sam seed 0" in reason
+    assert "training.epochs = 30, not 200" in reason
+
+
+def test_a_seed_counts_once(tmp_path):
+    row = "cifar100/resnet18"
+    again = "fishersam-ablation/cifar100/resnet18"
+    found = measured(tmp_path, (row, "fishersam", 0, 80.0, 200), (again, "fishersam", 0, 81.0, 200))
+    assert cell(tables.build("cifar100", found), "resnet18", "fishersam").measured.n == 1
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_every_table_can_be_built_and_has_the_papers_cells(name):
+    table = tables.build(name, [])
+    printed = tables.paper().get(name, {"rows": {}})["rows"]
+    if isinstance(printed, dict):
+        expected = {(row, column): number for row, columns in printed.items() for column, number in columns.items()}
+        found = {(c.row, c.column): [c.paper.mean, c.paper.std] for c in table.cells if c.paper is not None}
+        assert found == expected
+        assert not table.measured
+    else:
+        assert all(cell.difference == 0 for cell in table.cells)
+
+
+TRANSLATED = [
+    ("adamw", 30.0, 29.0, 0.010, None),
+    ("llqr-ngd", 31.0, 30.5, 0.011, None),
+    ("sam", 30.5, 30.0, 0.018, 0.02),
+]
+
+
+def translated(folder, *runs):
+    """Measurements of translation runs given as (method, validation, test, seconds a step, while probing)."""
+    for method, best, tested, step, probing in runs:
+        result = {"split": "valid", "test_of_best": {"BLEU": tested}, "step_seconds": step}
+        result |= {} if probing is None else {"probing_step_seconds": probing}
+        write_run(folder, method, 0, best=best, name="iwslt14/europarl-de-en", task=BLEU, epochs=None, result=result)
+    results.add(find([folder]), folder / "kept.jsonl")
+    return results.read(folder)
+
+
+def test_another_corpus_stands_beside_the_papers_numbers_and_is_not_compared_with_them(tmp_path, capsys):
+    measurements = translated(tmp_path, *TRANSLATED)
+    table = tables.build("iwslt14", measurements)
+    found = cell(table, "europarl-de-en", "llqr-ngd")
+    assert (found.measured.mean, found.tested.mean, found.beside.mean) == (31.0, 30.5, 34.51)
+    assert found.paper is None
+    assert found.difference is None
+    assert cell(table, "transformer_iwslt_de_en", "llqr-ngd").measured is None
+    assert run_cli("table", "iwslt14", "--results", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "34.51 ± 0.12†" in printed
+    assert "another corpus" in printed
+    made = readme.markdown(table, ["europarl-de-en"])
+    assert "| europarl-de-en | llqr-ngd | 31.00 | 1 | 30.50 | 1.10x |  | 34.51 ± 0.12† | 5 |  |" in made
+    assert "† europarl-de-en: Measured on Europarl" in made
+
+
+def test_times_stand_beside_the_first_method_on_the_same_device_only(tmp_path):
+    measurements = translated(tmp_path, *TRANSLATED)
+    sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
+    assert (sam.relative_time, sam.probing_time) == (pytest.approx(1.8), pytest.approx(2.0))
+    for one in measurements:
+        if one.method == "sam":
+            one.entry["machine"]["gpu"] = "another"
+    sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
+    assert (sam.relative_time, sam.probing_time) == (None, None)
+
+
+def test_every_recipe_has_a_table():
+    cells = {(name, cell.row, cell.column) for name in tables.names() for cell in tables.build(name, []).cells}
+    for name in recipe.names():
+        table, _, row = name.partition("/")
+        assert {(table, row, column) for column in recipe.load(name).columns} <= cells
+
+
+def test_the_command_prints_what_is_there_and_what_is_missing(tmp_path, capsys, two_seeds):
+    assert run_cli("table", "cifar100", "--results", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "81.25 ± 0.35" in printed
+    assert "+0.12" in printed
+    assert "26 of 28 cells are missing." in printed
+    assert run_cli("table", "cifar100", "--results", tmp_path, "--json") == 0
+    (sam,) = [c for c in json.loads(capsys.readouterr().out) if (c["row"], c["column"]) == ("resnet18", "sam")]
+    assert sam["measured"]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cadence"], "TABLE must be one of cifar10, cifar100"),
+        ([], "TABLE or --write must be given"),
+        (["cifar10", "--write", "README.md"], "TABLE or --write must be given, and not both"),
+        (["--write", "missing.md"], "--write: missing.md is not there"),
+    ],
+)
+def test_bad_arguments_are_named(capsys, arguments, said):
+    assert run_cli("table", *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+# -- the README ------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
+    text = "before\n<!-- table:cifar100 resnet18 -->\nold | 99.99\n<!-- /table -->\nafter\n"
+    made = readme.regenerate(text, two_seeds, ROOT / "results")
+    assert made.startswith("before\n<!-- table:cifar100 resnet18 -->\n| | |")
+    assert made.endswith("<!-- /table -->\nafter\n")
+    assert "99.99" not in made
+    assert "| resnet18 | sam | 81.25 ± 0.35 | 2 | 81.13 ± 0.21 | 5 | +0.12 |" in made
+    assert "Not measured yet: resnet18: llqr-ngd," in made
+    assert "vgg16-bn" not in made
+    assert readme.regenerate(made, two_seeds, ROOT / "results") == made
+    assert readme.regenerate(made, two_seeds[:1], ROOT / "results") != made
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- table:cifar10 -->", "not closed"),
+        ("<!-- /table -->", "no mark that it belongs to"),
+        ("<!-- table:a --> <!-- table:b --> <!-- /table -->", "no mark that it belongs to"),
+        ("<!-- table:nothing --><!-- /table -->", "TABLE must be one of"),
+        ("<!-- table:cifar10 lenet --><!-- /table -->", "no row 'lenet'"),
+    ],
+)
+def test_marks_that_make_no_sense_are_refused(text, said):
+    with pytest.raises(ConfigurationError, match=said):
+        readme.regenerate(text, [], ROOT / "results")
+
+
+def test_the_command_renews_a_file(tmp_path, two_seeds):
+    path = tmp_path / "README.md"
+    path.write_text("<!-- table:cifar100 -->\n<!-- /table -->\n")
+    assert run_cli("table", "--write", path, "--results", tmp_path) == 0
+    assert "81.25 ± 0.35" in path.read_text()
+    assert "Not measured yet: vgg16-bn: sgdm," in path.read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+def test_the_pages_say_what_the_results_say(page):
+    """If this fails, run `make tables`."""
+    text = (ROOT / page).read_text()
+    assert readme.regenerate(text, results.read(ROOT / "results"), ROOT / "results") == text
+
+
+def test_every_table_with_measurements_is_in_the_readme():
+    measurements = results.read(ROOT / "results")
+    recipes = {one.recipe.partition("@")[0].partition("/")[0] for one in measurements}
+    with_numbers = {name for name in recipes & set(tables.names()) if tables.build(name, measurements).measured}
+    assert with_numbers <= set(readme.names((ROOT / "README.md").read_text()))
+
+
+def test_no_place_of_a_machine_is_in_the_results():
+    for measurement in results.read(ROOT / "results"):
+        commands = [measurement.entry["command"], *(later["command"] for later in measurement.entry["resumed"])]
+        assert commands == [results.without_places(command) for command in commands], measurement.origin

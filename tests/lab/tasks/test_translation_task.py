@@ -1,0 +1,359 @@
+"""Translation from prepared text to BLEU: learned, measured, chosen by validation, reported, and used."""
+
+import json
+import math
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from torch.nn import functional as F
+
+import llqr
+from llqr.lab import report, tasks
+from llqr.lab.analysis import solution
+from llqr.lab.cli import app as cli
+from llqr.lab.config import recipe
+from llqr.lab.errors import DataError
+from llqr.lab.results import measurements as results
+from llqr.lab.runs.folder import RunFolder, plans
+from llqr.lab.runs.logged import find
+from llqr.lab.tasks.bleu import Bleu
+from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
+from llqr.lab.text import prepared
+from llqr.lab.text.batches import TokenBatches
+from llqr.lab.text.vocabulary import PAD
+from llqr.lab.training.captured_pass import Pass
+from llqr.lab.training.loop import Execution, Training
+from llqr.lab.training.method import optimizer_for
+from llqr.lab.training.precision import Precision
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+from tiny_text import reversal
+
+CPU = torch.device("cpu")
+NAME = "iwslt14/transformer_iwslt_de_en@tiny"
+
+
+def loaded_recipe(root, *overrides):
+    return recipe.load(NAME, ["data.name=reversal", f'data.root="{root}"', *overrides])
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return reversal(tmp_path_factory.mktemp("texts"), train=2000)
+
+
+@pytest.fixture(scope="module")
+def trained(texts, tmp_path_factory):
+    """A run of LLQR+SAM to its end."""
+    out = tmp_path_factory.mktemp("runs")
+    settings = ("training.steps=400", "training.evaluate_every=100", "geometries.ngd.steps=5")
+    loaded = loaded_recipe(texts, *settings)
+    (plan,) = plans(NAME, loaded, ["llqr-ngd+sam"], [0], out)
+    folder = RunFolder(plan.folder)
+    folder.begin(plan, {"device": "cpu"})
+    torch.manual_seed(0)
+    assert Training(plan, tasks.load(loaded, CPU), Execution(CPU)).run(Stop(), Display(quiet=True))
+    return folder
+
+
+def run_cli(*arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return end.value.code
+
+
+def records_of(folder):
+    return [json.loads(line) for line in (folder.path / "log.jsonl").read_text().splitlines()]
+
+
+# -- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_text_is_learned(trained):
+    result = trained.result()
+    assert result["best"] > 90
+    assert result["test_of_best"]["BLEU"] > 90
+    records = records_of(trained)
+    assert records[-1]["valid"]["token_error"] < records[0]["valid"]["token_error"] / 3
+
+
+def test_the_log_has_an_evaluation_every_so_many_steps_whatever_the_epochs(trained, texts):
+    records, result = records_of(trained), trained.result()
+    assert [record["step"] for record in records] == [100, 200, 300, 400]
+    an_epoch = len(TokenBatches(prepared.load(texts / "reversal").train, 512, shapes=4))
+    assert 100 % an_epoch  # the evaluations do stand inside epochs
+    assert [record["epoch"] for record in records] == pytest.approx([100 * i / an_epoch for i in (1, 2, 3, 4)])
+    assert (result["steps"], result["counted_in"], result["split"]) == (400, "step", "valid")
+    assert [[report["step"] for report in record["refreshes"]] for record in records] == [[0], [100], [200], [300]]
+
+
+def test_the_result_is_that_of_the_best_evaluation_and_says_how_it_was_measured(trained, texts):
+    records, result = records_of(trained), trained.result()
+    found = [record["valid"]["BLEU"] for record in records]
+    first_best = records[found.index(max(found))]
+    assert (result["best"], result["best_step"], result["last"]) == (max(found), first_best["step"], found[-1])
+    assert re.fullmatch(r"nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", result["bleu"])
+    text = prepared.load(texts / "reversal")
+    assert result["text"]["key"] == text.key
+    assert result["text"]["pairs"] == {"train": 2000, "valid": 40, "test": 40}
+    assert result["seconds"]["test"] > 0
+
+
+def test_the_best_weights_are_kept_and_measure_what_the_result_says(trained, texts):
+    best = torch.load(trained.best, weights_only=True)
+    assert best["step"] == trained.result()["best_step"]
+    loaded = loaded_recipe(texts)
+    task, model = tasks.load(loaded, CPU), loaded.build_model().eval()
+    model.load_state_dict(best["model"])
+    with torch.no_grad():
+        assert task.evaluate(model)["BLEU"] == trained.result()["best"]
+        assert task.test(model) == trained.result()["test_of_best"]
+    last = torch.load(trained.checkpoint, weights_only=True)
+    assert last["best"]["step"] == best["step"]
+    assert any(not torch.equal(last["model"][name], best["model"][name]) for name in best["model"])
+
+
+def test_evaluation_leaves_no_trace_in_the_run(texts, tmp_path):
+    """The same weights at the end, however often they were measured on the way, with dropout drawing numbers."""
+    ends = []
+    for every in (3, 12):
+        loaded = loaded_recipe(
+            texts, "training.steps=12", f"training.evaluate_every={every}", "model.options.dropout=0.3"
+        )
+        (plan,) = plans(NAME, loaded, ["adamw"], [0], tmp_path / str(every))
+        plan.folder.mkdir(parents=True)
+        training = Training(plan, tasks.load(loaded, CPU), Execution(CPU))
+        assert training.run(Stop(), Display(quiet=True))
+        ends.append(torch.nn.utils.parameters_to_vector(training.model.parameters()))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("method", recipe.load(NAME).methods)
+def test_every_method_takes_a_step(texts, method):
+    settings = ("every=2", "steps=2", "batch_size=4")
+    changes = [f"geometries.{name}.{setting}" for name in ("ngd", "newton") for setting in settings]
+    late = [f"probes.{name}.start_after=1" for name in ("sam", "fsam", "fishersam")]
+    loaded = loaded_recipe(texts, *changes, *late)
+    task, model = tasks.load(loaded, CPU), loaded.build_model()
+    optimizer = optimizer_for(loaded.run(method), model, task)
+    inner = iter(task.inner_batches(4, seed=1))
+    computed = Pass(task, model, Precision("fp32", CPU))
+    passes = []
+
+    def closure():
+        passes.append(optimizer.steps)
+        return computed()
+
+    for batch in islice(task.train_batches(128, seed=0), 3):
+        computed.load(batch)
+        assert torch.isfinite(optimizer.step(closure, batch=lambda: next(inner)))
+    assert passes == ([0, 1, 1, 2, 2] if loaded.run(method).probe else [0, 1, 2])
+    if optimizer.geometry is not None:
+        assert (optimizer.geometry.refreshes, optimizer.geometry.failures) == (2, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["adamw", "sam", "llqr-ngd+sam"])
+def test_cuda_graphs_of_all_shapes_train_like_the_passes_they_recorded(texts, tmp_path, method):
+    device = torch.device("cuda")
+    changes = ("training.steps=40", "training.evaluate_every=20", "probes.sam.start_after=3", "geometries.ngd.every=15")
+    ends = []
+    for capture in (False, True):
+        loaded = loaded_recipe(texts, *changes)
+        (plan,) = plans(NAME, loaded, [method], [0], tmp_path / str(capture))
+        plan.folder.mkdir(parents=True)
+        training = Training(plan, tasks.load(loaded, device), Execution(device, capture=capture))
+        assert training.run(Stop(), Display(quiet=True))
+        ends.append(torch.nn.utils.parameters_to_vector(training.model.parameters()))
+    torch.testing.assert_close(*ends, rtol=1e-2, atol=1e-3)
+
+
+# -- loss and metrics ------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_smoothed_and_leaves_padding_out():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, 7, generator=generator, dtype=torch.float64)
+    targets = torch.tensor([[4, 5, 2, 0], [6, 2, 0, 0], [0, 0, 0, 0]])
+    rows = [(logits[i, j], targets[i, j]) for i in range(3) for j in range(4) if targets[i, j] != PAD]
+    each = [-(0.9 * z.log_softmax(0)[t] + 0.1 * z.log_softmax(0).mean()) for z, t in rows]
+    loss = TokenCrossEntropy(PAD, label_smoothing=0.1)
+    assert loss(logits, targets).item() == pytest.approx(sum(each).item() / len(each), rel=1e-6)
+
+
+def test_the_curvature_counts_the_tokens_that_the_loss_counts():
+    """A refresh on padded rows learns what one on the same rows without padding learns."""
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(6, 5)  # logits of the next token from the token before
+    loss = TokenCrossEntropy(PAD, label_smoothing=0.1)
+    inputs, targets = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 1, 2]])
+    padded = torch.cat([inputs, torch.tensor([[5, 5]])], dim=1), torch.cat([targets, torch.tensor([[0, 0]])], dim=1)
+    learned = []
+    for batch in ((inputs, targets), padded):
+        geometry = llqr.Geometry(model, loss, structure="diagonal", lr=0.1, steps=5, ema=0.0)
+        geometry.refresh(batch)
+        learned.append(geometry.metric.named_factors()["weight"])
+    torch.testing.assert_close(*learned)
+    assert not torch.allclose(learned[0], torch.ones_like(learned[0]), atol=1e-3)
+
+
+def test_token_error_and_perplexity_are_those_of_the_real_tokens():
+    logits = torch.tensor([[[9.0, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 9, 0], [0, 0, 9], [9, 0, 0]]])
+    targets = torch.tensor([[1, 1, 2], [1, 0, 0]])
+    found = token_metrics(None, lambda model, inputs: inputs, [(logits, targets)], PAD, CPU)
+    assert found["token_error"] == pytest.approx(25.0)
+    real = [(logits[i, j], targets[i, j]) for i, j in ((0, 0), (0, 1), (0, 2), (1, 0))]
+    expected = sum(F.cross_entropy(z, t).item() for z, t in real) / 4
+    assert found["loss"] == pytest.approx(expected, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
+
+
+def test_bleu_is_sacrebleus_without_regard_to_case_where_the_text_is_in_small_letters():
+    references = ["The cat sat on the mat today .", "It rained all of yesterday, and it did."]
+    translations = ["the cat sat on the mat today .", "it rained all of today, and it did."]
+    for lowercase in (True, False):
+        expected = sacrebleu.corpus_bleu(translations, [references], lowercase=lowercase).score
+        assert Bleu(references, lowercase).score(translations) == pytest.approx(expected)
+    assert Bleu(references, True).score(translations) > Bleu(references, False).score(translations)
+
+
+def test_bleu_is_measured_on_detokenised_text_against_what_was_written(texts):
+    """Perfect translations score 100 in spite of subwords, and the references are not the tokens."""
+    task = tasks.load(loaded_recipe(texts), CPU)
+    perfect = [task.text.detokenise(task.text.valid.target[i]) for i in range(40)]
+    assert task._bleu["valid"].score(perfect) == pytest.approx(100)
+    assert task._bleu["valid"].score(perfect[::-1]) < 60
+
+
+# -- what is missing or does not fit ---------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_not_prepared_is_named(tmp_path):
+    with pytest.raises(DataError, match="holds no prepared text; prepare it with: llqr data reversal"):
+        tasks.load(loaded_recipe(tmp_path), CPU)
+
+
+def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
+    monkeypatch.setattr("llqr.lab.text.moses._detokeniser", lambda language: (_ for _ in ()).throw(
+        ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
+    with pytest.raises(DataError, match="sacremoses"):
+        tasks.load(loaded_recipe(texts), CPU)
+
+
+def test_a_run_does_not_go_on_with_other_data(texts, tmp_path):
+    loaded = loaded_recipe(texts, "training.steps=4", "training.evaluate_every=2")
+    (plan,) = plans(NAME, loaded, ["adamw"], [0], tmp_path)
+    plan.folder.mkdir(parents=True)
+    training = Training(plan, tasks.load(loaded, CPU), Execution(CPU))
+    state = training.state_dict()
+    other = tasks.load(loaded_recipe(reversal(tmp_path / "other", seed=1, train=2000)), CPU)
+    with pytest.raises(ValueError, match=r"it was trained on [0-9a-f]+, and the data are now [0-9a-f]+"):
+        Training(plan, other, Execution(CPU)).load_state_dict(state)
+
+
+# -- what becomes of a run -------------------------------------------------------------------------------------------
+
+
+def test_the_report_shows_bleu_and_token_error_against_steps_and_time(trained):
+    page = report.render(find([trained.path]), trained.path)
+    captions = re.findall("<figcaption>(.*?)</figcaption>", page)
+    for metric in ("BLEU", "token error"):
+        assert {f"valid {metric}", f"valid {metric} over time"} <= set(captions)
+    assert {">step<", ">minutes<"} <= set(re.findall(r">step<|>minutes<", page))
+    assert trained.result()["bleu"] in page
+    assert "test BLEU of the best" in page
+
+
+def test_the_solution_is_measured_with_padding_left_out(trained, texts):
+    run = solution.run_of(trained.config())
+    task = tasks.load(solution.recipe_of(run), CPU)
+    found = solution.analyse(solution.load(trained, task, CPU), CPU, samples=24)
+    assert found["samples"] == 24
+    assert found["sharpness"]["top"]["value"] > 0
+    batch, _ = task.samples(24, solution.SAMPLES_SEED)
+    model = solution.load(trained, task, CPU).model.eval()
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(task.loss(task.forward(model, batch[0]), batch[1]).item(), rel=1e-4)
+
+
+def test_a_kept_run_has_its_test_metric(trained, tmp_path):
+    results.add(find([trained.path]), tmp_path / "kept.jsonl")
+    (kept,) = results.read(tmp_path)
+    assert kept.tested == trained.result()["test_of_best"]["BLEU"]
+
+
+# -- use -------------------------------------------------------------------------------------------------------------
+
+
+class Stdin:
+    def __init__(self, content):
+        self.buffer = iter(content.splitlines(keepends=True))
+
+
+def translate(monkeypatch, capsys, content, *arguments):
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    code = run_cli("translate", *arguments, "--device", "cpu")
+    return code, *capsys.readouterr()
+
+
+def test_a_trained_model_translates_what_somebody_writes(trained, monkeypatch, capsys):
+    sentences = ["bade bafi bago baku dela", "", "Deme DENI depo deru deba"]
+    code, out, err = translate(monkeypatch, capsys, "\n".join(sentences).encode(), trained.path)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [" ".join(one.lower().split()[::-1]) for one in sentences]
+    code, out, _ = translate(monkeypatch, capsys, b"bade bafi bago baku dela\n", trained.path, "--beam", "1")
+    assert (code, len(out.splitlines())) == (0, 1)
+
+
+def test_a_long_file_is_translated_piece_by_piece_in_order(trained, monkeypatch, capsys):
+    monkeypatch.setattr("llqr.lab.cli.translate.LINES_AT_ONCE", 2)
+    lines = [b"bade bafi bago baku", b"deme deni depo deru", b"bago baku bala bame", b"", b"fide fifi figo fiku"]
+    whole = translate(monkeypatch, capsys, b"\n".join(lines) + b"\n", trained.path)[1].splitlines()
+    assert len(whole) == 5
+    assert whole[:3] == [" ".join(line.decode().split()[::-1]) for line in lines[:3]]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        (b"bade\n\xff\xfe\n", 3, "Line 2 of stdin is not UTF-8"),
+        (b"bade\n" + b"bade " * 1100, 3, r"Line 2 has [\d,]+ tokens, more than the 1,024 that the model reads"),
+    ],
+)
+def test_lines_that_cannot_be_translated_are_named(trained, monkeypatch, capsys, content, code, said):
+    found, _, err = translate(monkeypatch, capsys, content, trained.path)
+    assert found == code
+    assert re.search(said, err)
+    assert "Traceback" not in err
+
+
+def test_folders_that_hold_no_translator_are_refused(trained, texts, tmp_path, monkeypatch, capsys):
+    code, _, err = translate(monkeypatch, capsys, b"bade\n", tmp_path)
+    assert (code, "holds no run" in err) == (3, True)
+    code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", tmp_path)
+    assert (code, "holds no prepared text" in err) == (3, True)
+    other = reversal(tmp_path / "other", seed=3, train=300)
+    code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", other)
+    assert (code, "was trained on" in err) == (3, True)
+    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must have learned to translate")):
+        folder = tmp_path / str(name)
+        config = trained.config()
+        if name is not None:
+            config["run"] = recipe.load(name).run("sgdm").to_dict()
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        code, _, err = translate(monkeypatch, capsys, b"bade\n", folder)
+        assert (code, said in err) == (2 if name else 3, True)
+
+
+def test_a_run_under_way_translates_with_its_best_weights_so_far(trained, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.json", "checkpoint.pt"):
+        (folder / name).write_bytes(Path(trained.path / name).read_bytes())
+    content = b"bade bafi bago baku dela\n"
+    assert translate(monkeypatch, capsys, content, folder) == translate(monkeypatch, capsys, content, trained.path)

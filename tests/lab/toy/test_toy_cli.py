@@ -1,0 +1,62 @@
+"""`llqr toy`: every command leaves figures, numbers and the page, and prints what it found."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from llqr.lab.cli.toy import app
+
+SMALL = {
+    "escape": (["--starts", "4", "--steps", "150"], ["escape"]),
+    "noise": (["--seeds", "3", "--steps", "150"], ["noise", "damping"]),
+    "hover": ([], ["hover"]),
+    "selection": (["--cycles", "300", "--seeds", "2", "--steps", "150"], ["selection"]),
+    "transfer": (["--steps", "200"], ["transfer"]),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("toy")
+    for command, (options, _) in SMALL.items():
+        done = CliRunner().invoke(app, [command, "--out", str(out), *options])
+        assert done.exit_code == 0, done.output
+        assert str(out / "report.html") in done.stdout.replace("\n", "")
+    return out
+
+
+@pytest.mark.parametrize("command", SMALL)
+def test_a_command_leaves_figures_and_numbers(folder, command):
+    for figure in SMALL[command][1]:
+        assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{figure}.svg").read_text()
+    record = json.loads((folder / f"{command}.json").read_text())
+    assert record["command"].startswith(f"llqr toy {command}")
+    assert record["numbers"]
+    assert 2 <= len(record["sentences"]) <= 4
+
+
+def test_the_page_shows_everything_in_one_file(folder):
+    page = (folder / "report.html").read_text()
+    assert re.findall(r'<section id="(\w+)">', page) == ["hover", "escape", "noise", "selection", "transfer"]
+    assert page.count("data:image/png;base64,") == 6
+    for command in SMALL:
+        assert f'href="{command}.json"' in page
+
+
+def test_the_phase_command_prints_the_agreement(tmp_path):
+    done = CliRunner().invoke(
+        app, ["phase", "--out", str(tmp_path), "--rows", "3", "--columns", "10", "--steps", "1500"]
+    )
+    assert done.exit_code == 0, done.output
+    numbers = json.loads((tmp_path / "phase.json").read_text())["numbers"]
+    shown = f"{100 * numbers['diagrams']['llqr+sam']['agreement_off_line']:.1f}%"
+    assert shown in done.stdout
+
+
+def test_a_learning_rate_without_a_two_cycle_is_refused(tmp_path):
+    done = CliRunner().invoke(app, ["hover", "--out", str(tmp_path), "--eta", "5"])
+    assert done.exit_code == 2
+    assert "eta is too large" in done.output

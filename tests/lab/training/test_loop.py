@@ -1,0 +1,312 @@
+"""The training loop: it does what its parts say, logs what happened, and knows nothing of the task."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import llqr
+from llqr.lab import tasks
+from llqr.lab.analysis import spectrum
+from llqr.lab.config import recipe
+from llqr.lab.config.recipe import LrSchedule
+from llqr.lab.data import Batches
+from llqr.lab.errors import Diverged
+from llqr.lab.runs.folder import Plan, plans
+from llqr.lab.tasks import Task
+from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.loop import Execution, Training, independent_seeds, seconds_a_step
+from llqr.lab.training.method import lr_factor, optimizer_for
+from llqr.lab.training.precision import Precision
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+
+CPU = torch.device("cpu")
+SHORT = ["training.epochs=2", "geometries.ngd.every=10", "geometries.ngd.steps=3", "geometries.newton.steps=3"]
+
+
+def train(folder, method, *overrides, seed=0, capture=False):
+    loaded = recipe.load("digits/mlp", [*SHORT, *overrides])
+    (plan,) = plans("digits/mlp", loaded, [method], [seed], folder)
+    plan.folder.mkdir(parents=True)
+    training = Training(plan, tasks.load(loaded, CPU), Execution(CPU, capture=capture))
+    assert training.run(Stop(), Display(quiet=True))
+    return training
+
+
+def weights(training):
+    return torch.nn.utils.parameters_to_vector(training.model.parameters()).detach()
+
+
+def test_inverse_sqrt_falls_from_the_end_of_the_warm_up_whatever_the_length():
+    schedule = LrSchedule("inverse-sqrt", warmup_steps=4000)
+    assert lr_factor(schedule, 0, 10) == 1 / 4000
+    assert lr_factor(schedule, 3999, 10) == 1.0
+    assert lr_factor(schedule, 4 * 4000 - 1, 10) == lr_factor(schedule, 4 * 4000 - 1, 10**6) == 0.5
+    with pytest.raises(ValueError, match="warmup_steps must be at least 1 with inverse-sqrt"):
+        LrSchedule("inverse-sqrt")
+
+
+def test_cosine_goes_from_the_base_rate_to_zero_after_a_linear_warm_up():
+    schedule = LrSchedule("cosine", warmup_steps=4)
+    assert [lr_factor(schedule, step, 104) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert lr_factor(schedule, 4, 104) == 1.0
+    assert lr_factor(schedule, 54, 104) == pytest.approx(0.5)
+    assert lr_factor(schedule, 104, 104) == pytest.approx(0.0)
+    assert lr_factor(LrSchedule("constant"), 77, 104) == 1.0
+
+
+def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
+    training = train(tmp_path, "llqr-ngd+sam")
+    loaded = recipe.load("digits/mlp", SHORT)
+    task = tasks.load(loaded, CPU)
+    model_seed, order_seed, inner_seed = independent_seeds(0, 3)
+    torch.manual_seed(model_seed)
+    model = loaded.build_model()
+    geometry = llqr.Geometry(model, F.cross_entropy, structure="diagonal", every=10, steps=3, ema=0.95)
+    base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1)
+    inner = iter(task.train_batches(128, inner_seed))
+    batches = task.train_batches(64, order_seed)
+    step = 0
+    for _ in range(2):
+        for x, y in batches:
+            base.param_groups[0]["lr"] = 0.05 * 0.5 * (1 + math.cos(math.pi * step / 46))
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure, batch=lambda: next(inner))
+            step += 1
+    assert geometry.refreshes == 5
+    assert torch.equal(weights(training), torch.nn.utils.parameters_to_vector(model.parameters()))
+
+
+def test_a_seed_decides_the_run(tmp_path):
+    first, same, other = (train(tmp_path / str(i), "sam", seed=seed) for i, seed in enumerate((3, 3, 4)))
+    assert torch.equal(weights(first), weights(same))
+    assert not torch.allclose(weights(first), weights(other))
+
+
+def test_log_and_result_say_what_happened(tmp_path):
+    training = train(tmp_path, "llqr-ngd", "training.epochs=3")
+    folder = tmp_path / "digits/mlp/llqr-ngd/seed0"
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert [record["step"] for record in records] == [23, 46, 69]
+    assert [record["lr"] for record in records] == pytest.approx([0.05, 0.0375, 0.0125])
+    assert [[report["step"] for report in record["refreshes"]] for record in records] == [
+        [0, 10, 20],
+        [30, 40],
+        [50, 60],
+    ]
+    assert all(report["accepted"] for record in records for report in record["refreshes"])
+    report = records[0]["refreshes"][0]
+    assert report["objective_after"] < report["objective_before"]
+    accuracies = [record["test"]["accuracy"] for record in records]
+    assert result["best"] == max(accuracies)
+    assert accuracies[result["best_epoch"] - 1] == max(accuracies)
+    assert result["last"] == accuracies[-1] == training.evaluate()["accuracy"]
+    assert (result["refreshes"], result["refreshes_rejected"]) == (7, 0)
+    assert result["seconds"]["total"] == pytest.approx(
+        sum(record["seconds"]["train"] + record["seconds"]["eval"] for record in records)
+    )
+    assert records[-1]["train"]["loss"] < records[0]["train"]["loss"]
+    assert records[-1]["spectrum"]["min"] == min(result["layers"].values()) < 1
+
+
+def test_evaluations_and_length_may_be_counted_in_steps(tmp_path):
+    """An epoch has 23 steps here; what is computed does not depend on when it is measured."""
+    training = train(tmp_path / "steps", "sam", "training.steps=50", "training.evaluate_every=20")
+    records = training.folder.log.records
+    assert [record["step"] for record in records] == [20, 40, 50]
+    assert [record["epoch"] for record in records] == pytest.approx([20 / 23, 40 / 23, 50 / 23])
+    assert [record["lr"] for record in records] == pytest.approx([training.learning_rate(step) for step in (0, 20, 40)])
+    assert training.finished
+    result = training.folder.result()
+    assert (result["steps"], result["counted_in"], result["best_step"] in (20, 40, 50)) == (50, "step", True)
+    whole = train(tmp_path / "whole", "sam", "training.steps=50")
+    assert [record["step"] for record in whole.folder.log.records] == [23, 46, 50]
+    assert torch.equal(weights(training), weights(whole))
+    mean = sum(record["train"]["loss"] * steps for record, steps in zip(records, (20, 20, 10), strict=True)) / 50
+    others = zip(whole.folder.log.records, (23, 23, 4), strict=True)
+    assert mean == pytest.approx(sum(record["train"]["loss"] * steps for record, steps in others) / 50)
+
+
+def test_the_time_of_a_step_leaves_out_the_first_stretch_and_those_before_the_probe():
+    records = [
+        {"step": step, "seconds": {"train": seconds}} for step, seconds in ((10, 9.0), (20, 1.0), (30, 2.0), (35, 2.0))
+    ]
+    assert seconds_a_step(records) == pytest.approx(5.0 / 25)
+    assert seconds_a_step(records, since=15) == pytest.approx(4.0 / 15)
+    assert seconds_a_step(records, since=30) == pytest.approx(2.0 / 5)
+    assert seconds_a_step(records, since=31) is None
+    assert seconds_a_step(records[:1]) == pytest.approx(0.9)
+
+
+def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.TASKS["classification"], "evaluate", lambda self, model: {"accuracy": math.nan})
+    with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
+        train(tmp_path, "sgdm")
+
+
+def test_the_layers_means_are_those_of_the_dense_metric():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    batch = torch.randn(16, 5), torch.randint(3, (16,))
+    geometry = llqr.Geometry(model, F.cross_entropy, structure="diagonal", lr=0.1, ema=0.0)
+    geometry.refresh(batch)
+    factors = geometry.metric.named_factors()
+    expected = {layer: torch.cat([factors[f"{layer}.weight"].flatten(), factors[f"{layer}.bias"]]) for layer in "02"}
+    means = spectrum.layer_means(geometry)
+    assert means == pytest.approx({layer: values.mean().item() for layer, values in expected.items()}, rel=1e-6)
+    assert min(means.values()) < 0.99
+
+
+@pytest.mark.parametrize("most", [1, 64])
+@pytest.mark.parametrize("method", ["sgdm", "llqr-ngd+sam"])
+def test_a_recorded_pass_computes_what_an_unrecorded_one_does(method, most):
+    """On a network with BatchNorm, with a smaller last batch, and with the recorder replaced by plain repetition.
+
+    Each of the two shapes is recorded once, unless one recording is all that may be kept.
+    """
+    loaded = recipe.load("digits/mlp", [*SHORT, "model.name=cnn", "training.last=keep", "training.batch_size=100"])
+    run, task = loaded.run(method), tasks.load(loaded, CPU)
+    recorded = []
+
+    def remember(compute):
+        recorded.append(compute)
+        return compute
+
+    ends = []
+    for make in (Pass, lambda *parts: RecordedPass(*parts, record=remember, most=most)):
+        torch.manual_seed(0)
+        model = loaded.build_model()
+        optimizer = optimizer_for(run, model, task)
+        closure = make(task, model, Precision("fp32", CPU))
+        losses = []
+        for batch in task.train_batches(100, seed=1):
+            closure.load(batch)
+            losses.append(optimizer.step(closure, batch=batch))
+        ends.append(torch.cat([*(p.flatten().float() for p in model.state_dict().values()), torch.stack(losses)]))
+    assert len(recorded) == min(2, most)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_cuda_graphs_of_several_shapes_share_gradients_and_memory(most):
+    """Batches of three shapes in turns, some of them unrecorded where only a few recordings are kept."""
+    device = torch.device("cuda")
+    task, precision = tasks.load(recipe.load("digits/mlp"), device), Precision("fp32", device)
+    torch.manual_seed(0)
+    model = recipe.load("digits/mlp").build_model().to(device)
+    passes = Pass(task, model, precision), RecordedPass(task, model, precision, most=most)
+    images, labels = next(iter(task.train_batches(64, seed=0)))
+    for rows in (64, 32, 48, 32, 64, 48, 64):
+        found = []
+        for one in passes[::-1]:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            one.load((images[-rows:], labels[-rows:]))
+            loss = one().clone()
+            found.append(torch.cat([loss.view(1), *(p.grad.flatten().clone() for p in model.parameters())]))
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["sgdm", "sam", "llqr-ngd+sam"])
+def test_a_cuda_graph_trains_like_the_passes_it_recorded(tmp_path, method, monkeypatch):
+    device = torch.device("cuda")
+    # cuDNN would time its algorithms in each run anew and choose others, which round differently.
+    monkeypatch.setattr(Precision, "set_up", lambda self: None)
+    for flag, value in {"benchmark": False, "deterministic": True, "allow_tf32": False}.items():
+        monkeypatch.setattr(torch.backends.cudnn, flag, value)
+    loaded = recipe.load("digits/mlp", [*SHORT, "model.name=cnn", "training.channels_last=true", "training.last=keep"])
+    ends = []
+    for capture in (False, True):
+        (plan,) = plans("digits/cnn", loaded, [method], [0], tmp_path / str(capture))
+        plan.folder.mkdir(parents=True)
+        training = Training(plan, tasks.load(loaded, device), Execution(device, capture=capture))
+        assert training.run(Stop(), Display(quiet=True))
+        ends.append(torch.cat([p.flatten().double() for p in training.model.state_dict().values()]))
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
+
+
+def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(tmp_path):
+    training = train(tmp_path, "sam", "training.precision=bf16")
+    assert {p.dtype for p in training.model.parameters()} == {torch.float32}
+    with training.precision.autocast():
+        assert training.model(torch.zeros(1, 1, 8, 8)).dtype == torch.bfloat16
+    full = train(tmp_path / "full", "sam")
+    assert not torch.equal(weights(full), weights(training))
+    assert training.folder.log.records[-1]["test"]["accuracy"] > 80
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the training loss of epoch 1 is"):
+        train(tmp_path, "sgdm", "bases.sgdm.lr=1e12")
+
+
+class Points(Batches):
+    """Batches of a mapping with two tensors, and one target."""
+
+    def _draw(self, total):
+        pass
+
+    def _produce(self, order, first):
+        x = torch.linspace(-1, 1, self.count)
+        for samples in order.split(self.batch_size)[first:]:
+            yield {"x": x[samples, None], "scale": torch.full((len(samples), 1), 2.0)}, 3 * x[samples, None]
+
+
+class Regression(Task):
+    metric, larger_is_better, unit = "error", False, "points"
+
+    @classmethod
+    def load(cls, recipe, device):
+        return cls()
+
+    def place(self, model):
+        return model
+
+    def train_batches(self, batch_size, seed):
+        return Points(96, batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed), last="fill")
+
+    def forward(self, model, inputs):
+        return model(inputs["x"] * inputs["scale"])
+
+    def loss(self, outputs, targets):
+        return F.mse_loss(outputs, targets)
+
+    def size(self, batch):
+        return len(batch[1])
+
+    def evaluate(self, model):
+        return {"error": (model.weight - 1.5).abs().item()}
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_another_task_needs_no_other_loop(tmp_path, monkeypatch, capture):
+    """Inputs that are a mapping, a metric that is better when smaller, and no classes anywhere."""
+    monkeypatch.setattr("llqr.lab.training.captured_pass.CudaGraphs", lambda model: lambda compute: compute)
+    digits = recipe.load("digits/mlp", ["training.batch_size=8", "bases.sgdm.weight_decay=0", "training.epochs=4"])
+    run = dataclasses.replace(digits.run("sam"), probe=recipe.Probe("sam", rho=0.01))
+    other = SimpleNamespace(title="Line", build_model=lambda: nn.Linear(1, 1))
+    plan = Plan("line", other, run, 0, tmp_path)
+    training = Training(plan, Regression(), Execution(CPU, capture=capture))
+    assert training.run(Stop(), Display(quiet=True))
+    result = training.folder.result()
+    errors = [record["test"]["error"] for record in training.folder.log.records]
+    assert (result["metric"], result["unit"], result["steps"]) == ("error", "points", 48)
+    assert result["best"] == min(errors) < 0.05 < errors[0]

@@ -1,0 +1,254 @@
+"""A run that was stopped, interrupted or killed goes on and ends bit-equal to one that was left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from llqr.lab import tasks
+from llqr.lab.cli.app import main
+from llqr.lab.config import recipe
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import DataError
+from llqr.lab.runs.experiment import carry_out
+from llqr.lab.runs.folder import RunFolder, plans
+from llqr.lab.training import checkpoint
+from llqr.lab.training.loop import Execution, Training
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+
+CPU = torch.device("cpu")
+SETTINGS = [
+    "training.epochs=3",
+    *(
+        f"geometries.{name}.{setting}"
+        for name in ("ngd", "newton")
+        for setting in ("every=10", "steps=2", "batch_size=32")
+    ),
+]
+
+
+class StopAfter(Stop):
+    """Asks to stop after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    @property
+    def requested(self):
+        self.left -= 1
+        return self.left <= 0
+
+
+def plan_for(folder, method, *overrides):
+    loaded = recipe.load("digits/mlp", [*SETTINGS, *overrides])
+    (plan,) = plans("digits/mlp", loaded, [method], [0], folder)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    return plan
+
+
+def go_on(plan, stop):
+    training = Training(plan, tasks.load(plan.recipe, CPU), Execution(CPU))
+    training.resume()
+    return training.run(stop, Display(quiet=True))
+
+
+def assert_same_end(one, other):
+    """Weights, buffers, optimizer and metric bit by bit, random states, and every logged number that is not a time."""
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (one, other)]
+    flat = [dict(leaves(state)) for state in states]
+    assert flat[0].keys() == flat[1].keys()
+    for key, value in flat[0].items():
+        same = torch.equal(value, flat[1][key]) if isinstance(value, torch.Tensor) else value == flat[1][key]
+        assert same, key
+    logs = [[timeless(json.loads(line)) for line in (f / "log.jsonl").read_text().splitlines()] for f in (one, other)]
+    assert logs[0] == logs[1]
+
+
+def leaves(value, key=""):
+    """The entries of a checkpoint, without times (and without the mean loss of an epoch that has not begun)."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            if name not in ("seconds", "rate", "mean_loss"):
+                yield from leaves(entry, f"{key}/{name}")
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from leaves(entry, f"{key}/{number}")
+    else:
+        yield key, value
+
+
+def timeless(record):
+    refreshes = [{k: v for k, v in report.items() if k != "seconds"} for report in record["refreshes"]]
+    return {k: v for k, v in record.items() if k not in ("seconds", "rate")} | {"refreshes": refreshes}
+
+
+@pytest.mark.parametrize("method", ["adam", "llqr-newton", "fsam", "llqr-ngd+fsam", "llqr-ngd-probe-only+sam"])
+def test_stopping_anywhere_changes_nothing(tmp_path, method):
+    """Stops in the middle of an epoch, at its last step, and twice in one epoch, on a network with BatchNorm."""
+    overrides = ("model.name=cnn", "data.options.crop_padding=1", "data.options.cutout=2")
+    whole = plan_for(tmp_path / "whole", method, *overrides)
+    assert go_on(whole, Stop())
+    parts = plan_for(tmp_path / "parts", method, *overrides)
+    for steps in (5, 3, 15, 24):
+        assert not go_on(parts, StopAfter(steps))
+    assert go_on(parts, Stop())
+    assert_same_end(whole.folder, parts.folder)
+
+
+def test_dropout_goes_on_with_the_same_random_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        recipe.Recipe, "build_model", lambda self: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    )
+    whole, parts = plan_for(tmp_path / "whole", "sam"), plan_for(tmp_path / "parts", "sam")
+    assert go_on(whole, Stop())
+    assert not go_on(parts, StopAfter(30))
+    assert go_on(parts, Stop())
+    assert_same_end(whole.folder, parts.folder)
+
+
+def test_a_stop_in_the_middle_of_an_epoch_takes_effect_at_once(tmp_path):
+    plan = plan_for(tmp_path, "sgdm")
+    assert not go_on(plan, StopAfter(6))
+    state = torch.load(plan.folder / "checkpoint.pt", weights_only=True)
+    assert (state["epoch"], state["batches"]["position"]) == (0, 6)
+    assert not (plan.folder / "log.jsonl").read_text()
+
+
+CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.steps=2")
+
+
+def command(out):
+    settings = [part for change in CHANGES for part in ("--set", change)]
+    arguments = ["train", "digits/mlp", "--method", "llqr-ngd+sam", "--out", str(out), "--quiet", "--device", "cpu"]
+    return [*arguments, *settings, "--checkpoint-minutes", "0"]
+
+
+def folder_of(out):
+    return out / "digits/mlp/llqr-ngd+sam/seed0"
+
+
+def start(out):
+    """The command in a process of its own."""
+    arguments = [sys.executable, "-m", "llqr", *command(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
+def finish(out):
+    """The same command in this process, to its end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            main(command(out))
+    finally:
+        torch.set_num_threads(threads)
+    assert exit_.value.code == 0
+
+
+def wait_for_epochs(process, epochs, out):
+    """Until the log of the process has so many lines."""
+    deadline = time.monotonic() + 120
+    log = folder_of(out) / "log.jsonl"
+    while time.monotonic() < deadline:
+        if log.exists() and len(log.read_text().splitlines()) >= epochs:
+            return
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.01)
+    raise AssertionError(f"{log} never had {epochs} lines")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted")
+    finish(out)
+    return folder_of(out)
+
+
+def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
+    folder = folder_of(tmp_path)
+    process = start(tmp_path)
+    wait_for_epochs(process, 2, tmp_path)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    assert not (folder / "result.json").exists()
+    # What the killed process wrote after its checkpoint must not stay in the log.
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"epoch": 3, "trai')
+    finish(tmp_path)
+    assert_same_end(uninterrupted, folder)
+    assert len(json.loads((folder / "config.json").read_text())["resumed"]) == 1
+
+
+def test_a_terminated_process_leaves_a_checkpoint_and_exit_code_75(tmp_path, uninterrupted):
+    process = start(tmp_path)
+    wait_for_epochs(process, 1, tmp_path)
+    process.terminate()
+    message = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 75, message
+    assert "stopped by SIGTERM" in message
+    assert "Traceback" not in message
+    assert not (folder_of(tmp_path) / "result.json").exists()
+    finish(tmp_path)
+    assert_same_end(uninterrupted, folder_of(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number):
+    before = signal.getsignal(number)
+    with Stop() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.reason == number.name
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_a_finished_run_is_read_and_not_made_again(tmp_path):
+    plan = plan_for(tmp_path, "sgdm")
+    first = carry_out([plan], Execution(CPU), Stop(), Display(quiet=True))
+    written = (plan.folder / "checkpoint.pt").stat().st_mtime_ns
+    assert carry_out([plan], Execution(CPU), Stop(), Display(quiet=True)) == first
+    assert (plan.folder / "checkpoint.pt").stat().st_mtime_ns == written
+
+
+def test_a_folder_of_another_run_is_refused_and_the_difference_named(tmp_path):
+    carry_out([plan_for(tmp_path, "sgdm")], Execution(CPU), Stop(), Display(quiet=True))
+    other = plan_for(tmp_path, "sgdm", "bases.sgdm.lr=0.1")
+    with pytest.raises(ConfigurationError, match=r"--out: .* holds a run with run.base.lr = 0.05, not 0.1"):
+        RunFolder(other.folder).check(other)
+    elsewhere = plan_for(tmp_path, "sgdm", "data.root=elsewhere")
+    RunFolder(elsewhere.folder).check(elsewhere)
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save({"number": 1}, path)
+    with pytest.raises((AttributeError, TypeError, RuntimeError)):
+        checkpoint.save({"number": lambda: 2}, path)
+    assert checkpoint.load(path, CPU) == {"number": 1}
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save({"weights": torch.zeros(1000)}, path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(DataError, match=r"checkpoint.pt is not a readable checkpoint"):
+        checkpoint.load(path, CPU)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path):
+    plan = plan_for(tmp_path, "sgdm")
+    assert not go_on(plan, StopAfter(3))
+    with pytest.raises(ConfigurationError, match="does not fit this run"):
+        go_on(plan_for(tmp_path, "sgdm", "model.options.hidden=[5]"), Stop())

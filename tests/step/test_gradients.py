@@ -1,0 +1,99 @@
+"""`U g` reaches the base optimizer without a copy of the gradients, and the gradients' own tensors stay in place."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+from launches import Launches
+from llqr.step.gradients import standing_in
+from traps.training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "scalar", "kfac", "e-kfac", "dense"])
+def test_the_gradients_own_tensors_are_given_back(structure):
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.LLQR(sgd(model), quick_geometry(model, structure))
+    made, seen = [], []
+
+    def closure():
+        loss = closure_of(opt, model, batch)()
+        made[:] = [(p.grad, p.grad.clone()) for p in model.parameters()]
+        return loss
+
+    opt.base.register_step_pre_hook(lambda *_: seen.append([p.grad.clone() for p in model.parameters()]))
+    opt.step(closure, batch=batch)
+    names = [name for name, _ in model.named_parameters()]
+    moved = opt.geometry.metric.apply({name: value for name, (_, value) in zip(names, made, strict=True)})
+    for parameter, name, (tensor, value), transported in zip(model.parameters(), names, made, seen[0], strict=True):
+        assert parameter.grad is tensor
+        assert tensor.equal(value)
+        assert transported.equal(moved[name])
+        assert not transported.equal(value)
+
+
+def test_nothing_is_copied():
+    model, data = mlp(), batches(2)
+    opt = llqr.LLQR(sgd(model), quick_geometry(model, "diagonal"))
+    train(opt, model, data)
+    closure_of(opt, model, data[0])()
+    with Launches() as operators:
+        opt.step()
+    assert operators.total > 0
+    assert not {"_foreach_copy_", "copy_", "clone"} & operators.by_name.keys()
+
+
+def test_they_are_given_back_when_the_base_optimizer_fails():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.LLQR(sgd(model), quick_geometry(model))
+    opt.geometry.refresh(batch)
+
+    def fail(*_):
+        raise ArithmeticError
+
+    opt.base.register_step_pre_hook(fail)
+    closure_of(opt, model, batch)()
+    own = [p.grad for p in model.parameters()]
+    with pytest.raises(ArithmeticError):
+        opt.step()
+    assert all(p.grad is g for p, g in zip(model.parameters(), own, strict=True))
+
+
+def convolutions(memory_format):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 2), nn.Flatten(), nn.Linear(20, 3))
+    return model.to(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("base", [sgd, lambda model: torch.optim.AdamW(model.parameters(), fused=True)])
+@pytest.mark.parametrize("structure", ["kfac", "diagonal"])
+def test_gradients_in_another_memory_order(structure, base):
+    """A stack of matrices comes back row by row, a channels-last gradient is not: fused optimizers mind."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 3, 5, 5, generator=generator), torch.randint(3, (6,), generator=generator))] * 3
+    ends = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = convolutions(memory_format)
+        geometry = llqr.Geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
+        opt = llqr.LLQRSAM(base(model), geometry)
+        opt.base.register_step_pre_hook(lambda *_, model=model: _strides_agree(model))
+        train(opt, model, data)
+        ends.append(weights(model))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+
+
+def _strides_agree(model):
+    assert all(p.grad.stride() == p.stride() for p in model.parameters())
+
+
+def test_whatever_a_given_metric_returns():
+    """Of another dtype, another memory order, or the gradient itself."""
+    parameters = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
+    grads = [torch.full((2, 3), float(i)) for i in range(3)]
+    for parameter, gradient in zip(parameters, grads, strict=True):
+        parameter.grad = gradient
+    moved = [grads[0], torch.full((2, 3), 7.0, dtype=torch.float64), torch.arange(6.0).reshape(3, 2).t()]
+    with standing_in(moved, grads, parameters):
+        assert all(p.grad is g for p, g in zip(parameters, grads, strict=True))
+        assert [p.grad.dtype for p in parameters] == [torch.float32] * 3
+        torch.testing.assert_close([p.grad for p in parameters], [part.float() for part in moved])

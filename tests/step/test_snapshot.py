@@ -1,0 +1,133 @@
+"""Contents are put back bit by bit, by one multi-tensor copy a dtype; memory that is kept is never a stale copy."""
+
+import copy
+
+import pytest
+import torch
+
+from launches import Launches
+from llqr.step.snapshot import Snapshot
+
+KEEPING = pytest.mark.parametrize("keep_memory", [False, True])
+
+
+def mixed():
+    """Every dtype twice, among them numbers that adding and subtracting would not bring back."""
+    return [
+        torch.tensor([0.1, -0.0, 1e-42]),
+        torch.tensor(7),
+        torch.tensor([1 / 3, 1e-300], dtype=torch.float64),
+        torch.tensor([[2.5, float("nan")]]),
+        torch.tensor([True, False]),
+        torch.tensor(8),
+        torch.tensor([2 / 3], dtype=torch.float64),
+        torch.tensor([False]),
+    ]
+
+
+def overwrite(tensors):
+    for tensor in tensors:
+        tensor.fill_(1 if tensor.dtype == torch.bool else 5)
+
+
+def bits(tensors):
+    return [tensor.contiguous().view(-1).view(torch.uint8).tolist() for tensor in tensors]
+
+
+@KEEPING
+def test_contents_come_back_bit_by_bit_time_after_time(keep_memory):
+    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+    for number in range(3):
+        tensors[1].fill_(number)
+        before = bits(tensors)
+        snapshot.take(tensors)
+        assert snapshot.held
+        overwrite(tensors)
+        assert bits(tensors) != before
+        snapshot.restore()
+        assert not snapshot.held
+        assert bits(tensors) == before
+
+
+@KEEPING
+def test_a_copy_a_dtype_and_not_a_copy_a_tensor(keep_memory):
+    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+    with Launches() as operators:
+        snapshot.take(tensors)
+        snapshot.restore()
+    assert operators.by_name == {"_foreach_copy_": 2 * len({tensor.dtype for tensor in tensors})}
+
+
+@KEEPING
+def test_memory_is_kept_only_where_asked_for(keep_memory):
+    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert snapshot.nbytes == 0
+    snapshot.take(tensors)
+    assert snapshot.nbytes == total
+    snapshot.restore()
+    assert snapshot.nbytes == (total if keep_memory else 0)
+
+
+def test_kept_memory_is_used_again():
+    snapshot, tensors = Snapshot(keep_memory=True), mixed()
+    places = []
+    for _ in range(2):
+        snapshot.take(tensors)
+        places.append([duplicate.data_ptr() for _, copies in snapshot._pairs for duplicate in copies])
+        snapshot.restore()
+    assert places[0] == places[1]
+
+
+@KEEPING
+def test_other_tensors_of_the_same_form(keep_memory):
+    snapshot = Snapshot(keep_memory=keep_memory)
+    first, second = torch.zeros(3), torch.ones(3)
+    snapshot.take([first])
+    snapshot.restore()
+    snapshot.take([second])
+    first.fill_(5)
+    second.fill_(6)
+    snapshot.restore()
+    assert first.tolist() == [5, 5, 5]
+    assert second.tolist() == [1, 1, 1]
+
+
+@KEEPING
+@pytest.mark.parametrize(
+    "other",
+    [torch.full((4,), 0.1), torch.full((1,), 0.1), torch.full((3,), 0.1, dtype=torch.float64), torch.tensor([1, 2, 3])],
+    ids=["larger", "smaller", "float64", "integers"],
+)
+def test_a_tensor_that_became_another_in_its_place(keep_memory, other):
+    """As `tensor.data = other` does; a copy of the old shape or dtype would lose numbers or digits."""
+    snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.zeros(3)
+    snapshot.take([tensor])
+    snapshot.restore()
+    tensor.data = other.clone()
+    snapshot.take([tensor])
+    tensor.zero_()
+    snapshot.restore()
+    assert tensor.equal(other)
+
+
+@KEEPING
+def test_nothing_to_remember(keep_memory):
+    snapshot = Snapshot(keep_memory=keep_memory)
+    snapshot.take([])
+    assert snapshot.held
+    snapshot.restore()
+    assert not snapshot.held
+
+
+@KEEPING
+def test_a_copy_of_it_holds_nothing_and_works(keep_memory):
+    snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.ones(2)
+    snapshot.take([tensor])
+    other = copy.deepcopy(snapshot)
+    assert (other.held, other.nbytes) == (False, 0)
+    other.take([tensor])
+    tensor.zero_()
+    other.restore()
+    assert tensor.tolist() == [1, 1]
+    assert other.nbytes == (tensor.nbytes if keep_memory else 0)

@@ -1,0 +1,61 @@
+"""How many kernels an optimizer step launches beside its passes: a few, and none that are counted in layers."""
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+from launches import Launches
+from llqr.probes.norms import NORMS
+from traps.training import cross_entropy
+
+#: Kernels of a step with the global norm: copies of weights and statistics (two dtypes), norm, displacement, base step.
+MOST = {"sgdm": 4, "sam": 23, "fsam": 25, "asam": 27, "fishersam": 27, "llqr": 5, "llqr+sam": 24}
+
+
+def network(depth, width=8):
+    """Statistics of a BatchNorm are of two dtypes: running means, and a count of batches."""
+    torch.manual_seed(0)
+    layers = [(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*(layer for three in layers for layer in three), nn.Linear(width, 3))
+
+
+def of_one_step(method, depth, **settings):
+    """The operators of a step whose passes only put ready gradients in place."""
+    model = network(depth)
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    if method.startswith("llqr"):
+        geometry = llqr.Geometry(model, cross_entropy, steps=1, engine="double-backward")
+        geometry.refresh((torch.randn(6, 8), torch.randint(3, (6,))))
+        settings["geometry"] = geometry
+    opt = llqr.build(method, base, model=model, **settings)
+    grads, loss = [torch.randn_like(p) for p in model.parameters()], torch.ones(())
+
+    def closure():
+        for parameter, gradient in zip(model.parameters(), grads, strict=True):
+            parameter.grad = gradient
+        return loss
+
+    opt.step(closure)  # makes the momenta
+    with Launches() as operators:
+        opt.step(closure)
+    return operators
+
+
+@pytest.mark.parametrize("method", MOST)
+def test_a_few_kernels(method):
+    assert 0 < of_one_step(method, 20).total <= MOST[method]
+
+
+@pytest.mark.parametrize("norm", [norm for norm in NORMS if not norm.startswith("layer-")])
+@pytest.mark.parametrize("method", [method for method in MOST if method not in ("sgdm", "llqr")])
+def test_a_deeper_network_launches_no_more(method, norm):
+    assert of_one_step(method, 2, norm=norm).by_name == of_one_step(method, 9, norm=norm).by_name
+
+
+def test_lists_of_several_dtypes_are_copied_one_by_one():
+    """What is avoided, and seen where it is not."""
+    tensors = [torch.ones(2), torch.ones(2, dtype=torch.int64)]
+    with Launches() as operators:
+        torch._foreach_copy_([torch.empty_like(tensor) for tensor in tensors], tensors)
+    assert operators.by_name["_foreach_copy_"] == 2
