@@ -32,7 +32,7 @@ from llqr.curvature.divergence import Scale, check_scale
 from llqr.curvature.engines import ENGINES
 from llqr.geometry.fixed import FixedGeometry
 from llqr.metric import Metric, StructureSpec
-from llqr.metric.captured import ReplayedMetric
+from llqr.metric.captured import CapturedMetric
 from llqr.metric.layout import MAX_SIDE
 from llqr.metric.structure import Bounds, Factors
 from llqr.refresh.captured import CapturedRefresh
@@ -176,7 +176,7 @@ class Geometry:
         self._trace: Trace | None = None
         self._capture = capture
         self._captured: CapturedRefresh | None = None
-        self._acting = ReplayedMetric(self.metric) if capture else self.metric
+        self._acting = CapturedMetric(self.metric) if capture else self.metric
         if capture:
             self._check_capturable()
         self._spread = spread

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import recording, warming_up
+from llqr.cuda_graphs import capturing, warming_up
 from llqr.curvature import Batch, QuadraticModel
 from llqr.curvature.problem import tensors_of
 from llqr.metric import Metric
@@ -43,19 +43,19 @@ class CapturedRefresh:
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         self._descent = Descent(metric, working_copy(metric), inner)
         self._warm_up(linearise)
-        with recording() as self._linearise:
+        with capturing() as self._linearise:
             self.curvature = linearise(self._batch)
             objective = self._objective = Objective(metric, self.curvature, inner.damping, precision)
         pool = self._linearise.pool()
         # What an engine makes at its first product only, and keeps, is made in the graph that is always replayed first.
-        with recording(pool) as self._look:
+        with capturing(pool) as self._look:
             self._before = self._descent.step(objective.exact)
-        with recording(pool) as self._move:
+        with capturing(pool) as self._move:
             self._descent.multiply(objective)
         if inner.product_every > 1:
-            with recording(pool) as self._coast:
+            with capturing(pool) as self._coast:
                 self._descent.coast(objective)
-        with recording(pool) as self._judge:
+        with capturing(pool) as self._judge:
             self._after = objective.exact.at(self._descent.factors).value
 
     def _warm_up(self, linearise: Linearise) -> None:
