@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 
 import llqr
+from geometries import flat_geometry
 from llqr import STRUCTURES, Flat, Metric, Stacked
 from llqr.solvers.objective import Objective
 from metric.test_metric import perturbed, random_like
-from references import dense_metric, flat, relative_error, trainable, unflat
+from quadratics import setting, shaken, slopes_of
+from references import dense_metric, flat, relative_error, trainable
 from small_models import case, mlp, vit
 
 
@@ -63,36 +65,19 @@ def test_it_acts_as_its_dense_form(kind):
 
 
 def test_its_slopes_are_those_of_the_dense_objective(kind):
-    """`J = -g.Ug + 1/2 Ug.H Ug`, written out densely in the factors."""
-    drawn = case("mlp")
-    geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure=kind, engine="double-backward")
-    metric, parameters = perturbed(geometry.metric), trainable(drawn.model)
-    gradient = random_like(parameters)
-    root = torch.randn(flat(gradient).numel(), flat(gradient).numel(), dtype=torch.float64)
-
-    g, h = flat(gradient), root @ root.T
-
-    class Quadratic:
-        loss = torch.zeros(())
-
-        def __init__(self):
-            self.gradient = gradient
-
-        def product(self, v):
-            return unflat(h @ flat(v), parameters)
-
-    leaves = [{n: f.detach().clone().requires_grad_() for n, f in own.items()} for own in metric.factors()]
-    Ug = dense_metric(metric, parameters, leaves) @ g
-    (-g @ Ug + 0.5 * Ug @ h @ Ug).backward()
-    found = Objective(metric, Quadratic(), 0.0).at(metric.factors()).slopes()
-    for own, slopes in zip(leaves, found, strict=True):
-        for name, leaf in own.items():
-            assert relative_error(slopes[name], leaf.grad) < 1e-10
+    metric, quadratic = setting(kind)
+    factors = shaken(metric)
+    here = Objective(metric, quadratic).at(factors)
+    value, expected = slopes_of(metric, quadratic, factors)
+    assert relative_error(here.value, value) < 1e-12
+    for own, slopes in zip(expected, here.slopes(), strict=True):
+        for name, slope in own.items():
+            assert relative_error(slopes[name], slope) < 1e-10
 
 
 def test_it_is_learned(kind):
     drawn = case("mlp")
-    geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure=kind, engine="double-backward")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure=kind, engine="double-backward")
     report = geometry.refresh(drawn.batch)
     assert report.accepted
     assert report.objective_after < report.objective_before
