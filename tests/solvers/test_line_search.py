@@ -27,7 +27,7 @@ SOLVERS = ["line-search", "cg"]
 
 def test_every_structure_is_one_of_the_three():
     assert (LINEAR, ALTERNATING) == (["dense", "diagonal", "scalar"], ["diag-kfac", "kfac"])
-    assert CURVED == ["e-kfac", "e-kfac-psd", "kfac-psd"]
+    assert CURVED == ["e-kfac", "e-kfac-channels", "e-kfac-one-sided", "e-kfac-psd", "kfac-psd"]
 
 
 def even_setting(kind):

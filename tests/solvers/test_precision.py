@@ -51,7 +51,7 @@ def errors(found, expected):
 
 
 def test_what_is_multiplied():
-    assert LOWERED == ["e-kfac", "e-kfac-psd", "kfac", "kfac-psd"]
+    assert LOWERED == ["e-kfac", "e-kfac-channels", "e-kfac-one-sided", "e-kfac-psd", "kfac", "kfac-psd"]
 
 
 @pytest.mark.parametrize("kind", LOWERED)
