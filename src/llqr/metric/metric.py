@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
 from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
-from llqr.metric.packed import Packed
+from llqr.metric.packed import Packed, dot
 from llqr.metric.structure import Bounds, Factors, Structure
 
 
@@ -92,6 +92,21 @@ class Metric:
             kept = group.constrain(mixed, self.bounds)
             blended.append({name: kept[name].to(old[name].dtype) for name in old})
         return blended
+
+    def normalised(self, factors: Sequence[Factors], gradients: Sequence[Mapping[str, Tensor]]) -> list[Factors]:
+        """The factors of a multiple of `U` for which `g.Ug = g.g` on average over these gradients.
+
+        Unchanged if `g.Ug` is not positive on average.
+        """
+        squares, along = [], []
+        for g in gradients:
+            Ug = self.apply(g, factors)
+            pairs = [(g[name], Ug[name]) for name in dict.fromkeys(block.parameter for block in self.blocks)]
+            along.append(dot([a for a, _ in pairs], [b for _, b in pairs]))
+            squares.append(dot([a for a, _ in pairs], [a for a, _ in pairs]))
+        ratio = torch.stack(squares).sum() / torch.stack(along).sum()
+        number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+        return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
 
     def assign(self, factors: Sequence[Factors]) -> None:
         """Make these the factors of `U`."""
