@@ -36,12 +36,12 @@ def random_like(parameters, seed=0):
 
 def in_blank_memory(metric, grads):
     """`U g`, from gradients that are copied to `blank` memory first."""
-    factors = metric.lowered()
+    factors = metric.apply_factors()
     packed = metric.blank(factors)
     for group, part in zip(metric.groups, packed, strict=True):
         for block, place in zip(group.blocks, group.unpack(part), strict=True):
             place.copy_(block.piece(grads[block.parameter]))
-    return metric.act(factors, packed, grads)
+    return metric.apply_packed(factors, packed, grads)
 
 
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])
@@ -68,8 +68,8 @@ def test_a_mixture_of_structures_equals_the_dense_metric():
     grads = random_like(trainable(model))
     Ug = metric.apply(grads)
     assert relative_error(flat(Ug), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
-    acted = in_blank_memory(metric, grads)
-    assert all(acted[name].equal(Ug[name]) for name in Ug | acted)
+    packed = in_blank_memory(metric, grads)
+    assert all(packed[name].equal(Ug[name]) for name in Ug | packed)
     assert Ug["norm1.weight"].equal(grads["norm1.weight"])
 
 
@@ -87,16 +87,16 @@ def test_apply_is_linear(seed, a, b, kind):
 @pytest.mark.parametrize("apply_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("model", [batch_norm_cnn, lambda: vit(fused=True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_acting_in_place_is_applying(kind, model, apply_dtype):
+def test_applying_to_packed_gradients_is_applying(kind, model, apply_dtype):
     """Bit-exact, in the dtype and memory order of the gradients."""
     network = model().float().to(memory_format=torch.channels_last)
     metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
     grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
-    applied, acted = metric.apply(grads), in_blank_memory(metric, grads)
-    assert list(acted) == list(applied)
+    applied, packed = metric.apply(grads), in_blank_memory(metric, grads)
+    assert list(packed) == list(applied)
     for name, Ug in applied.items():
-        assert acted[name].equal(Ug)
-        assert (acted[name].dtype, acted[name].stride()) == (Ug.dtype, Ug.stride())
+        assert packed[name].equal(Ug)
+        assert (packed[name].dtype, packed[name].stride()) == (Ug.dtype, Ug.stride())
 
 
 def test_an_unlearned_metric_returns_the_gradients_themselves():
