@@ -128,23 +128,23 @@ class Metric:
         if factors is None:
             if not self.learned:
                 return dict(grads)
-            self._cast = self._cast or self.lowered()
+            self._cast = self._cast or self.apply_factors()
             factors = self._cast
         Ug: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
             with torch.autocast(group.blocks[0].device.type, enabled=False):  # the metric chooses its own dtype
-                applied = group.apply_pieces(own, self._pieces(group, grads), self._acting_dtype(group, own))
+                applied = group.apply_pieces(own, self._pieces(group, grads), self._dtype_of_apply(group, own))
             Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | self._assembled(Ug, grads)
 
     def blank(self, factors: Sequence[Factors]) -> Packed:
         """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
         pairs = zip(self.groups, factors, strict=True)
-        return [group.blank(self._acting_dtype(group, own), group.blocks[0].device) for group, own in pairs]
+        return [group.blank(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
 
-    def act(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def apply_packed(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`U g` for gradients of all parameters in `blank` memory, in the dtypes and memory order of `like`."""
         Ug: Packed = []
         for group, own, part in zip(self.groups, factors, packed, strict=True):
@@ -152,7 +152,7 @@ class Metric:
                 Ug.append(group.apply(own, part).to(group.blocks[0].dtype))
         return self.unpack(Ug, like)
 
-    def _acting_dtype(self, group: Structure, own: Factors) -> torch.dtype:
+    def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
         return next(iter(own.values())).dtype if own else group.blocks[0].dtype
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
@@ -199,7 +199,7 @@ class Metric:
                 pieces.append(block.piece(gradient))
         return pieces
 
-    def lowered(self) -> list[Factors]:
+    def apply_factors(self) -> list[Factors]:
         """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
         if self.apply_dtype is None:
             return self.factors()
