@@ -13,6 +13,9 @@ from torch import Tensor
 
 LAST = ("fill", "drop", "keep")
 
+Batch = tuple[Any, Tensor]
+"""Inputs, one tensor or a tuple of them as the model takes them, and targets."""
+
 
 class Batches(ABC):
     """Batches ``(inputs, targets)`` of one data set; iterating goes through the rest of the current epoch.
@@ -40,7 +43,8 @@ class Batches(ABC):
         if shuffle and generator is None:
             raise ValueError("generator must be given to shuffle.")
         self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, shuffle
-        self.generator = generator
+        # Without shuffle nothing is drawn, and a generator that is never used keeps the types simple.
+        self.generator = torch.Generator() if generator is None else generator
         self.steps = count // batch_size if last == "drop" else -(-count // batch_size)
         self.epoch = 0  # how many epochs were begun
         self.position = self.steps  # how many batches of this epoch were handed out
@@ -50,7 +54,7 @@ class Batches(ABC):
         """The number of batches in an epoch."""
         return self.steps
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         if not self.shuffle:
             yield from self._produce(self._extended(torch.arange(self.count)), 0)
             return
@@ -81,7 +85,7 @@ class Batches(ABC):
         """Draw the augmentation of the ``total`` samples of an epoch, in its order, from the generator."""
 
     @abstractmethod
-    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _produce(self, order: Tensor, first: int) -> Iterator[Batch]:
         """The batches of an epoch with this order, from batch number ``first`` on."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-class Block(nn.Module):
+class CausalBlock(nn.Module):
     """Causal self-attention, then a feed-forward network four times as wide."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -27,7 +27,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.around_attention(x, lambda y: self.attention(y, causal=True))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class LanguageModel(nn.Module):
@@ -65,7 +66,7 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(CausalBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tie:
@@ -79,9 +80,10 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            for last in (block.attention.out, block.feed_forward.contract):
-                nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
+        for module in self.modules():
+            if isinstance(module, CausalBlock):
+                for last in (module.attention.out, module.feed_forward.contract):
+                    nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
@@ -91,4 +93,5 @@ class LanguageModel(nn.Module):
         x = self.dropout(self.tokens(tokens) + self.positions(places))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -40,7 +40,8 @@ class PyramidBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = F.avg_pool2d(x, 2, ceil_mode=True) if self.stride == 2 else x
-        return self.residual(x) + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+        residual: Tensor = self.residual(x)
+        return residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
 
 
 class PyramidNet(nn.Module):
@@ -66,7 +67,8 @@ class PyramidNet(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        return logits
 
 
 def pyramidnet110(

@@ -77,7 +77,8 @@ class ResNet(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+        return logits
 
 
 def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> ResNet:

@@ -39,14 +39,16 @@ class Attention(nn.Module):
     ) -> Tensor:
         """``(batch, tokens, width)`` read off the values where ``mask`` is true, everywhere without one."""
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Self-attention."""
         return self.attend(self.queries(x), *self.keys_and_values(x), mask=mask, causal=causal)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads
 
 
 class FeedForward(nn.Module):
@@ -59,7 +61,8 @@ class FeedForward(nn.Module):
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.contract(self._activation(self.expand(x)))
+        out: Tensor = self.contract(self._activation(self.expand(x)))
+        return out
 
 
 class Residual(nn.Module):
@@ -74,9 +77,8 @@ class Residual(nn.Module):
         self._first = norm == "pre"
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        if self._first:
-            return x + self.dropout(f(self.norm(x)))
-        return self.norm(x + self.dropout(f(x)))
+        out: Tensor = x + self.dropout(f(self.norm(x))) if self._first else self.norm(x + self.dropout(f(x)))
+        return out
 
 
 def differentiable_attention() -> AbstractContextManager[None]:
@@ -91,4 +93,5 @@ def differentiable_attention() -> AbstractContextManager[None]:
 def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
     """``model(inputs)`` in `differentiable_attention`: a `forward` for `llqr.Geometry` that gets exact products."""
     with differentiable_attention():
-        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        return out

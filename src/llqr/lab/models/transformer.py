@@ -8,7 +8,8 @@ they come out finite, and a loss that ignores their targets sends no gradient th
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ class Memory(NamedTuple):
 
 class SinusoidalPositions(nn.Module):
     """Sines, then cosines, of geometrically spaced frequencies from 1 to 1/10000; positions count from 1."""
+
+    table: Tensor
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
@@ -55,7 +58,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.around_attention(x, lambda y: self.attention(y, mask=mask))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class DecoderLayer(nn.Module):
@@ -89,7 +93,8 @@ class DecoderLayer(nn.Module):
     def _read_source(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         attention = self.source_attention
         x = self.around_source_attention(x, lambda y: attention.attend(attention.queries(y), *source, mask=mask))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class TranslationTransformer(nn.Module):
@@ -180,9 +185,10 @@ class TranslationTransformer(nn.Module):
         self._check_length("previous", previous.shape[1])
         memory = self.encode(source)
         x = self._embed(self.target_embedding, previous)
-        for layer, known in zip(self.decoder, memory.keys_and_values, strict=True):
+        for layer, known in zip(self._decoder_layers, memory.keys_and_values, strict=True):
             x = layer(x, known, memory.mask)
-        return self.head(self.decoder_norm(x))
+        logits: Tensor = self.head(self.decoder_norm(x))
+        return logits
 
     def encode(self, source: Tensor) -> Memory:
         """What the decoder will read of ``source`` (B, S)."""
@@ -194,7 +200,7 @@ class TranslationTransformer(nn.Module):
         for layer in self.encoder:
             x = layer(x, mask)
         x = self.encoder_norm(x)
-        return Memory([layer.source_attention.keys_and_values(x) for layer in self.decoder], mask)
+        return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 
     def new_cache(self, length: int) -> Cache:
         """For `decode`, up to ``length`` tokens."""
@@ -208,10 +214,15 @@ class TranslationTransformer(nn.Module):
         sentence.
         """
         x = self._embed(self.target_embedding, tokens, start=cache.held)
-        for number, (layer, known) in enumerate(zip(self.decoder, memory.keys_and_values, strict=True)):
+        for number, (layer, known) in enumerate(zip(self._decoder_layers, memory.keys_and_values, strict=True)):
             x = layer.step(x, known, memory.mask, cache, number)
         cache.advance()
-        return self.head(self.decoder_norm(x))
+        logits: Tensor = self.head(self.decoder_norm(x))
+        return logits
+
+    @property
+    def _decoder_layers(self) -> Sequence[DecoderLayer]:
+        return cast(Sequence[DecoderLayer], self.decoder)
 
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int | None = None) -> Tensor:
         """Vectors of rows of tokens, or of tokens that all stand at place ``start``, counted from 0."""
@@ -220,7 +231,8 @@ class TranslationTransformer(nn.Module):
         x = embedding.embedding_dim**0.5 * embedding(tokens) + self.positions(places)
         # Padding is the zero vector by multiplication and not by a zero row: that of a tied matrix moves, and the
         # derivatives of `padding_idx` differ between forward and reverse mode.
-        return self.dropout(x * real.unsqueeze(-1))
+        out: Tensor = self.dropout(x * real.unsqueeze(-1))
+        return out
 
     def _check_length(self, name: str, length: int) -> None:
         if length > self.max_length:

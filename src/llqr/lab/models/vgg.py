@@ -29,7 +29,8 @@ class Vgg(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
+        return logits
 
 
 def vgg16_bn(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> Vgg:

@@ -7,8 +7,11 @@ and of the shapes on it those two are merged, again and again, whose merging add
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Integers = npt.NDArray[np.int64]
 
 GRID = 8
 """Lengths are multiples of this, as the matrix units of a GPU like them; so is the number of rows where it can be."""
@@ -27,9 +30,9 @@ class Shape:
         return self.rows * (self.source + self.target)
 
 
-def rows_for(max_tokens: int, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+def rows_for(max_tokens: int, source: Integers, target: Integers) -> Integers:
     """How many pairs fit: the longer side, padded, has at most ``max_tokens`` tokens."""
-    rows = max_tokens // np.maximum(source, target)
+    rows: Integers = max_tokens // np.maximum(source, target)
     return np.where(rows >= GRID, rows // GRID * GRID, rows)
 
 
@@ -65,12 +68,13 @@ def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple
     return [shapes[i] for i in used], torch.from_numpy(belongs)
 
 
-def _merge(cells: np.ndarray, amounts: np.ndarray, count: int, max_tokens: int) -> np.ndarray:
+def _merge(cells: Integers, amounts: Integers, count: int, max_tokens: int) -> Integers:
     """Merge the ``cells`` (source, target), which hold ``amounts`` of pairs, until there are ``count``."""
 
-    def cost(s: np.ndarray, t: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    def cost(s: Integers, t: Integers, pairs: Integers) -> Integers:
         rows = rows_for(max_tokens, s, t)
-        return -(-pairs // rows) * rows * (s + t)
+        tokens: Integers = -(-pairs // rows) * rows * (s + t)
+        return tokens
 
     while len(cells) > count:
         s, t = cells.T

@@ -74,8 +74,8 @@ def process(pairs: Sequence[tuple[bytes, bytes]], rules: Rules, training: bool) 
 
 
 def _outcome(source: bytes, target: bytes, rules: Rules, training: bool) -> Outcome:
-    texts = decode(source), decode(target)
-    if None in texts:
+    texts = [text for text in (decode(source), decode(target)) if text is not None]
+    if len(texts) < 2:
         return "bad_utf8"
     sides = [rules.words(text, language) for text, language in zip(texts, rules.languages, strict=True)]
     if not all(sides):

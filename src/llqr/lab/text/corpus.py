@@ -77,17 +77,20 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
     if distributed is not None:
         sides = {name: [distributed.side(name, language) for language in languages] for name in ("train", "test")}
         return RawCorpus(languages, {name: RawSplit(name, *both) for name, both in sides.items()})
-    pairs = {name: tuple(lines.find(source, f"{name}.{language}") for language in languages) for name in SPLITS}
-    if None in pairs["train"]:
+    found = {name: [lines.find(source, f"{name}.{language}") for language in languages] for name in SPLITS}
+    if None in found["train"]:
         raise FileNotFoundError(
             f"No corpus was found in {source.absolute()}: expected train.{languages[0]} and train.{languages[1]} "
             f"(plain, .xz or .gz; valid.* and test.* beside them), or IWSLT14 as {iwslt.EXPECTED}."
         )
-    for name, pair in pairs.items():
-        if (pair[0] is None) != (pair[1] is None):
-            there, missing = languages if pair[1] is None else languages[::-1]
+    pairs: dict[str, tuple[Path, Path]] = {}
+    for name, (first, second) in found.items():
+        if first is not None and second is not None:
+            pairs[name] = first, second
+        elif first is not None or second is not None:
+            there, missing = languages if second is None else languages[::-1]
             raise FileNotFoundError(f"{source / name}.{missing} is missing beside {name}.{there}.")
-    return from_files({name: None if None in pair else pair for name, pair in pairs.items()}, languages)
+    return from_files(pairs, languages)
 
 
 def _different(languages: tuple[str, str]) -> None:

@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llqr.lab.text.lines import split_lines
@@ -56,7 +57,7 @@ def find(source: Path, languages: tuple[str, str]) -> Distributed | None:
         marker = f"train.tags.{pair}.{languages[0]}"
         for folder in (source, source / pair):
             if (folder / marker).is_file():
-                return Distributed(pair, lambda name, folder=folder: _read_from_folder(folder, name))
+                return Distributed(pair, partial(_read_from_folder, folder))
         for archive in (source, source / f"{pair}.tgz"):
             if archive.is_file():
                 return _from_archive(archive, pair)
@@ -70,12 +71,17 @@ def _read_from_folder(folder: Path, name: str) -> bytes:
     return path.read_bytes()
 
 
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return b"" if file is None else file.read()  # None only for what is not a file
+
+
 def _from_archive(archive: Path, pair: str) -> Distributed:
     """All text files of the archive in memory; nothing is unpacked to the disk."""
     try:
         with tarfile.open(archive) as tar:
             members = [member for member in tar if member.isfile() and pair in Path(member.name).name]
-            contents = {Path(member.name).name: tar.extractfile(member).read() for member in members}
+            contents = {Path(member.name).name: _content(tar, member) for member in members}
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ValueError(f"{archive} is damaged: {error}.") from error
 

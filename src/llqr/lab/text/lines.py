@@ -6,8 +6,9 @@ import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-COMPRESSED = {".xz": lzma.open, ".gz": gzip.open}
+COMPRESSED = (".xz", ".gz")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -16,10 +17,16 @@ def read_lines(path: Path) -> list[bytes]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()} is not a file.")
     try:
-        with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+        with _open(path) as file:
             return split_lines(file.read())
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def split_lines(content: bytes) -> list[bytes]:

@@ -7,17 +7,17 @@ from typing import Any
 
 def tokenise(text: str, language: str) -> str:
     """The words of ``text`` with a space between them; what Moses treats as markup is escaped, as its script does."""
-    return _tokeniser(language).tokenize(text, return_str=True)
+    return str(_tokeniser(language).tokenize(text, return_str=True))
 
 
 def detokenise(words: Sequence[str], language: str) -> str:
     """The text of escaped ``words``."""
-    return _detokeniser(language).detokenize(list(words))
+    return str(_detokeniser(language).detokenize(list(words)))
 
 
 def version() -> str:
     """The version of sacremoses; another one may cut words differently."""
-    return _sacremoses().__version__
+    return str(_sacremoses().__version__)
 
 
 @lru_cache
@@ -32,7 +32,7 @@ def _detokeniser(language: str) -> Any:
 
 def _sacremoses() -> Any:
     try:
-        import sacremoses
+        import sacremoses  # type: ignore[import-untyped]  # it has no types
     except ImportError as error:
         raise ModuleNotFoundError(
             "Words are told apart and joined by sacremoses, which is not installed; install it with: "

@@ -98,8 +98,15 @@ def load(root: Path | str) -> Stream:
     try:
         learned = Subwords.read(files[SUBWORDS].decode())
         splits = {name: folder.unpack(files[f"{name}.tokens"], learned.vocabulary.tokens) for name in SPLITS}
-        told = {name: manifest[name] for name in ("settings", "counts", "key")}
-        return Stream(**splits, subwords=learned, **told)
+        return Stream(
+            train=splits["train"],
+            valid=splits["valid"],
+            test=splits["test"],
+            subwords=learned,
+            settings=manifest["settings"],
+            counts=manifest["counts"],
+            key=manifest["key"],
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
 

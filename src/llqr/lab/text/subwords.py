@@ -51,10 +51,10 @@ class Subwords:
             if token not in (PAD, BOS):
                 piece = self._unknown if token == UNK else self._tokenizer.id_to_token(token)
                 pieces.append(piece or "")  # a number beyond the tokens stands for nothing
-        return self._tokenizer.decoder.decode(pieces)
+        return str(self._tokenizer.decoder.decode(pieces))
 
     def write(self) -> str:
-        return self._tokenizer.to_str()
+        return str(self._tokenizer.to_str())
 
     @classmethod
     def read(cls, written: str) -> "Subwords":
@@ -86,7 +86,7 @@ def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: str) -> Sub
 
 def version() -> str:
     """The version of tokenizers; another one may merge in another order."""
-    return _tokenizers().__version__
+    return str(_tokenizers().__version__)
 
 
 def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:

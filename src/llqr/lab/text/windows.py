@@ -45,7 +45,7 @@ class WindowBatches(Batches):
             raise ValueError(f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}.")
         # Whichever of the first tokens the row is cut at, there are so many windows with a target for every token.
         count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
-        generator = torch.Generator().manual_seed(seed) if shuffle else None
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         super().__init__(count, rows, shuffle=shuffle, generator=generator, last="fill" if shuffle else "keep")
         self.context, self.device = context, torch.device(device)
         self._length = len(tokens)

@@ -40,5 +40,7 @@ def _serve() -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # None in the process that started everything
+        parent.join()
+        os._exit(1)
