@@ -4,18 +4,20 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.typing import RcKeyType
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is left out as too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-SETTINGS: dict[RcKeyType, Any] = {
+SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
