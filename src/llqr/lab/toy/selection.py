@@ -46,7 +46,7 @@ def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> To
     first_out = {method: _first_out(times) for method, times in over_rho.items()}
     shown_out = {method: "(none)" if rho is None else f"{rho:.2f}" for method, rho in first_out.items()}
     closest = 1 - float((selection.simulated / selection.bound).max())
-    beside = {method: float(over_sigma[method].mean[0]) for method in over_sigma}
+    leaves_after = float(over_sigma["llqr+sam"].mean[0])
     return ToyResult(
         "selection",
         "Selection between wells",
@@ -54,12 +54,12 @@ def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> To
             f"Regenerative model, {cycles} cycles per noise scale: the time spent in sharp wells stays below its bound "
             f"(by {100 * closest:.1f}% at the closest) and falls with slope "
             f"{selection.slope_in_rate:.3f} in sigma^2 log(R / sigma) / R^2, {selection.slope_in_sigma:.2f} in sigma.",
-            f"Mean exit times from a pothole by the real optimizers ({seeds} seeds per point): most visits end from "
+            f"Mean exit times of the real optimizers from a pothole ({seeds} seeds per point): most visits end from "
             f"rho = {shown_out['sam']} on with SAM, from {shown_out['llqr+sam']} on with LLQR+SAM; the envelopes reach "
             f"r_eps at {thresholds['sam']:.2f} and {thresholds['llqr+sam']:.2f}.",
-            f"At rho = {between:g}, between the two, LLQR+SAM leaves after {beside['llqr+sam']:.0f} steps at the "
-            f"smallest noise, when {100 * float(over_sigma['sam'].cut[0]):.0f}% of SAM's visits last beyond "
-            f"{settings.steps}.",
+            f"At rho = {between:g}, between the two, LLQR+SAM leaves after {leaves_after:.0f} steps at the "
+            f"smallest noise, where {100 * float(over_sigma['sam'].cut[0]):.0f}% of SAM's visits last longer than "
+            f"{settings.steps} steps.",
         ],
         {
             "sigma": selection.sigma.tolist(), "simulated": selection.simulated.tolist(),
