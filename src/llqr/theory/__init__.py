@@ -13,7 +13,7 @@ from llqr.theory.envelopes import (
 )
 from llqr.theory.hover import Hovering, hover
 from llqr.theory.landscapes import PotholeOnSlope, RingLandscape
-from llqr.theory.noise import one_step_motion, simulate_mode, stationary_variance
+from llqr.theory.noise_damping import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.phase import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.pothole import Pothole
 from llqr.theory.selection import Selection, flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound

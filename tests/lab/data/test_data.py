@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from llqr.lab import data
-from llqr.lab.data.noise import corrupt_labels
+from llqr.lab.data.label_noise import corrupt_labels
 from llqr.lab.data.restricted_pickle import load_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the complete CIFAR:UserWarning")

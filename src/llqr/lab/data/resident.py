@@ -10,7 +10,7 @@ from torch import Tensor
 from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.imageset import ImageSet
-from llqr.lab.data.noise import corrupt_labels
+from llqr.lab.data.label_noise import corrupt_labels
 
 # Batches are made several at a time, so that the dozen kernels of an augmentation are shared among them.
 BYTES_AT_ONCE = 64 * 2**20
