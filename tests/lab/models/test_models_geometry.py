@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import llqr
 from llqr.lab import models
 
-# Small members of every family: no block has more than a few hundred entries, so that a dense metric fits.
+# A small member of every family: no block has more than a few hundred entries, so that a dense metric fits.
 SMALL = {
     "mlp": {"image_size": 4, "channels": 3, "hidden": [8]},
     "cnn": {"image_size": 8, "width": 2, "channels": 3},

@@ -3,8 +3,8 @@
 Two choices matter to a metric learned per block and to a curvature product, so both are options here:
 
 * ``fused``: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim`` named ``q``, ``k`` and ``v``;
-* ``attention``: ``"sdpa"`` calls PyTorch's fused kernel, which has no forward-mode derivative; ``"explicit"`` spells
-  out ``softmax(Q K^T / sqrt(d)) V``, which has one. Both compute the same function of the same parameters.
+* ``attention``: ``"sdpa"`` calls PyTorch's fused kernel, which has no forward-mode derivative; ``"explicit"`` computes
+  ``softmax(Q K^T / sqrt(d)) V`` step by step, which has one. Both are the same function of the same parameters.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The token-wise network of a block: expand four times, GELU, contract."""
+    """The feed-forward network of a block: expand, GELU, contract."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Truncated normal of width 0.02 for every projection and the positions, zero biases and class token."""
+        """Truncated normal of standard deviation 0.02 for projections and positions; zero biases and class token."""
         nn.init.zeros_(self.class_token)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():
