@@ -22,13 +22,13 @@ from llqr.lab.toy.drawing import (
 )
 from llqr.lab.toy.experiment import Progress, ToyResult, claim_shares, claims_sentence, statistics
 from llqr.lab.toy.ring_plots import ring_map
-from llqr.theory import METHODS, SHOWN, ToyRuns, ejection
+from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, ejection
 from llqr.theory.search import as_dict
 
 
 def run_noise(seeds: int, steps: int, variance: float, anisotropy: float, progress: Progress) -> ToyResult:
     """Start all four methods at the bottom of the well under noise; also measure the noise-damping proposition."""
-    constants = replace(SHOWN, anisotropy=anisotropy)
+    constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = ejection(constants, seeds=seeds, steps=steps, variance=variance)
     claims = claim_shares(runs.ejection_claims())
     paths = {

@@ -8,13 +8,13 @@ from matplotlib.lines import Line2D
 from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend, styled
 from llqr.lab.toy.experiment import ToyResult, claim_shares, claims_sentence, quantiles, statistics
 from llqr.lab.toy.ring_plots import ring_map, ring_slice
-from llqr.theory import METHODS, SHOWN, ToyRuns, escape, hovering_envelope
+from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope
 from llqr.theory.search import as_dict
 
 
 def run_escape(starts: int, steps: int, anisotropy: float, seed: int) -> ToyResult:
     """Start all four methods inside the sharp well and compare how they leave it."""
-    constants = replace(SHOWN, anisotropy=anisotropy)
+    constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())
     flat = {method: statistics(runs.flat_step(method).double()) for method in ("sam", "llqr+sam")}
