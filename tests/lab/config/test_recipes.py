@@ -12,7 +12,7 @@ from llqr.lab import data
 from llqr.lab.config import recipe
 from llqr.lab.config.domains import ASSUMED_VOCABULARY
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.text import prepared
+from llqr.lab.text import parallel_text
 from tiny_text import reversal
 
 NETWORKS = ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110")
@@ -86,7 +86,7 @@ def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
     reversal(tmp_path)
     overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
     loaded = recipe.load(f"{TRANSLATION}@tiny", overrides)
-    assert loaded.build_model().head.out_features == prepared.load(tmp_path / "reversal").vocabulary.size
+    assert loaded.build_model().head.out_features == parallel_text.load(tmp_path / "reversal").vocabulary.size
     assert not loaded.domain.remark("reversal", tmp_path)
     assert "not prepared yet" in loaded.domain.remark("nothing", tmp_path)
 

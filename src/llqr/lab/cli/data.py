@@ -15,11 +15,11 @@ from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.text import corpus, folder
+from llqr.lab.text import corpus, prepared_folder
 from llqr.lab.text.cleaning import REASONS
-from llqr.lab.text.prepare import Settings, prepare
+from llqr.lab.text.prepare import ParallelTextSettings, prepare
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.stream import StreamSettings, prepare_stream
+from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
 
@@ -45,13 +45,13 @@ def data(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Source and target (default: de en; with --train the endings of the files)."),
     ] = None,
-    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = Settings.merges,
-    lowercase: Annotated[bool, typer.Option(help="Write pairs in small letters.")] = Settings.lowercase,
-    longest: Annotated[int, typer.Option(help="Most words of a training sentence.")] = Settings.longest,
-    ratio: Annotated[float, typer.Option(help="Most words for a word of the other side.")] = Settings.ratio,
+    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = ParallelTextSettings.merges,
+    lowercase: Annotated[bool, typer.Option(help="Write pairs in small letters.")] = ParallelTextSettings.lowercase,
+    longest: Annotated[int, typer.Option(help="Most words of a training sentence.")] = ParallelTextSettings.longest,
+    ratio: Annotated[float, typer.Option(help="Most words for a word of the other side.")] = ParallelTextSettings.ratio,
     valid_every: Annotated[
         int, typer.Option(help="Without validation files, one in so many training pairs.")
-    ] = Settings.valid_every,
+    ] = ParallelTextSettings.valid_every,
     held_out: Annotated[
         float, typer.Option(help="With --text: the part that validates, and the part that tests.")
     ] = StreamSettings.held_out,
@@ -64,7 +64,7 @@ def data(
 
     The same text and settings are not prepared again. What was dropped is counted and printed.
     """
-    if not folder.NAME.fullmatch(name):
+    if not prepared_folder.NAME.fullmatch(name):
         raise ConfigurationError(f"NAME must be of letters, digits, dots, dashes and underscores, got {name!r}.")
     if [source, train, text].count(None) != 2:
         raise ConfigurationError("One of --source, --train and --text must be given, and not more.")
@@ -72,7 +72,7 @@ def data(
         raise ConfigurationError("--valid and --test go with --train.")
     try:
         of_text = StreamSettings(merges=merges, held_out=held_out)
-        of_pairs = Settings(
+        of_pairs = ParallelTextSettings(
             languages or corpus.DIRECTION,
             lowercase=lowercase,
             longest=longest,
@@ -100,7 +100,7 @@ def data(
 
 def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
     """Print what was counted and where the prepared text is."""
-    manifest = json.loads((made / folder.MANIFEST).read_text())
+    manifest = json.loads((made / prepared_folder.MANIFEST).read_text())
     if as_json:
         told = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
         print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **told}, indent=1))

@@ -18,8 +18,8 @@ from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
-from llqr.lab.text import prepared
-from llqr.lab.text.prepared import Prepared
+from llqr.lab.text import parallel_text
+from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.training import checkpoint
 from llqr.lab.training.precision import Precision
 
@@ -56,7 +56,7 @@ class Trained:
     """A model that translates, and the text that it learned from."""
 
     model: nn.Module
-    text: Prepared
+    text: ParallelText
     translator: Translator
     precision: Precision
 
@@ -89,7 +89,7 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
     recipe, place = recipe_of(run), Path(run.data.root) / run.data.name
     best = _best(folder, device)
     try:
-        text = prepared.load(place)
+        text = parallel_text.load(place)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise DataError(str(error)) from error
     if best["data"] != text.key:

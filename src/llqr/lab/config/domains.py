@@ -12,8 +12,8 @@ from torch import nn
 from llqr.lab import data, models
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.models.transformer import TranslationTransformer
-from llqr.lab.text import folder
-from llqr.lab.text.batches import SHAPES
+from llqr.lab.text import prepared_folder
+from llqr.lab.text.pair_batches import SHAPES
 
 ASSUMED_VOCABULARY = 10_000
 """Tokens that sizes are worked out with before a text is prepared."""
@@ -61,7 +61,7 @@ class PreparedText(Domain):
     accepts: type
 
     def options(self, name: str) -> type:
-        if not folder.NAME.fullmatch(name):
+        if not prepared_folder.NAME.fullmatch(name):
             raise ValueError(f"data must be the name of a prepared text, got {name!r}.")
         return self.accepts
 
@@ -82,7 +82,7 @@ class PreparedText(Domain):
 def _vocabulary(root: Path) -> int | None:
     """The size of the vocabulary of the text that was prepared there, if there is one."""
     try:
-        return json.loads((folder.find(root) / folder.MANIFEST).read_text())["vocabulary"]["size"]
+        return json.loads((prepared_folder.find(root) / prepared_folder.MANIFEST).read_text())["vocabulary"]["size"]
     except (OSError, ValueError, KeyError):
         return None
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import stream
-from llqr.lab.text.stream import Stream
+from llqr.lab.text import token_stream
+from llqr.lab.text.token_stream import TokenStream
 from llqr.lab.text.windows import WindowBatches
 
 
@@ -26,7 +26,7 @@ class LanguageTask(TokenTask):
     unit = "tokens"
     samples_measured = 16  # each of them many tokens
 
-    def __init__(self, text: Stream, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, text: TokenStream, recipe: Recipe, device: torch.device) -> None:
         super().__init__(text, recipe, device)
         self._context = recipe.data_options.context
         rows = recipe.training.eval_batch_size
@@ -35,8 +35,8 @@ class LanguageTask(TokenTask):
         }
 
     @classmethod
-    def read(cls, root: Path) -> Stream:
-        return stream.load(root)
+    def read(cls, root: Path) -> TokenStream:
+        return token_stream.load(root)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)

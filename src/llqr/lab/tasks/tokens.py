@@ -14,8 +14,8 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.text.prepared import Prepared
-from llqr.lab.text.stream import Stream
+from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.token_stream import TokenStream
 
 
 class TokenCrossEntropy:
@@ -44,7 +44,7 @@ class TokenTask(Task):
     split = "valid"
 
     def __init__(self, text: Any, recipe: Recipe, device: torch.device) -> None:
-        self.text: Prepared | Stream = text
+        self.text: ParallelText | TokenStream = text
         self.device = device
         self._loss = TokenCrossEntropy(text.vocabulary.pad, recipe.task_options.label_smoothing)
 
@@ -57,7 +57,7 @@ class TokenTask(Task):
 
     @classmethod
     @abstractmethod
-    def read(cls, root: Path) -> Prepared | Stream:
+    def read(cls, root: Path) -> ParallelText | TokenStream:
         """The text that was prepared at ``root``."""
 
     @property

@@ -14,10 +14,10 @@ from llqr.lab.models.decoding import beam_search
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import prepared
-from llqr.lab.text.batches import DecodingBatches, SentenceBatches, TokenBatches
-from llqr.lab.text.prepared import Prepared
-from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text import parallel_text
+from llqr.lab.text.pair_batches import DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.sentences import SentencePairs, Sentences
 
 
 class TranslationTask(TokenTask):
@@ -32,7 +32,7 @@ class TranslationTask(TokenTask):
     unit = "padded tokens"
     samples_measured = 64  # each of them many tokens
 
-    def __init__(self, text: Prepared, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, text: ParallelText, recipe: Recipe, device: torch.device) -> None:
         super().__init__(text, recipe, device)
         self._translator = Translator(text, recipe.task_options, recipe.training.eval_batch_size, device)
         self._shapes = recipe.data_options.shapes
@@ -42,8 +42,8 @@ class TranslationTask(TokenTask):
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
-    def read(cls, root: Path) -> Prepared:
-        text = prepared.load(root)
+    def read(cls, root: Path) -> ParallelText:
+        text = parallel_text.load(root)
         text.detokenise([])  # what BLEU needs should be missed now and not after hours
         return text
 
@@ -87,7 +87,7 @@ class Translator:
         device: where the model is.
     """
 
-    def __init__(self, text: Prepared, options: Translation, max_tokens: int, device: torch.device) -> None:
+    def __init__(self, text: ParallelText, options: Translation, max_tokens: int, device: torch.device) -> None:
         self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ class Translator:
         return [self._text.detokenise(tokens) for tokens in found]
 
 
-def _in_order(pairs: Pairs, largest: int, device: torch.device) -> TokenBatches:
+def _in_order(pairs: SentencePairs, largest: int, device: torch.device) -> TokenBatches:
     """The pairs in batches of about as many tokens as the decoder takes, and never fewer than the longest needs."""
     longest = int(torch.cat([pairs.source.lengths, pairs.target.lengths]).max()) + 1
     return TokenBatches(pairs, max(largest, longest), device=device)
