@@ -63,7 +63,7 @@ class Trace:
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
         count = len(self._names)
-        loss, *rest = self._once(*problem.parameters.values(), *problem.surroundings())
+        loss, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
         sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
         saved = rest[count * len(sets) :]
 
@@ -87,7 +87,7 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         return [model.loss, *(part for named in sets for part in named.values())]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
-    example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
+    example = (*theta, *map(torch.ones_like, theta), *problem.other_tensors())
     with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
@@ -141,5 +141,5 @@ def _unfused_attention() -> Iterator[None]:
 
 def problem_signature(problem: Problem) -> Any:
     """What a trace holds fixed."""
-    tensors = [*problem.parameters.values(), *problem.surroundings()]
+    tensors = [*problem.parameters.values(), *problem.other_tensors()]
     return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
