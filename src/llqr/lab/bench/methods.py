@@ -6,8 +6,7 @@ import torch
 
 import llqr
 from llqr.lab.bench.workload import Workload
-from llqr.lab.config.recipe import Base
-from llqr.lab.training.method import base_optimizer
+from llqr.lab.config.settings import Base
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
@@ -26,8 +25,8 @@ def learns_metric(method: str) -> bool:
 def optimizer_for(method: str, workload: Workload, geometry: llqr.Geometry | None) -> torch.optim.Optimizer:
     """SGD and AdamW as torch has them, the others with SGD as base."""
     if method in PLAIN:
-        return base_optimizer(PLAIN[method], workload.model)
-    base = base_optimizer(SGD, workload.model)
+        return PLAIN[method].build(workload.model)
+    base = SGD.build(workload.model)
     return llqr.build(WRAPPED[method], base, geometry=geometry if learns_metric(method) else None, model=workload.model)
 
 

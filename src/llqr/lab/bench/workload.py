@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from llqr.lab import models
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
 from llqr.lab.training.precision import Precision
 
@@ -132,7 +132,7 @@ class Workload:
     def _made_pass(self) -> Pass:
         """One for all optimizers, because a recorded pass keeps the memory of its activations."""
         if self._pass is None:
-            form = RecordedPass if self.passes.capture else Pass
+            form = CapturedPass if self.passes.capture else Pass
             self._pass = form(Classification(), self._passing, self.precision)
             self._pass.load(self.batch)
         return self._pass
