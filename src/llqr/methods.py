@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
-from llqr.geometry.geometry import Geometry, GeometryLike
+from llqr.geometry import Geometry, GeometryLike
 from llqr.optimizer import Optimizer, Settings
 from llqr.probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypedDict
 import torch
 from torch import Tensor, nn
 
-from llqr.geometry.geometry import GeometryLike
+from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.step import amp
 from llqr.step.gradients import standing_in

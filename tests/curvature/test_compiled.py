@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from llqr.curvature.engines import ENGINES
 from references import DIFFERENCES, relative_error
 
@@ -42,7 +42,7 @@ def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, diverge
     for block in compiled[:3]:
         block.compile(backend=backend)
     made = [
-        llqr.Geometry(model, F.cross_entropy, divergence=divergence, steps=3, ema=0.0, engine=engine)
+        flat_geometry(model, F.cross_entropy, divergence=divergence, steps=3, ema=0.0, engine=engine)
         for model in (plain, compiled)
     ]
     for geometry in made:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import llqr
+from geometries import flat_geometry
 from llqr import Metric
 from llqr.metric import captured as recorded
 from metric.test_metric import KINDS, perturbed
@@ -62,7 +62,7 @@ def test_recorded_once_and_only_where_it_helps(structure, times, replays, monkey
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     model = vit().float()
     batch = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
-    geometry = llqr.Geometry(model, F.cross_entropy, structure=structure, steps=2, engine="forward")
+    geometry = flat_geometry(model, F.cross_entropy, structure=structure, steps=2, engine="forward")
     replayed = recorded.ReplayedMetric(geometry.metric)
     grads = gradients(model)
     assert replayed.apply(grads) == grads  # nothing is learned yet, nothing recorded

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from llqr import Metric
 from llqr.metric import STRUCTURES
 from references import dense_metric, flat, relative_error, trainable, unflat
@@ -189,7 +189,7 @@ def test_a_fused_projection_learns_what_three_separate_ones_learn(kind):
     fused.model.load_state_dict(weights)
     learned = {}
     for drawn in (separate, fused):
-        geometry = llqr.Geometry(
+        geometry = flat_geometry(
             drawn.model, F.cross_entropy, structure=kind, steps=4, lr=0.05, clip=0.1, ema=0.5, engine="double-backward"
         )
         assert geometry.refresh(drawn.batch).accepted
@@ -245,7 +245,7 @@ def test_factors_held_in_bfloat16_are_learned_in_float32(kind):
     drawn = case("mlp")
     model, batch = drawn.model.float(), (drawn.batch[0].float(), drawn.batch[1])
     geometries = [
-        llqr.Geometry(
+        flat_geometry(
             model, F.cross_entropy, structure=kind, steps=20, lr=0.02, ema=0.0, dtype=dtype, engine="double-backward"
         )
         for dtype in (None, torch.bfloat16)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-import llqr
-from llqr import Inner
 from llqr.solvers.extrapolate import DIRECTIONS, KnownProducts
 from llqr.solvers.solve import Objective, solve
+
+from geometries import flat_geometry
+from llqr import Inner
 from quadratics import setting, shaken
 from references import relative_error
 from small_models import case
@@ -177,7 +177,7 @@ def test_on_a_network_it_learns_nearly_the_same(network, structure):
     drawn = case(network)
     moved = []
     for every in (1, 5):
-        geometry = llqr.Geometry(
+        geometry = flat_geometry(
             drawn.model,
             drawn.loss_fn,
             structure=structure,

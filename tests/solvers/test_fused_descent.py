@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from llqr.solvers.solve import Descent, working_copy
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
 from llqr.solvers import fused_descent
 from llqr.solvers.fused_descent import descend
-from llqr.solvers.solve import Descent, working_copy
 from references import relative_error
 
 STACKED = sorted(STRUCTURES.keys() - {"diagonal", "scalar", "identity"})
@@ -62,7 +62,7 @@ def assert_a_refresh_learns_the_same(kind):
     model = network().double()
     x, y = batch()
     plain, fused = (
-        llqr.Geometry(model, F.cross_entropy, structure=kind, engine="forward", compile=c) for c in (False, True)
+        flat_geometry(model, F.cross_entropy, structure=kind, engine="forward", compile=c) for c in (False, True)
     )
     for step in range(2):
         reports = [geometry.refresh((x.double() + step, y)) for geometry in (plain, fused)]

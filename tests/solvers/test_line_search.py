@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llqr.solvers.solve import Objective, solve, working_copy
 
-import llqr
+from geometries import flat_geometry
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
 from llqr.solvers.line_search import ConjugateGradients, LineSearch
-from llqr.solvers.solve import Objective, solve, working_copy
 from quadratics import Quadratic, leaves_of, setting, shaken, slopes_of
 from references import dense_metric, relative_error, trainable, unflat
 from small_models import case, mlp
@@ -162,7 +162,7 @@ def test_fifty_steps_of_the_heavy_ball_in_eight_products(solver, kind):
     drawn = case("mlp")
     objectives = {}
     for name, steps in (("heavy-ball", 50), (solver, 8)):
-        geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure=kind, solver=name, steps=steps, ema=0.0)
+        geometry = flat_geometry(drawn.model, F.cross_entropy, structure=kind, solver=name, steps=steps, ema=0.0)
         objectives[name] = geometry.refresh(drawn.batch).objective_after
     assert objectives[solver] < objectives["heavy-ball"]
 
@@ -170,7 +170,7 @@ def test_fifty_steps_of_the_heavy_ball_in_eight_products(solver, kind):
 def test_newton_on_a_network():
     drawn = case("mlp")
     for solver in SOLVERS:
-        geometry = llqr.Geometry(drawn.model, F.cross_entropy, divergence="newton", solver=solver, ema=0.0)
+        geometry = flat_geometry(drawn.model, F.cross_entropy, divergence="newton", solver=solver, ema=0.0)
         refresh = geometry.refresh(drawn.batch)
         assert refresh.objective_after <= refresh.objective_before
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from llqr.solvers.solve import SOLVERS, Objective, solve
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from launches import Launches
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
-from llqr.solvers.solve import SOLVERS, Objective, solve
 from quadratics import Quadratic, setting, shaken, slopes_of
 from references import dense_fisher, dense_gradient, dense_metric, relative_error, trainable
 from small_models import case
@@ -40,7 +40,7 @@ def test_objective_and_gradient_equal_the_dense_quadratic(kind, damping):
 def test_the_objective_on_a_network():
     """`J` through an engine equals `J` through the dense Fisher matrix."""
     drawn = case("mlp")
-    geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure="e-kfac", steps=3, damping=0.2, ema=0.0)
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac", steps=3, damping=0.2, ema=0.0)
     refresh = geometry.refresh(drawn.batch)
     g, h = dense_gradient(drawn.model, drawn.loss_fn, drawn.batch), dense_fisher(drawn.model, drawn.batch[0])
 
@@ -191,7 +191,7 @@ def test_the_identity_has_nothing_to_learn(solver):
     expected = quadratic.value(torch.eye(len(quadratic.g), dtype=torch.float64))
     assert float(solution.before) == float(solution.after) == pytest.approx(float(expected), rel=1e-12)
     drawn = case("mlp")
-    geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure="identity", solver=solver)
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure="identity", solver=solver)
     assert geometry.refresh(drawn.batch).accepted
     grads = {name: torch.randn_like(p) for name, p in geometry.parameters.items()}
     assert all(part is grads[name] for name, part in geometry.metric.apply(grads).items())

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from launches import Launches
 from llqr.step.gradients import standing_in
 from traps.training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
@@ -74,7 +75,7 @@ def test_gradients_in_another_memory_order(structure, base):
     ends = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = convolutions(memory_format)
-        geometry = llqr.Geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
+        geometry = flat_geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
         opt = llqr.LLQRSAM(base(model), geometry)
         opt.base.register_step_pre_hook(lambda *_, model=model: _strides_agree(model))
         train(opt, model, data)

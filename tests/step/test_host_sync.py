@@ -6,6 +6,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import llqr
+from geometries import flat_geometry
 from llqr.probes.norms import NORMS
 from traps.training import batches, closure_of, cross_entropy
 
@@ -26,7 +27,7 @@ def trained(method, norm, structure, device="cpu"):
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     settings = {} if method in ("sgdm", "llqr") else {"norm": norm, "rho": 0.1}
     if method.startswith("llqr"):
-        settings["geometry"] = llqr.Geometry(model, cross_entropy, structure=structure, steps=2, engine="forward")
+        settings["geometry"] = flat_geometry(model, cross_entropy, structure=structure, steps=2, engine="forward")
     opt = llqr.build(method, base, **settings)
     (batch,) = [tuple(part.to(device) for part in batch) for batch in batches(1)]
     closure = closure_of(opt, model, batch)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from launches import Launches
 from llqr.probes.norms import NORMS
 from traps.training import cross_entropy
@@ -25,7 +26,7 @@ def of_one_step(method, depth, **settings):
     model = network(depth)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     if method.startswith("llqr"):
-        geometry = llqr.Geometry(model, cross_entropy, steps=1, engine="double-backward")
+        geometry = flat_geometry(model, cross_entropy, steps=1, engine="double-backward")
         geometry.refresh((torch.randn(6, 8), torch.randint(3, (6,))))
         settings["geometry"] = geometry
     opt = llqr.build(method, base, model=model, **settings)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 
 from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
@@ -45,7 +46,7 @@ def test_unused_parameters(make):
     model.add_module("spare", nn.Linear(3, 3))
     call = nn.Sequential(*list(model)[:3])
     spare = {name: p.detach().clone() for name, p in model.spare.named_parameters()}
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         model, cross_entropy, structure="kfac", steps=3, engine="double-backward", forward=lambda m, x: call(x)
     )
     for opt in (make(sgd(model, weight_decay=0.5)), make(sgd(model, weight_decay=0.5), geometry=geometry)):
@@ -159,7 +160,7 @@ def test_complex_parameters_are_refused_by_name():
         opt.step(closure)
     assert_same_bits(weights(model), before)
     with pytest.raises(ValueError, match=r"'weight' is complex"):
-        llqr.Geometry(model, cross_entropy)
+        flat_geometry(model, cross_entropy)
 
 
 class Mixed(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import llqr
+from geometries import flat_geometry
 
 Batch = tuple[Tensor, Tensor]
 cross_entropy = nn.functional.cross_entropy
@@ -43,7 +44,7 @@ def sgd(model: nn.Module, **settings: float) -> torch.optim.SGD:
 def quick_geometry(model: nn.Module, structure: str = "diagonal", **settings: object) -> llqr.Geometry:
     """A geometry whose metric leaves the identity visibly within a few inner steps."""
     fast = {"every": 3, "steps": 5, "lr": 1e-2, "ema": 0.5, "engine": "double-backward"}  # needs no tracing
-    return llqr.Geometry(model, cross_entropy, structure=structure, **(fast | settings))
+    return flat_geometry(model, cross_entropy, structure=structure, **(fast | settings))
 
 
 def train(opt: llqr.Optimizer, model: nn.Module, data: list[Batch]) -> list[Tensor]:

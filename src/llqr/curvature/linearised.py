@@ -8,7 +8,7 @@ repeats only what `v` enters. A trace serves any weights and any batch of one sh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,10 @@ from torch.fx.passes.dialect.common.cse_pass import CSEPass, rand_ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.curvature.curvature import Curvature
+from llqr.curvature.derivatives import ForwardMode
 from llqr.curvature.divergence import Divergence, Scale
-from llqr.curvature.engines import ForwardMode, Named
 from llqr.curvature.problem import Problem
-
-#: What the engine is called among the others.
-LINEARISED = "linearised"
-
-Tensors = Sequence[Tensor]
+from llqr.curvature.quadratic import Named, QuadraticModel
 
 
 class Trace:
@@ -50,7 +46,7 @@ class Trace:
         if len(problem.pieces) > 1:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         self._names = list(problem.parameters)
-        self._signature = _signature(problem)
+        self._signature = problem_signature(problem)
         graph = _product_graph(problem, divergence, scale)
         count = len(self._names)
         once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count)
@@ -59,28 +55,18 @@ class Trace:
 
     def fits(self, problem: Problem) -> bool:
         """Whether this problem has the shapes that were traced."""
-        return bool(_signature(problem) == self._signature)
+        return bool(problem_signature(problem) == self._signature)
 
-    def linearise(self, problem: Problem) -> TracedCurvature:
+    def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
-        results = self._once(*problem.parameters.values(), *problem.surroundings())
-        loss, gradient, kept = results[0], results[1 : 1 + len(self._names)], results[1 + len(self._names) :]
-        return TracedCurvature(loss, dict(zip(self._names, gradient, strict=True)), kept, self._each)
+        count = len(self._names)
+        loss, *rest = self._once(*problem.parameters.values(), *problem.surroundings())
+        gradient, saved = dict(zip(self._names, rest[:count], strict=True)), rest[count:]
 
+        def product(v: Mapping[str, Tensor]) -> Named:
+            return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-class TracedCurvature:
-    """A quadratic model whose product repeats only what depends on `v`."""
-
-    def __init__(self, loss: Tensor, gradient: Named, kept: Tensors, each: Callable[..., Any]) -> None:
-        self.loss = loss
-        self.gradient = gradient
-        self._kept = kept
-        self._each = each
-
-    def product(self, v: Mapping[str, Tensor]) -> Named:
-        """`H v`."""
-        products = self._each(*self._kept, *(v[name] for name in self.gradient))
-        return dict(zip(self.gradient, products, strict=True))
+        return QuadraticModel(loss, gradient, product)
 
 
 def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
@@ -92,7 +78,7 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         theta = dict(zip(names, tensors[:count], strict=True))
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
         curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
-        return [curvature.loss, *curvature.gradient.values(), *curvature.product(v).values()]
+        return [curvature.loss, *curvature.gradient().values(), *curvature.product(v).values()]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
     example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
@@ -101,8 +87,8 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         traced = make_fx(function)(*example)
         # Shared results must not be written to, so mutations go before repetitions do.
         functional = make_fx(torch.func.functionalize(traced, remove="mutations"))(*example)
-    # Dual numbers run the forward pass again beside the one that is kept for the backward pass. The two are seen to be
-    # the same once the names they give to the same tensors are gone, which mean nothing where nothing is written to.
+    # Dual numbers repeat the forward pass that is kept for the backward pass. The two are recognised as the same once
+    # aliases of the same tensors are gone, which mean nothing where nothing is written to.
     for node in functional.graph.nodes:
         if node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
             node.replace_all_uses_with(node.args[0])
@@ -147,7 +133,7 @@ def _unfused_attention() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def _signature(problem: Problem) -> Any:
+def problem_signature(problem: Problem) -> Any:
     """What a trace holds fixed."""
     tensors = [*problem.parameters.values(), *problem.surroundings()]
     return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]

@@ -189,6 +189,12 @@ def tensors_of(batch: Batch) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
+def batch_signature(batch: Batch) -> Any:
+    """What captured graphs hold fixed: the structure of the batch, and its tensors' shapes, dtypes and devices."""
+    leaves, structure = pytree.tree_flatten(batch)
+    return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
 def ignore_index(loss_fn: Loss) -> int:
     """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
     if isinstance(loss_fn, functools.partial):

@@ -1,4 +1,4 @@
-"""What is looked at before learned factors become the metric, and what makes them be thrown away."""
+"""What is checked before learned factors become the metric, and what makes a refresh be rejected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import isfinite, nan
 
 import torch
 
-from llqr.curvature import QuadraticModel
+from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.solvers.solve import Solution
+from llqr.refresh.inner_loop import Solution
 
-#: An objective may rise by so much of its own terms before a refresh counts as failed: near its minimum rounding alone
-#: decides whether it rises, and a refresh thrown away for that says nothing. The size of the slack is a choice.
+#: An objective may rise by this share of its own terms before a refresh counts as failed: near the minimum, rounding
+#: alone decides whether it rises, and that is no reason to reject a refresh. The size of the slack is a choice.
 ROUNDING = 1e-3
 
 
@@ -29,14 +29,14 @@ class Findings:
     finite: float = nan
 
 
-def examine(metric: Metric, curvature: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
-    """Everything the guards look at, in one transfer from the device."""
-    g = curvature.gradient
-    moved = metric.apply(g, candidate)
-    along = [(g[name].double() * moved[name].double()).sum() for name in g]
+def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
+    """Everything the guards check, in one transfer from the device."""
+    g = quadratic.gradient
+    Ug = metric.apply(g, candidate)
+    along = [(g[name].double() * Ug[name].double()).sum() for name in g]
     squares = [part.double().square().sum() for part in g.values()]
     finite = [torch.isfinite(factor).all() for group in candidate for factor in group.values()]
-    loss = curvature.loss.double()
+    loss = quadratic.loss.double()
     numbers = torch.stack(
         [
             solution.before.to(loss.device),
@@ -51,7 +51,7 @@ def examine(metric: Metric, curvature: QuadraticModel, solution: Solution, candi
 
 
 def objection(found: Findings) -> str:
-    """Why a refresh must be thrown away; empty if it need not."""
+    """Why a refresh must be rejected; empty if it need not."""
     if not (isfinite(found.loss) and isfinite(found.gradient_norm)):
         return "the loss or its gradient is not finite"
     if not (found.finite and isfinite(found.after)):

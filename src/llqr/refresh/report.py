@@ -1,4 +1,4 @@
-"""What a refresh says of itself: a report, a warning, or an error."""
+"""What a refresh reports: what happened, a warning, or an error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 
 class RefreshError(RuntimeError):
-    """Too many refreshes in a row had to be thrown away."""
+    """Too many refreshes in a row were rejected."""
 
 
 class RefreshWarning(UserWarning):
-    """A refresh was thrown away, or computed with an approximate engine."""
+    """A refresh was rejected, or computed with an approximate engine."""
 
 
 @dataclass(frozen=True)
