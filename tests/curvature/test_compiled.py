@@ -24,7 +24,7 @@ def network():
     return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(6, 4)).double()
 
 
-@pytest.mark.parametrize("engine", ["linearised", *ENGINES])
+@pytest.mark.parametrize("engine", [*ENGINES])
 @pytest.mark.parametrize("divergence", ["ngd", "newton"])
 def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, divergence):
     torch._dynamo.reset()  # it compiles one piece of code a few times only, whoever asks

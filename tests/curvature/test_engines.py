@@ -9,7 +9,7 @@ from torch import nn
 
 import llqr
 from geometries import flat_geometry
-from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine
+from llqr.curvature import NEWTON, NGD, Problem, choose_engine
 from llqr.curvature.engines import ENGINES
 from references import (
     DIFFERENCES,
@@ -79,7 +79,7 @@ def test_an_engine_asked_for_by_name_is_taken_or_fails():
 
 def test_an_unknown_engine_lists_the_known_ones():
     drawn = case("mlp")
-    with pytest.raises(ValueError, match=r"engine: unknown 'reverse'; choose auto or one of linearised, forward, .*"):
+    with pytest.raises(ValueError, match=r"engine: unknown 'reverse'; choose auto or one of forward, double-backward, .*"):
         geometry_of(drawn, engine="reverse").refresh(drawn.batch)
 
 
@@ -115,7 +115,7 @@ def test_auto_does_not_take_an_engine_that_differentiates_what_the_model_holds_c
         dense = dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
     with torch.no_grad():
         engine, refused = choose_engine(problem_of(drawn), divergence)
-        product = Curvature(problem_of(drawn), divergence, engine).product(v)
+        product = engine(divergence).linearise(problem_of(drawn)).product(v)
     assert engine.name == "double-backward"
     assert "forward and backward derivatives of this model disagree" in refused[0]
     assert relative_error(flat(product), dense @ flat(v)) < 1e-10

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from geometries import flat_geometry
-from llqr.curvature import NGD, Curvature, Problem, Trace
-from llqr.curvature.engines import ForwardMode
+from llqr.curvature import ENGINES, NGD, Problem
+from llqr.curvature.linearised import Trace
 from references import flat, relative_error, trainable
 
 
@@ -36,7 +36,7 @@ def test_a_trace_serves_other_weights_statistics_and_batches():
     assert trace.fits(moved)
     v = {name: torch.randn_like(p) for name, p in moved.parameters.items()}
     with torch.no_grad():
-        traced, exact = trace.linearise(moved), Curvature(moved, NGD, ForwardMode)
+        traced, exact = trace.linearise(moved), ENGINES["forward"](NGD).linearise(moved)
         assert traced.loss.item() == pytest.approx(exact.loss.item(), rel=1e-12)
         assert relative_error(flat(traced.gradient), flat(exact.gradient)) < 1e-12
         assert relative_error(flat(traced.product(v)), flat(exact.product(v))) < 1e-12
@@ -67,7 +67,7 @@ def test_a_product_repeats_nothing_that_does_not_depend_on_v():
 
 
 def test_micro_batches_are_refused():
-    with pytest.raises(ValueError, match="micro_batch: not with a traced product"):
+    with pytest.raises(ValueError, match="micro_batch: not with engine='linearised'"):
         flat_geometry(network(), F.cross_entropy, engine="linearised", micro_batch=4)
 
 

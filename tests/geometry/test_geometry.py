@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from llqr.solvers.solve import Objective
 from torch import nn
 
 import llqr
 from geometries import flat_geometry
+from llqr.solvers import Objective
 from references import relative_error
 from small_models import case, mlp
 
@@ -150,7 +150,7 @@ def test_the_factors_products_follow_the_autocast_of_the_refresh(dtype, autocast
             super().__init__(*arguments)
             seen.append(self.precision)
 
-    monkeypatch.setattr("llqr.solvers.solve.Objective", Noted)
+    monkeypatch.setattr("llqr.refresh.inner_loop.Objective", Noted)
     geometry = flat_geometry(drawn.model.to(dtype), F.cross_entropy, structure="kfac", steps=3, autocast=autocast)
     assert geometry.refresh((drawn.batch[0].to(dtype), drawn.batch[1])).accepted
     assert seen == [precision]
@@ -297,6 +297,7 @@ def test_a_state_that_does_not_fit_is_refused(other, message):
         ({"every": "often"}, "every: expected a number"),
         ({"ema": 1.5}, r"ema: expected a number in \[0, 1\]"),
         ({"lr": -1}, "lr: expected a number"),
+        ({"damping": -1}, "damping: expected a number >= 0"),
         ({"steps": 0}, "steps: expected a number >= 1"),
         ({"solver": "sgd"}, "solver: unknown 'sgd'"),
         ({"divergence": "kl"}, "divergence: unknown 'kl'; choose one of newton, ngd"),

@@ -119,7 +119,7 @@ def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solv
         model = network().cuda().double()
         settings = {"structure": structure, "solver": solver, "every": 3, "steps": 6, "ema": 0.5}
         geometry = flat_geometry(model, F.cross_entropy, **settings, **way)
-        geometry.finished = reports.append
+        geometry._on_refresh = reports.append
         *data, other, last = ((x.double(), y) for x, y in batches("cuda", 11))
         for batch in data:
             geometry.keep_up(batch if geometry.due else None)

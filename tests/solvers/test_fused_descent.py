@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from llqr.solvers.solve import Descent, working_copy
 from torch import nn
 
 from geometries import flat_geometry
@@ -15,6 +14,7 @@ from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
 from llqr.solvers import fused_descent
 from llqr.solvers.fused_descent import descend
+from quadratics import solver_for
 from references import relative_error
 
 STACKED = sorted(STRUCTURES.keys() - {"diagonal", "scalar", "identity"})
@@ -78,11 +78,11 @@ def test_a_refresh_learns_the_same(kind):
 
 def test_small_factors_vectors_and_other_solvers_are_torchs(monkeypatch):
     metric = Metric(network(), structure="kfac")
-    for inner in (Inner(), Inner("adam", compile=True)):
-        assert not any(Descent(metric, working_copy(metric), inner)._momenta)
+    assert not any(solver_for(metric, Inner())._momenta)
+    assert not any(solver_for(metric, Inner("adam"), fuse=True)._momenta)
 
     def fused():
-        momenta = Descent(metric, working_copy(metric), Inner(compile=True))._momenta
+        momenta = solver_for(metric, Inner(), fuse=True)._momenta
         return [(group.name, list(own)) for group, own in zip(metric.groups, momenta, strict=True)]
 
     assert fused() == [("kfac", ["out", "in"]), ("diagonal", []), ("kfac", ["out", "in"])]

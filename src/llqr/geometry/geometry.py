@@ -14,7 +14,7 @@ from llqr.curvature import Batch, Divergence, Forward, Loss, QuadraticModel, div
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.runtime import Runtime
 from llqr.metric import Metric, StructureSpec
-from llqr.metric.captured import ReplayedMetric
+from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.refresh.guards import Findings, examine, objection
 from llqr.refresh.inner_loop import InnerProblem
@@ -91,7 +91,7 @@ class Geometry:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, damping, self._precision(), fuse=runtime.compile)
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
-        self._action = ReplayedMetric(self.metric) if runtime.capture else self.metric
+        self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self.refreshes = 0

@@ -101,7 +101,7 @@ class Linearizer:
             warnings.warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=7,
+                stacklevel=8,
             )
         return kind
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import recording, warming_up
+from llqr.cuda_graphs import capturing, warming_up
 from llqr.curvature.problem import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.refresh.inner_loop import InnerProblem, Solution, perform, solution_of
@@ -38,14 +38,14 @@ class CapturedLoop:
         self._solver = solver
         kinds = list(dict.fromkeys(self.plan))
         self._warm_up(linearise, kinds)
-        with recording() as self._linearise:
+        with capturing() as self._linearise:
             self._objective = problem.objective(linearise(self._batch))
         self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}
         self._values: dict[Step, Tensor] = {}
         # In the plan's order: what an engine makes at its first product only, and keeps, is made in the graph of the
         # first step, which is always replayed first.
         for kind in kinds:
-            with recording(self._linearise.pool()) as self._graphs[kind]:
+            with capturing(self._linearise.pool()) as self._graphs[kind]:
                 value = perform(kind, solver, self._objective)
             if value is not None:
                 self._values[kind] = value

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Stacked, Structure
+from llqr.metric import Stacked, Structure
 
 #: A factor of so many entries, its whole stack together, is worth it.
 LARGE = 2**20

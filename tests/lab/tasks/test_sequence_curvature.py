@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import llqr
 from geometries import flat_geometry
-from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine, frozen
+from llqr.curvature import NEWTON, NGD, Problem, choose_engine, frozen
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.models.sublayers import differentiable_attention, differentiable_forward
 from llqr.lab.models.transformer import TranslationTransformer
@@ -162,8 +162,8 @@ def test_forward_mode_is_chosen_where_attention_is_differentiable(name, divergen
         assert fused.name == "finite-differences"
         assert all("flash_attention" in sentence for sentence in said)
         v = random_direction(model)
-        expected = flat(Curvature(problem_of(model), divergence, exact).product(v))
-        approximate = flat(Curvature(problem_of(model, forward=None), divergence, fused).product(v))
+        expected = flat(exact(divergence).linearise(problem_of(model)).product(v))
+        approximate = flat(fused(divergence).linearise(problem_of(model, forward=None)).product(v))
     assert relative_error(approximate, expected) < 1e-4
 
 
