@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llqr.lab.bench import kept
+from llqr.lab.bench import record_markdown
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results import build_table
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
@@ -23,7 +23,7 @@ def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
     position = 0
     for name, rows, start, end in _blocks(text):
         if name.startswith("bench/"):
-            made = kept.markdown(results / f"{name}.json", rows)
+            made = record_markdown.markdown(results / f"{name}.json", rows)
         else:
             table = build_table.build(name, runs)
             unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
