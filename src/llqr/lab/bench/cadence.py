@@ -20,7 +20,7 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
-from llqr.lab.results import paper_table as paper
+from llqr.lab.results import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563

@@ -10,7 +10,7 @@ from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.terminal_table import NumberTable, number, seconds
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.results import paper_table as paper
+from llqr.lab.results import paper
 
 
 def measure(setup: Setup, settings: GeometrySettings, repeats: int) -> Iterator[dict[str, Any]]:
