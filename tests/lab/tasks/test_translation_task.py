@@ -338,7 +338,7 @@ def test_folders_that_hold_no_translator_are_refused(trained, texts, tmp_path, m
     other = reversal(tmp_path / "other", seed=3, train=300)
     code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", other)
     assert (code, "was trained on" in err) == (3, True)
-    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must have learned to translate")):
+    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must be a translation run")):
         folder = tmp_path / str(name)
         config = trained.config()
         if name is not None:

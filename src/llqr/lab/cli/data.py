@@ -102,8 +102,8 @@ def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
     """Print what was counted and where the prepared text is."""
     manifest = json.loads((made / folder.MANIFEST).read_text())
     if as_json:
-        told = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
-        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **told}, indent=1))
+        facts = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
+        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **facts}, indent=1))
         return
     show(as_table(manifest["counts"]))
     origin = f"prepared in {seconds:.0f} s" if new else "prepared before"

@@ -82,7 +82,7 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
         raise DataError(f"{folder.path} holds no run: there is no config.json in it.")
     run = folder.run()
     if run.task.name != "translation":
-        raise ConfigurationError(f"RUN must have learned to translate, {folder.path} is a run of {run.task.name}.")
+        raise ConfigurationError(f"RUN must be a translation run, but {folder.path} is a run of {run.task.name}.")
     if data_dir is not None:
         run = replace(run, data=replace(run.data, root=str(data_dir)))
     place = run.data_path

@@ -136,7 +136,7 @@ class TrainingSettings:
 
     @property
     def counted_in(self) -> Literal["epoch", "step"]:
-        """The unit in which the progress of the run is told."""
+        """The unit in which progress is counted."""
         return "step" if self.steps or self.evaluate_every else "epoch"
 
 

@@ -20,8 +20,8 @@ def source_state() -> dict[str, Any]:
     named = os.environ.get(VARIABLE, "").strip()
     if named:
         return {"commit": named.removesuffix("-dirty"), "dirty": named.endswith("-dirty")}
-    # Of the checkout that the package lies in as src/llqr: a repository further up, around an environment the package
-    # is installed in, says nothing about it.
+    # The checkout that holds the package as src/llqr. A repository further up, such as one around the environment in
+    # which the package is installed, says nothing about it.
     checkout = PACKAGE.parents[1]
     if not (checkout / ".git").exists():
         return {"commit": None, "dirty": None}

@@ -13,7 +13,7 @@ class Stop:
     """A context in which a signal sets `requested`; a second signal interrupts at once.
 
     Args:
-        max_minutes: `requested` is also true after so many minutes from now.
+        max_minutes: `requested` also becomes true this many minutes from now.
     """
 
     def __init__(self, max_minutes: float | None = None) -> None:
