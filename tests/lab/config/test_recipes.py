@@ -12,7 +12,7 @@ from llqr.lab.config import recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, Probe
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.folder import plain
+from llqr.lab.runs.json_files import plain
 from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
 from llqr.lab.text import prepared
 from tiny_text import reversal

@@ -212,7 +212,7 @@ def test_token_error_and_perplexity_are_those_of_the_real_tokens():
     assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_bleu_is_sacrebleus_without_regard_to_case_where_the_text_is_in_small_letters():
+def test_bleu_is_sacrebleus_and_ignores_case_where_the_text_is_in_lower_case():
     references = ["The cat sat on the mat today .", "It rained all of yesterday, and it did."]
     translations = ["the cat sat on the mat today .", "it rained all of today, and it did."]
     for lowercase in (True, False):

@@ -10,7 +10,7 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Part, Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs.folder import write_text
+from llqr.lab.runs.json_files import write_text
 from llqr.lab.runs.stored import StoredRun
 
 __all__ = ["render", "write"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table, duration, single
-from llqr.lab.runs.folder import flatten
+from llqr.lab.runs.json_files import flatten
 from llqr.lab.runs.stored import StoredRun
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")

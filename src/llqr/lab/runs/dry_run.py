@@ -10,7 +10,7 @@ from torch import nn
 
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import GeometrySettings
-from llqr.lab.runs.folder import flatten, plain
+from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.planned import PlannedRun
 
 MIB = 2**20

@@ -1,9 +1,12 @@
-"""Which source made a number: the commit of the package that is running, and whether its files differ from it."""
+"""What made a number: the commit of the package that is running, whether its files differ from it, and versions."""
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import llqr
 
@@ -39,3 +42,12 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "llqr": llqr.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
