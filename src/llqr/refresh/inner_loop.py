@@ -12,6 +12,7 @@ from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
 from llqr.schedule import at
 from llqr.solvers import SOLVERS, Inner, Objective, Solver, SolverSettings, Step
+from llqr.solvers.damping import Damping
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class InnerProblem:
     """What a refresh solves, apart from the batch: a metric, and how its factors are learned.
 
     Attributes:
-        damping: weight of `1/2 |delta|^2` in the objective.
+        damping: weight of `1/2 |delta|^2` in the objective, a number or a share of the curvature.
         precision: of the factors' matrix products, see `Objective`.
         fuse: run the steps of large stacks of matrices through `torch.compile`.
     """
 
     metric: Metric
     inner: Inner
-    damping: float = 0.0
+    damping: Damping | float = 0.0
     precision: torch.dtype | None = None
     fuse: bool = False
 

@@ -17,8 +17,8 @@ from llqr.lab.errors import DataError
 from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
-from llqr.lab.text import prepared
-from llqr.lab.text.prepared import Prepared
+from llqr.lab.text import parallel_text
+from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.training import checkpoint
 from llqr.lab.training.precision import Precision
 
@@ -55,7 +55,7 @@ class TrainedTranslator:
     """A trained translation model, and the text it was trained on."""
 
     model: Decoder
-    text: Prepared
+    text: ParallelText
     translator: Translator
     precision: Precision
 
@@ -88,7 +88,7 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
     place = run.data_path
     best = _best(folder, device)
     try:
-        text = prepared.load(place)
+        text = parallel_text.load(place)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise DataError(str(error)) from error
     if best["data"] != text.key:
