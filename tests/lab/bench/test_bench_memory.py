@@ -7,7 +7,7 @@ import torch
 
 import llqr
 from llqr.lab.bench import memory
-from llqr.lab.bench.measured_refresh import GeometrySettings
+from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
 from tiny_workloads import FP32, MLP
@@ -23,7 +23,7 @@ def measured(structures):
         return next(count)
 
     runtime, inner = llqr.Runtime(engine="forward"), llqr.Inner(steps=2)
-    settings = [GeometrySettings(structure, runtime=runtime, inner=inner) for structure in structures]
+    settings = [RefreshSettings(structure, runtime=runtime, inner=inner) for structure in structures]
     return list(memory.measure(Setup([Network.parse(MLP)], 4, FP32), settings, peak))
 
 
