@@ -10,7 +10,7 @@ import torch
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
 
-QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.steps=2", "--device", "cpu", "--quiet"]
+QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.inner.steps=2", "--device", "cpu", "--quiet"]
 TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fishersam-ablation", "label-noise")
 SEQUENCES = ("iwslt14", "language")
 

@@ -81,7 +81,7 @@ def test_bad_arguments_are_refused(run, arguments, message):
 
 
 def test_a_name_is_not_a_path(run, source):
-    with pytest.raises(ConfigurationError, match=r"NAME must be of letters.*got '\.\./x'"):
+    with pytest.raises(ConfigurationError, match=r"NAME must consist of letters.*got '\.\./x'"):
         run("../x", "--source", source)
 
 

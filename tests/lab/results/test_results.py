@@ -9,7 +9,7 @@ from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.results import measurements as results
-from llqr.lab.runs.logged import find, read
+from llqr.lab.runs.stored import find, read
 
 
 def run_cli(*arguments):
@@ -37,7 +37,7 @@ def test_a_line_holds_all_that_is_needed_to_judge_a_run(tmp_path):
 
 def test_where_things_lay_stays_out(tmp_path):
     later = {"command": "llqr train digits/mlp --data-dir '/mnt/big disk/data'", "versions": {}, "machine": {}}
-    entry = results.entry_of(read(write_run(tmp_path, "sgdm", 0, config={"resumed": [later]})))
+    entry = results.line_of(read(write_run(tmp_path, "sgdm", 0, config={"resumed": [later]})))
     assert entry["command"] == "llqr compare --data digits --model mlp --data-dir data --out=runs"
     assert "root" not in entry["run"]["data"]
     text = json.dumps(entry)

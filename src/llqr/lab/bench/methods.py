@@ -6,8 +6,7 @@ import torch
 
 import llqr
 from llqr.lab.bench.workload import Workload
-from llqr.lab.config.recipe import Base
-from llqr.lab.training.method import base_optimizer
+from llqr.lab.config.settings import Base
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
@@ -25,7 +24,7 @@ def learns_metric(method: str) -> bool:
 def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> Callable[[], object]:
     """One step on the workload's batch; a refresh, should one be due, learns from the same batch."""
     if method in UNWRAPPED:
-        return _unwrapped_step(base_optimizer(UNWRAPPED[method], workload.model), workload)
+        return _unwrapped_step(UNWRAPPED[method].build(workload.model), workload)
     optimizer = wrapped_optimizer(method, workload, geometry)
     closure = workload.closure(optimizer)
     return lambda: optimizer.step(closure, batch=workload.batch)
@@ -33,7 +32,7 @@ def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> 
 
 def wrapped_optimizer(method: str, workload: Workload, geometry: llqr.Geometry | None) -> llqr.Optimizer:
     """A method other than SGD and AdamW, with SGD as its base."""
-    base, model = base_optimizer(SGD, workload.model), workload.model
+    base, model = SGD.build(workload.model), workload.model
     own = geometry if learns_metric(method) else None
     if method == "LLQR":
         return llqr.Optimizer(base, geometry=own, model=model)

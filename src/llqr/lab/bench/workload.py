@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from llqr.lab import models
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.tasks import Task
-from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
 from llqr.lab.training.precision import Precision
 
@@ -141,7 +141,7 @@ class Workload:
     def _shared_pass(self) -> Pass:
         """One for all optimizers, because a captured pass keeps the memory of its activations."""
         if self._pass is None:
-            form = RecordedPass if self.passes.capture else Pass
+            form = CapturedPass if self.passes.capture else Pass
             task = cast(Task, ImageClassification())  # a pass uses nothing else of a task
             self._pass = form(task, self._network_of_passes, self.precision)
             self._pass.load(self.batch)

@@ -5,7 +5,7 @@ from typing import Any
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table, duration, single
 from llqr.lab.runs.folder import flatten
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 
@@ -32,7 +32,7 @@ def every_run(section: Section) -> Part:
     return Part("Runs", tables=[Table(headings, rows)])
 
 
-def _cells(section: Section, run: LoggedRun) -> list[Cell]:
+def _cells(section: Section, run: StoredRun) -> list[Cell]:
     log, file = section.link(run, "log.jsonl"), section.link(run, "result.json")
     cells = [Cell(run.method, link=section.link(run)), Cell(str(run.seed), run.seed), Cell(run.state, None, log, log)]
     if run.result is None:

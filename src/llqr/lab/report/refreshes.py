@@ -7,7 +7,7 @@ from typing import Any
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import EMPTY, Cell, Row, Table
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 MIB = 2**20
 HEADINGS = ("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "engine")
@@ -39,7 +39,7 @@ def refreshes(section: Section) -> Part | None:
     return Part("Refreshes of the metric", [sentence], [Table(HEADINGS, rows)], [change, spectrum], legend)
 
 
-def _cells(section: Section, method: str, runs: Sequence[LoggedRun]) -> list[Cell]:
+def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[Cell]:
     logs = section.files(runs, "log.jsonl")
     reports = [report for run in runs for report in _reports(run)]
     changes = [change for change in map(_change, reports) if change is not None]
@@ -69,7 +69,7 @@ def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> Cell:
     return Cell(f"{value:.4f}", value, f"{named}{source}")
 
 
-def _plot_changes(plot: Plot, method: str, runs: Sequence[LoggedRun]) -> None:
+def _plot_changes(plot: Plot, method: str, runs: Sequence[StoredRun]) -> None:
     """At the steps at which all runs were refreshed with a number to show."""
     found = [{report["step"]: _change(report) for report in _reports(run)} for run in runs]
     steps = [step for step in found[0] if all(one.get(step) is not None for one in found)]
@@ -77,11 +77,11 @@ def _plot_changes(plot: Plot, method: str, runs: Sequence[LoggedRun]) -> None:
         plot.curves(method, steps, [[one[step] for step in steps] for one in found])
 
 
-def _reports(run: LoggedRun) -> list[dict[str, Any]]:
+def _reports(run: StoredRun) -> list[dict[str, Any]]:
     return [report for record in run.records for report in record["refreshes"]]
 
 
-def _seconds(run: LoggedRun, part: str) -> float:
+def _seconds(run: StoredRun, part: str) -> float:
     return sum(record["seconds"][part] for record in run.records)
 
 

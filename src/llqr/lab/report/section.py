@@ -12,7 +12,7 @@ from typing import Any
 
 from llqr.lab.report.plots import Look, Plot, looks
 from llqr.lab.report.tables import Sourced, Table
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Section:
         notes: what could not be measured, by the path of the run.
     """
 
-    def __init__(self, name: str, runs: Sequence[LoggedRun], home: Path, notes: dict[Path, str]) -> None:
+    def __init__(self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str]) -> None:
         self.name = name
         self.anchor = anchor(name)
         self.runs = runs
@@ -51,9 +51,9 @@ class Section:
         self.axis = "step" if any(run.counted_in == "step" for run in runs) else "epoch"
         self.title = self.finished[0].result["title"] if self.finished else name
 
-    def by_method(self, runs: Iterable[LoggedRun]) -> list[tuple[str, list[LoggedRun]]]:
+    def by_method(self, runs: Iterable[StoredRun]) -> list[tuple[str, list[StoredRun]]]:
         """The runs of every method that has some."""
-        groups: dict[str, list[LoggedRun]] = {}
+        groups: dict[str, list[StoredRun]] = {}
         for run in runs:
             groups.setdefault(run.method, []).append(run)
         return [(method, groups[method]) for method in self.methods if method in groups]
@@ -62,10 +62,10 @@ class Section:
         """A number of the results of all finished runs of a method."""
         return [self.result(run, *keys) for run in self.finished if run.method == method]
 
-    def result(self, run: LoggedRun, *keys: str) -> Sourced:
+    def result(self, run: StoredRun, *keys: str) -> Sourced:
         return Sourced(_at(run.result, keys), self.link(run, "result.json"), ".".join(keys))
 
-    def analyses(self, runs: Iterable[LoggedRun], *keys: str) -> list[Sourced]:
+    def analyses(self, runs: Iterable[StoredRun], *keys: str) -> list[Sourced]:
         """A number of the analyses of these runs, where it exists."""
         found = [(self.link(run, "analysis.json"), _at(run.analysis, keys)) for run in runs]
         return [Sourced(value, file, ".".join(keys)) for file, value in found if value is not None]
@@ -74,16 +74,16 @@ class Section:
         """The name of the place on the page where the runs of a method are listed."""
         return f"runs-{self.anchor}-{anchor(method)}"
 
-    def link(self, run: LoggedRun, file: str = "") -> str:
+    def link(self, run: StoredRun, file: str = "") -> str:
         """The way from the page to a file of a run."""
         return Path(os.path.relpath(run.path / file, self.home)).as_posix()
 
-    def files(self, runs: Iterable[LoggedRun], file: str) -> str:
+    def files(self, runs: Iterable[StoredRun], file: str) -> str:
         """The files of this name, one a line."""
         return "\n".join(self.link(run, file) for run in runs)
 
 
-def sources(file: str, runs: Sequence[LoggedRun]) -> str:
+def sources(file: str, runs: Sequence[StoredRun]) -> str:
     return f"From {file} of {len(runs)} {'run' if len(runs) == 1 else 'runs'}."
 
 

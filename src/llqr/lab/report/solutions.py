@@ -5,7 +5,7 @@ from statistics import fmean
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.report.tables import Cell, Row, Table, mean
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 TITLE = "Sharpness of the solutions"
 
@@ -62,7 +62,7 @@ def slices(section: Section) -> Part | None:
     return Part("Slices of the loss surface", [sentence], plots=[along, random], legend=section.looks)
 
 
-def _mean_slice(run: LoggedRun, is_random: bool) -> tuple[list[float], list[float]]:
+def _mean_slice(run: StoredRun, is_random: bool) -> tuple[list[float], list[float]]:
     """Positions and losses of a run's slices of one kind, the mean of them where there are several."""
     chosen = [line for line in run.analysis["slices"] if line["direction"].startswith("random") is is_random]
     return chosen[0]["positions"], [fmean(at) for at in zip(*(line["losses"] for line in chosen), strict=True)]

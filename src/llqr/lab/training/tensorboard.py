@@ -8,7 +8,7 @@ from llqr.lab.runs.folder import flatten
 
 
 class Board:
-    """Writes every number of a record against steps; what an earlier command wrote beyond ``step`` is superseded."""
+    """Writes every number of a record by step; what an earlier command wrote after ``step`` is superseded."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
