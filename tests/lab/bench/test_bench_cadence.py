@@ -8,7 +8,7 @@ import pytest
 from llqr.lab.bench import cadence
 from llqr.lab.bench.cadence import Times
 from llqr.lab.bench.workload import Network
-from llqr.lab.results import paper_table as tables
+from llqr.lab.results import build_table as tables
 
 PAPER = json.loads(Path(tables.PAPER).read_text())["cadence"]["rows"]
 TIMES = Times(
