@@ -68,8 +68,8 @@ def test_one_text_is_prepared(run, source, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "One of --source, --train and --text must be given"),
-        (["--source", "a", "--text", "b"], "One of --source, --train and --text must be given"),
+        ([], "Exactly one of --source, --train and --text must be given"),
+        (["--source", "a", "--text", "b"], "Exactly one of --source, --train and --text must be given"),
         (["--source", "a", "--valid", "b", "c"], "--valid and --test go with --train"),
         (["--source", "a", "--ratio", "0.5"], "ratio must be at least 1, got 0.5"),
         (["--text", "a", "--held-out", "2"], "held_out must lie between 0 and 0.5"),

@@ -20,7 +20,7 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
-from llqr.lab.results.build_table import paper
+from llqr.lab.results import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563
@@ -84,7 +84,7 @@ def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[s
 @cache
 def intervals() -> tuple[int, ...]:
     """The paper's refresh intervals."""
-    return tuple(sorted({row["interval"] for row in paper()["cadence"]["rows"]} - {None}))
+    return tuple(sorted({row["interval"] for row in paper.paper()["cadence"]["rows"]} - {None}))
 
 
 def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
@@ -93,7 +93,7 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     if architecture is None or network.options.get("patch", 16) != 16:
         return None
     own = {
-        (row["method"], row["interval"]): row for row in paper()["cadence"]["rows"] if row["arch"] == architecture
+        (row["method"], row["interval"]): row for row in paper.paper()["cadence"]["rows"] if row["arch"] == architecture
     }
     row = own[method, interval]
     return {

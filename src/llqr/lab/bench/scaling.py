@@ -10,7 +10,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.terminal_table import NumberTable, number, seconds
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.results.build_table import paper
+from llqr.lab.results import paper
 
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
@@ -44,7 +44,7 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     parameters = [row["parameters"] for row in rows]
     fitted = [exponent(parameters, times) for times in zip(*(row["repeats"] for row in rows), strict=True)]
-    return {"exponent": Sample.of(fitted).to_dict(), "paper_exponent": paper()["scaling-exponent"]["value"]}
+    return {"exponent": Sample.of(fitted).to_dict(), "paper_exponent": paper.paper()["scaling-exponent"]["value"]}
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:

@@ -48,9 +48,7 @@ def data(
     merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = Settings.merges,
     lowercase: Annotated[bool, typer.Option(help="Convert pairs to lower case.")] = Settings.lowercase,
     longest: Annotated[int, typer.Option(help="Most words in a training sentence.")] = Settings.longest,
-    ratio: Annotated[
-        float, typer.Option(help="Largest ratio of word counts between the sides.")
-    ] = Settings.ratio,
+    ratio: Annotated[float, typer.Option(help="Largest ratio of word counts between the sides.")] = Settings.ratio,
     valid_every: Annotated[
         int, typer.Option(help="Without validation files, every N-th training pair validates.")
     ] = Settings.valid_every,

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
-from torch import nn
 
 from llqr.lab import machine
 from llqr.lab.cli import options
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
+from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
 from llqr.lab.text import prepared
@@ -33,9 +33,7 @@ def mount(app: typer.Typer) -> None:
 
 def translate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a translation run.")],
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam width (default: that of the run).")
-    ] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam width (default: that of the run).")] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="Above 1 favours long translations (default: that of the run).")
     ] = None,
@@ -53,10 +51,10 @@ def translate(
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTranslator:
     """A trained translation model, and the text it was trained on."""
 
-    model: nn.Module
+    model: Decoder
     text: Prepared
     translator: Translator
     precision: Precision
@@ -75,7 +73,7 @@ class Trained:
             return self.translator.translate(self.model, tokens)
 
 
-def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, **search: Any) -> Trained:
+def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, **search: Any) -> TrainedTranslator:
     """The model of a run with its best weights, or the best so far if it is not finished.
 
     ``search`` overrides the run's options of beam search.
@@ -104,7 +102,7 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
     # Autocast belongs to the kind of device that a model was trained on; elsewhere full precision is the safe choice.
     precision = Precision(run.training.precision if device.type == "cuda" else "fp32", device)
     precision.set_up()
-    return Trained(model.to(device).eval(), text, translator, precision)
+    return TrainedTranslator(cast(Decoder, model.to(device).eval()), text, translator, precision)
 
 
 def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:

@@ -194,9 +194,14 @@ class GeometrySettings:
 
     def metric(self, model: nn.Module) -> Metric:
         """An unlearned metric as these settings lay it out, for its size."""
-        how = self.runtime
-        sizes = {"dtype": how.dtype, "apply_dtype": how.apply_dtype}
-        return Metric(model, structure=self.structure, bounds=self.bounds, max_side=how.max_side, **sizes)
+        return Metric(
+            model,
+            structure=self.structure,
+            bounds=self.bounds,
+            dtype=self.runtime.dtype,
+            apply_dtype=self.runtime.apply_dtype,
+            max_side=self.runtime.max_side,
+        )
 
     def fallbacks(self, metric: Metric) -> dict[str, str]:
         """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""

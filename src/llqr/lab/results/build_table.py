@@ -5,10 +5,7 @@ which it was run does not matter: a run made for one table also counts where ano
 run with an overridden setting counts nowhere.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -17,17 +14,9 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results import storage
 from llqr.lab.results.measurements import differences
+from llqr.lab.results.paper import paper
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 from llqr.lab.runs.record import RunRecord
-
-PAPER = Path(__file__).parent / "paper_tables.json"
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """The numbers of the paper."""
-    tables: dict[str, Any] = json.loads(PAPER.read_text())
-    return tables
 
 
 def names() -> list[str]:

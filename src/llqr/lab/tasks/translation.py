@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from llqr.lab.data import Batches
 from llqr.lab.models.decoding import beam_search
+from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch, TaskOptions
@@ -105,7 +106,7 @@ class TranslationTask(TokenTask[Prepared]):
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
-        translations = self._translator.translate(model, getattr(self.text, name).source)
+        translations = self._translator.translate(cast(Decoder, model), getattr(self.text, name).source)
         return {"BLEU": self._bleu[name].score(translations)} | tokens
 
     def facts(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Translator:
         self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
 
     @torch.no_grad()
-    def translate(self, model: nn.Module, source: Sentences) -> list[str]:
+    def translate(self, model: Decoder, source: Sentences) -> list[str]:
         """The best translation of every sentence, as text; nothing for a sentence without tokens."""
         vocabulary, options = self._text.vocabulary, self._options
         found: list[Sequence[int]] = [()] * len(source)
