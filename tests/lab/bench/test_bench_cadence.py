@@ -1,4 +1,4 @@
-"""Epochs put together from steps and refreshes, beside the paper's."""
+"""Epoch times from measured steps and refreshes, and the paper's."""
 
 import json
 

@@ -53,6 +53,6 @@ def test_the_bytes_of_the_metric_are_given_too():
     assert rows["refresh without factors", "scalar"] == 4 * 2
 
 
-def test_a_cpu_counts_no_peak():
+def test_peak_memory_needs_a_cuda_device():
     with pytest.raises(ConfigurationError, match="--device: peak memory is counted by the allocator of a CUDA device"):
         memory.cuda_peak(torch.device("cpu"))

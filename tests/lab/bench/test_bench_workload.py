@@ -49,7 +49,7 @@ def test_networks_have_the_papers_size(text, parameters):
         ("vit-b:image_size=30", "patch must divide image_size"),
     ],
 )
-def test_what_is_not_a_network_is_named(text, sentence):
+def test_unknown_networks_and_options_are_named(text, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         Network.parse(text).build()
 
