@@ -1,16 +1,15 @@
-"""Epochs put together from steps and refreshes, beside the paper's."""
+"""Epoch times from measured steps and refreshes, and the paper's."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from llqr.lab.bench import cadence
 from llqr.lab.bench.cadence import Times
 from llqr.lab.bench.workload import Network
-from llqr.lab.results import paper_table as tables
+from llqr.lab.results import paper
 
-PAPER = json.loads(Path(tables.PAPER).read_text())["cadence"]["rows"]
+PAPER = json.loads(paper.FILE.read_text())["cadence"]["rows"]
 TIMES = Times(
     steps={
         "SGD": [1.0, 2.0, 1.0],

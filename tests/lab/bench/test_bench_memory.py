@@ -7,7 +7,7 @@ import torch
 
 import llqr
 from llqr.lab.bench import memory
-from llqr.lab.bench.measured_refresh import GeometrySettings
+from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
 from tiny_workloads import FP32, MLP
@@ -23,7 +23,7 @@ def measured(structures):
         return next(count)
 
     runtime, inner = llqr.Runtime(engine="forward"), llqr.Inner(steps=2)
-    settings = [GeometrySettings(structure, runtime=runtime, inner=inner) for structure in structures]
+    settings = [RefreshSettings(structure, runtime=runtime, inner=inner) for structure in structures]
     return list(memory.measure(Setup([Network.parse(MLP)], 4, FP32), settings, peak))
 
 
@@ -53,6 +53,6 @@ def test_the_bytes_of_the_metric_are_given_too():
     assert rows["refresh without factors", "scalar"] == 4 * 2
 
 
-def test_a_cpu_counts_no_peak():
+def test_peak_memory_needs_a_cuda_device():
     with pytest.raises(ConfigurationError, match="--device: peak memory is counted by the allocator of a CUDA device"):
         memory.cuda_peak(torch.device("cpu"))

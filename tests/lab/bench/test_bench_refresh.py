@@ -1,20 +1,23 @@
 """Inside a refresh: its error against the exact one, the time of its parts, and engines that refuse."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench import refresh
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.numerical_error import ExactRefresh, distance, size
-from llqr.lab.bench.workload import Network, Passes, Setup
+from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.training.precision import Precision
 from references import dense_fisher, dense_gradient, flat, relative_error
 from tiny_workloads import FP32, MLP, VIT, workload
 
 
 def settings(structure, engine="forward", attention="fused", **inner):
-    return GeometrySettings(structure, attention, llqr.Runtime(engine=engine), llqr.Inner(**inner))
+    return RefreshSettings(structure, attention, llqr.Runtime(engine=engine), llqr.Inner(**inner))
 
 
 EXACT = settings("kfac", steps=4)
@@ -123,6 +126,15 @@ def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
 
 def test_unknown_settings_are_named():
     with pytest.raises(ValueError, match="attention: unknown 'flash'; choose one of fused, unfused"):
-        GeometrySettings(attention="flash")
+        RefreshSettings(attention="flash")
     with pytest.raises(ValueError, match="engine: unknown 'magic'"):
         settings("diagonal", "magic")
+
+
+def test_what_is_recorded_is_what_was_measured():
+    bf16 = Precision("bf16", torch.device("cpu"))
+    told = settings("kfac", steps=3).to_dict(bf16)
+    made = MeasuredRefresh(Workload(Network.parse(MLP), 4, bf16), settings("kfac", steps=3)).geometry
+    assert told["runtime"]["autocast"] == "bfloat16"
+    assert made.runtime == settings("kfac").runtime_in(bf16)
+    assert told["inner"] == asdict(made.inner)

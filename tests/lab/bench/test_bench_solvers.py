@@ -7,7 +7,7 @@ import torch
 
 import llqr
 from llqr.lab.bench import solvers
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import Network, Setup
 from tiny_workloads import FP32, MLP, workload
 
@@ -15,12 +15,12 @@ PRODUCTS = 12
 
 
 def measured(structure):
-    settings = GeometrySettings(structure, runtime=llqr.Runtime(engine="forward"))
+    settings = RefreshSettings(structure, runtime=llqr.Runtime(engine="forward"))
     return list(solvers.measure(Setup([Network.parse(MLP)], 4, FP32), [settings], PRODUCTS))
 
 
 def curve(work, inner):
-    settings = GeometrySettings("diagonal", runtime=llqr.Runtime(engine="forward"))
+    settings = RefreshSettings("diagonal", runtime=llqr.Runtime(engine="forward"))
     with MeasuredRefresh(work, settings).quadratic_model() as model:
         return solvers.curve(llqr.Metric(work.model, structure="diagonal"), model, inner, PRODUCTS)
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
 from llqr.lab.bench.workload import Network, Passes
 from llqr.lab.config.strict import ConfigurationError
@@ -17,7 +17,7 @@ from tiny_workloads import CNN, MLP, VIT, workload
 
 def measured_refresh(work, structure, steps):
     runtime = llqr.Runtime(engine="forward")
-    return MeasuredRefresh(work, GeometrySettings(structure, runtime=runtime, inner=llqr.Inner(steps=steps)))
+    return MeasuredRefresh(work, RefreshSettings(structure, runtime=runtime, inner=llqr.Inner(steps=steps)))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_networks_have_the_papers_size(text, parameters):
         ("vit-b:image_size=30", "patch must divide image_size"),
     ],
 )
-def test_what_is_not_a_network_is_named(text, sentence):
+def test_unknown_networks_and_options_are_named(text, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         Network.parse(text).build()
 

@@ -35,6 +35,12 @@ def test_the_table_of_the_command_with_its_source(file):
     assert lines[-1] == "`llqr bench memory` on NVIDIA H200, torch 2.11.0."
 
 
+@pytest.mark.parametrize(("dirty", "told"), [(False, "commit 0123456789ab."), (True, "commit 0123456789ab, changed.")])
+def test_a_known_commit_is_named(file, dirty, told):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef", "dirty": dirty}))
+    assert record_markdown.markdown(file).endswith(f"torch 2.11.0, {told}")
+
+
 def test_rows_are_chosen_by_value_and_those_without_the_key_stay(file):
     assert "vit-b" not in record_markdown.markdown(file, ["model=vit-l"])
     assert "vit-b" in record_markdown.markdown(file, ["structure=e-kfac"])
@@ -47,6 +53,6 @@ def test_a_measurement_that_was_cut_short_is_not_shown(file):
 
 
 @pytest.mark.parametrize(("name", "filters"), [("missing", []), ("memory", ["model=vit-s"])])
-def test_what_is_not_there_is_said(file, name, filters):
+def test_missing_files_and_rows_are_reported(file, name, filters):
     with pytest.raises(ConfigurationError, match=f"table:bench/{name}"):
         record_markdown.markdown(file.with_name(f"{name}.json"), filters)

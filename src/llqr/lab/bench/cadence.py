@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import learns_metric, step_of
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
@@ -39,13 +39,13 @@ class Times:
 
 
 def measure(
-    setup: Setup, settings: GeometrySettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
+    setup: Setup, settings: RefreshSettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
 ) -> Iterator[dict[str, Any]]:
     for workload in setup.workloads(passes):
         yield from rows(workload.network, timed(workload, settings, repeats, refresh_repeats), epoch_steps)
 
 
-def timed(workload: Workload, settings: GeometrySettings, repeats: int, refresh_repeats: int) -> Times:
+def timed(workload: Workload, settings: RefreshSettings, repeats: int, refresh_repeats: int) -> Times:
     """Steps of all methods and refreshes, interleaved, on one network with one metric."""
     clock = Clock(workload.precision.device)
     refresh = MeasuredRefresh(workload, settings)
@@ -110,7 +110,7 @@ def as_table(found: Sequence[dict[str, Any]]) -> NumberTable:
     theirs = ("paper: vs SGD", "vs SAM", "refresh s")
     table = NumberTable("cadence", "model", "method", numbers=(*ours, *theirs))
     for row in found:
-        beside = row["paper"] or {}
+        paper_row = row["paper"] or {}
         low, high = row["vs_sam"]["low"], row["vs_sam"]["high"]
         table.add(
             row["model"],
@@ -123,6 +123,6 @@ def as_table(found: Sequence[dict[str, Any]]) -> NumberTable:
             f"{low:.3f} .. {high:.3f}",
             number(row["lasting_vs_sam"]["median"], ".3f"),
             number(row["refresh_seconds"]["median"], ".3f") if "refresh_seconds" in row else None,
-            *(number(beside.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
+            *(number(paper_row.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
         )
     return table

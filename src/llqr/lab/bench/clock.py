@@ -32,8 +32,7 @@ class Clock:
     def between(self, start: Mark, end: Mark) -> float:
         """Seconds from one mark to a later one."""
         if isinstance(start, float) or isinstance(end, float):
-            assert isinstance(start, float)
-            assert isinstance(end, float)
+            assert isinstance(start, float) and isinstance(end, float)  # noqa: PT018
             return end - start
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

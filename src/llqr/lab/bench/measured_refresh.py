@@ -14,13 +14,14 @@ from llqr.lab.bench.clock import Clock, Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.training.precision import Precision
 
 NEVER = 10**9
 ATTENTION = ("fused", "unfused")
 
 
 @dataclass(frozen=True)
-class GeometrySettings:
+class RefreshSettings:
     """How a metric is learned.
 
     Attributes:
@@ -44,15 +45,21 @@ class GeometrySettings:
         """Products with `H` per refresh, without the one that only reads the last objective."""
         return sum(step.multiplies for step in self.inner.plan()) - 1
 
-    def exact(self) -> "GeometrySettings":
+    def exact(self) -> "RefreshSettings":
         """The same refresh by exact products, one in every inner step, eager and in full precision."""
         inner, own = replace(self.inner, product_every=1), self.runtime
         runtime = llqr.Runtime(engine="forward", micro_batch=own.micro_batch, max_side=own.max_side)
         return replace(self, attention="unfused", inner=inner, runtime=runtime)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self, dict_factory=lambda items: {key: _plain(value) for key, value in items})
+    def runtime_in(self, precision: Precision) -> llqr.Runtime:
+        """With the autocast of the passes, and going on however many refreshes on random images are rejected."""
+        autocast = torch.bfloat16 if precision.name == "bf16" else None
+        return replace(self.runtime, autocast=autocast, max_failures=NEVER)
+
+    def to_dict(self, precision: Precision) -> dict[str, Any]:
+        """What is measured in this precision, as JSON holds it."""
+        measured = replace(self, runtime=self.runtime_in(precision))
+        return asdict(measured, dict_factory=lambda items: {key: _plain(value) for key, value in items})
 
 
 def _plain(value: object) -> object:
@@ -62,12 +69,10 @@ def _plain(value: object) -> object:
 class MeasuredRefresh:
     """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
 
-    It does not average: what one refresh learned is compared as it is, not blended with the identity. And it goes on
-    however many refreshes on random images are rejected.
+    It does not average: what one refresh learned is compared as it is, not blended with the identity.
     """
 
-    def __init__(self, workload: Workload, settings: GeometrySettings) -> None:
-        autocast = torch.bfloat16 if workload.precision.name == "bf16" else None
+    def __init__(self, workload: Workload, settings: RefreshSettings) -> None:
         self._batch = workload.batch
         self._clock = Clock(workload.precision.device)
         self.geometry = llqr.Geometry(
@@ -77,7 +82,7 @@ class MeasuredRefresh:
             every=NEVER,
             ema=0.0,
             inner=settings.inner,
-            runtime=replace(settings.runtime, autocast=autocast, max_failures=NEVER),
+            runtime=settings.runtime_in(workload.precision),
             forward=differentiable_forward if settings.attention == "unfused" else None,
         )
 

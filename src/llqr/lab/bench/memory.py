@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, learns_metric, step_of
 from llqr.lab.bench.sampling import WARM_UP
 from llqr.lab.bench.terminal_table import NumberTable, number
@@ -40,7 +40,7 @@ def cuda_peak(device: torch.device) -> Peak:
     return peak
 
 
-def measure(setup: Setup, structures: Sequence[GeometrySettings], peak: Peak) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, structures: Sequence[RefreshSettings], peak: Peak) -> Iterator[dict[str, Any]]:
     """Steps of the methods without a metric, then steps and a refresh for every structure."""
     for network in setup.networks:
         plain = {m: _bytes(setup.workload(network), m, structures[0], peak) for m in METHODS if not learns_metric(m)}
@@ -63,7 +63,7 @@ def _row(network: Network, what: str, structure: str | None, found: dict[str, in
 
 
 def _bytes(
-    workload: Workload, method: str, settings: GeometrySettings, peak: Peak, *, of_refresh: bool = False
+    workload: Workload, method: str, settings: RefreshSettings, peak: Peak, *, of_refresh: bool = False
 ) -> dict[str, int]:
     """Of a step, or of a refresh between two steps."""
     if not learns_metric(method):

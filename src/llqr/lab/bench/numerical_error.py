@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import Workload
 from llqr.lab.training.precision import Precision
 
@@ -39,7 +39,7 @@ class ExactRefresh:
     reason: str
 
     @classmethod
-    def of(cls, workload: Workload, settings: GeometrySettings, dtype: torch.dtype) -> Self:
+    def of(cls, workload: Workload, settings: RefreshSettings, dtype: torch.dtype) -> Self:
         """At the current weights of the workload, which do not change."""
         with exact_arithmetic(workload, dtype) as alone:
             refresh = MeasuredRefresh(alone, settings.exact())

@@ -1,4 +1,4 @@
-"""`llqr bench peers`: our SAM and F-SAM beside pytorch_optimizer's, on the same network, batch and base optimizer.
+"""`llqr bench peers`: our SAM and F-SAM and pytorch_optimizer's, with the same network, batch and base optimizer.
 
 A step is two forward and backward passes and everything the optimizer does; a ratio below 1 means that ours is faster.
 Theirs runs with its defaults ("default": `foreach` on a GPU, not on a CPU) and with `foreach` turned on.

@@ -30,7 +30,10 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
     versions, machine = record["versions"], record["machine"]
     place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
-    source = f"`{record['command']}` on {place}, torch {versions['torch']}."
+    # Files from before commits were recorded say null.
+    commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
+    changed = ", changed" if commit and record["dirty"] else ""
+    source = f"`{record['command']}` on {place}, torch {versions['torch']}{commit}{changed}."
     return "\n".join([*(f"| {line} |" for line in lines), "", source])
 
 

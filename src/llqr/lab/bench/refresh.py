@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import step_of
 from llqr.lab.bench.numerical_error import ExactRefresh
 from llqr.lab.bench.sampling import Action, Sample, interleaved
@@ -19,14 +19,14 @@ STEPS_PER_REFRESH = 2
 
 
 def measure(
-    setup: Setup, ways: Sequence[GeometrySettings], passes: Passes, repeats: int, reference: torch.dtype | None
+    setup: Setup, ways: Sequence[RefreshSettings], passes: Passes, repeats: int, reference: torch.dtype | None
 ) -> Iterator[dict[str, Any]]:
     """A row for every network and way to learn a metric, with an error message for one that is refused.
 
     With ``reference``, also the errors against exact refreshes in that precision.
     """
     for network in setup.networks:
-        exact: dict[GeometrySettings, ExactRefresh] = {}
+        exact: dict[RefreshSettings, ExactRefresh] = {}
         for settings in ways:
             alike = settings.exact()
             if reference is not None and alike not in exact:
@@ -34,7 +34,7 @@ def measure(
             yield _row(setup.workload(network, passes), settings, repeats, exact.get(alike))
 
 
-def _row(workload: Workload, settings: GeometrySettings, repeats: int, exact: ExactRefresh | None) -> dict[str, Any]:
+def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: ExactRefresh | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": workload.network.label,
         "parameters": workload.parameters,

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 
 from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.terminal_table import NumberTable, number, seconds
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.results import paper
 
 
-def measure(setup: Setup, settings: GeometrySettings, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     """One row per network."""
     return (_row(workload, settings, repeats) for workload in setup.workloads())
 
 
-def _row(workload: Workload, settings: GeometrySettings, repeats: int) -> dict[str, Any]:
+def _row(workload: Workload, settings: RefreshSettings, repeats: int) -> dict[str, Any]:
     clock = Clock(workload.precision.device)
     refresh = MeasuredRefresh(workload, settings)
     first = clock.seconds(refresh.run)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llqr import Inner, Metric
 from llqr.curvature import QuadraticModel
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.refresh.inner_loop import InnerProblem
@@ -31,14 +31,14 @@ INNER = {
 """Rows of the table; the others are compared with the first."""
 
 
-def measure(setup: Setup, structures: Sequence[GeometrySettings], products: int) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, structures: Sequence[RefreshSettings], products: int) -> Iterator[dict[str, Any]]:
     """One row for every network, structure and solver; a solver that refuses the structure says why."""
     for network in setup.networks:
         for settings in structures:
             yield from _rows(setup.workload(network), settings, products)
 
 
-def _rows(workload: Workload, settings: GeometrySettings, products: int) -> Iterator[dict[str, Any]]:
+def _rows(workload: Workload, settings: RefreshSettings, products: int) -> Iterator[dict[str, Any]]:
     target = float("-inf")
     with MeasuredRefresh(workload, settings).quadratic_model() as model:
         for solver, inner in INNER.items():

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.measured_refresh import GeometrySettings, MeasuredRefresh
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
 from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
 from llqr.lab.bench.terminal_table import NumberTable, milliseconds, times
@@ -14,16 +14,14 @@ BURST = 0.1
 """Seconds of consecutive steps that are timed together."""
 
 
-def measure(
-    setup: Setup, forms: Sequence[Passes], settings: GeometrySettings, repeats: int
-) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, forms: Sequence[Passes], settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     """One row for every network, form of the passes and method."""
     for network in setup.networks:
         for passes in forms:
             yield from _rows(setup.workload(network, passes), settings, repeats)
 
 
-def _rows(workload: Workload, settings: GeometrySettings, repeats: int) -> list[dict[str, Any]]:
+def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[dict[str, Any]]:
     refresh = MeasuredRefresh(workload, settings)
     refresh.run_once_for_steps()
     actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}

@@ -75,7 +75,7 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores.float() if scores.dtype.itemsize < 4 else scores, labels)
 
 
-class RandomImages:
+class ImageClassification:
     """The part of a task that the pass of a step needs."""
 
     loss = staticmethod(cross_entropy)
@@ -142,7 +142,7 @@ class Workload:
         """One for all optimizers, because a captured pass keeps the memory of its activations."""
         if self._pass is None:
             form = CapturedPass if self.passes.capture else Pass
-            task = cast(Task, RandomImages())  # a pass uses nothing else of a task
+            task = cast(Task, ImageClassification())  # a pass uses nothing else of a task
             self._pass = form(task, self._network_of_passes, self.precision)
             self._pass.load(self.batch)
         return self._pass

@@ -16,7 +16,7 @@ from rich.console import Console
 import llqr
 from llqr.lab import machine
 from llqr.lab.bench import cadence, memory, peers, refresh, scaling, solvers, step
-from llqr.lab.bench.measured_refresh import GeometrySettings
+from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.record import Record
 from llqr.lab.bench.terminal_table import NumberTable
 from llqr.lab.bench.workload import Network, Passes, Setup
@@ -102,21 +102,22 @@ class Output:
             yield row
 
 
-# A refresh is timed as a whole, in the precision of the passes, whatever it comes to; --capture depends on the device.
+# Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
+# whether it is captured depends on the device.
 DECIDED = ("autocast", "capture", "max_failures", "spread")
-Geometry = Annotated[GeometrySettings, Fields(omit=DECIDED)]
+GeometryOptions = Annotated[RefreshSettings, Fields(omit=DECIDED)]
 Capture = Annotated[
     bool | None,
     typer.Option("--capture/--no-capture", help="Capture refreshes as CUDA graphs (default: on a CUDA device)."),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
 
-TARGET, OUTPUT, GEOMETRY = Target(), Output(), GeometrySettings()
+TARGET, OUTPUT, GEOMETRY = Target(), Output(), RefreshSettings()
 IN_FULL_PRECISION = Target(precision="fp32")
-# U acts in a step whatever it has learned.
-ONE_STEP = GeometrySettings(inner=llqr.Inner(steps=1))
-TWO_STEPS = [GeometrySettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac")]
-EXACT = GeometrySettings("diagonal", "unfused", llqr.Runtime(engine="forward"))
+# The time of a step does not depend on what U has learned.
+ONE_STEP = RefreshSettings(inner=llqr.Inner(steps=1))
+TWO_STEPS = tuple(RefreshSettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac"))
+EXACT = RefreshSettings("diagonal", "unfused", llqr.Runtime(engine="forward"))
 
 
 def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = True) -> bool:
@@ -127,7 +128,7 @@ def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = Tr
     return on_cuda and possible if wanted is None else wanted
 
 
-def capturing(settings: GeometrySettings, setup: Setup, wanted: bool | None) -> GeometrySettings:
+def capturing(settings: RefreshSettings, setup: Setup, wanted: bool | None) -> RefreshSettings:
     """The settings with refreshes captured where asked for or possible."""
     runtime = settings.runtime
     possible = llqr.SOLVERS[settings.inner.solver].capturable and runtime.micro_batch is None
@@ -138,7 +139,7 @@ def capturing(settings: GeometrySettings, setup: Setup, wanted: bool | None) -> 
 @options_from_dataclasses
 def step_command(
     target: Target = TARGET,
-    geometry: Annotated[GeometrySettings, Fields(omit=(*DECIDED, "inner", "compile"))] = ONE_STEP,
+    geometry: Annotated[RefreshSettings, Fields(omit=(*DECIDED, "inner", "compile"))] = ONE_STEP,
     capture: Annotated[
         bool | None,
         typer.Option("--capture/--no-capture", help="Also with passes as CUDA graphs (default: on a CUDA device)."),
@@ -151,7 +152,12 @@ def step_command(
     setup = target.setup("resnet18", "vit-b")
     captured = (False, True) if captures("--capture", setup, capture) else (False,)
     forms = [Passes(graph, form) for form in ((False, True) if compiled else (False,)) for graph in captured]
-    config = {"passes": list(map(str, forms)), "geometry": geometry.to_dict(), "repeats": repeats, "burst": step.BURST}
+    config = {
+        "passes": list(map(str, forms)),
+        "geometry": geometry.to_dict(setup.precision),
+        "repeats": repeats,
+        "burst": step.BURST,
+    }
     output.write("step", setup, config, step.measure(setup, forms, geometry, repeats), step.as_table)
 
 
@@ -160,7 +166,7 @@ def step_command(
 def refresh_command(
     target: Target = TARGET,
     geometry: Annotated[
-        tuple[GeometrySettings, ...], Fields(omit=DECIDED, sweep=("structure", "engine", "product_every"))
+        tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure", "engine", "product_every"))
     ] = (GEOMETRY,),
     capture: Capture = None,
     reference: Annotated[
@@ -176,7 +182,7 @@ def refresh_command(
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
-    config = {"geometry": [way.to_dict() for way in ways], "repeats": repeats, "reference": reference}
+    config = {"geometry": [way.to_dict(setup.precision) for way in ways], "repeats": repeats, "reference": reference}
     output.write("refresh", setup, config, rows, refresh.as_table)
 
 
@@ -184,7 +190,7 @@ def refresh_command(
 @options_from_dataclasses
 def cadence_command(
     target: Target = TARGET,
-    geometry: Geometry = GEOMETRY,
+    geometry: GeometryOptions = GEOMETRY,
     capture: Capture = None,
     capture_passes: Annotated[
         bool | None, typer.Option(help="Capture passes as CUDA graphs (default: on a CUDA device).")
@@ -201,7 +207,7 @@ def cadence_command(
     passes = Passes(captures("--capture-passes", setup, capture_passes), compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
-    config = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": step.BURST, **numbers}
+    config = {"geometry": geometry.to_dict(setup.precision), "passes": asdict(passes), "burst": step.BURST, **numbers}
     output.write("cadence", setup, config, rows, cadence.as_table)
 
 
@@ -209,7 +215,7 @@ def cadence_command(
 @options_from_dataclasses
 def scaling_command(
     target: Target = TARGET,
-    geometry: Geometry = GEOMETRY,
+    geometry: GeometryOptions = GEOMETRY,
     capture: Capture = None,
     repeats: Repeats = 3,
     output: Output = OUTPUT,
@@ -219,7 +225,7 @@ def scaling_command(
     setup = target.setup(*sizes, on_cpu=sizes)
     geometry = capturing(geometry, setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    config = {"geometry": geometry.to_dict(), "repeats": repeats}
+    config = {"geometry": geometry.to_dict(setup.precision), "repeats": repeats}
     output.write("scaling", setup, config, rows, scaling.as_table, scaling.conclusion)
 
 
@@ -227,13 +233,13 @@ def scaling_command(
 @options_from_dataclasses
 def memory_command(
     target: Target = TARGET,
-    geometry: Annotated[tuple[GeometrySettings, ...], Fields(omit=DECIDED, sweep=("structure",))] = (*TWO_STEPS,),
+    geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure",))] = TWO_STEPS,
     output: Output = OUTPUT,
 ) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     rows = memory.measure(setup, geometry, memory.cuda_peak(setup.precision.device))
-    config = {"geometry": [settings.to_dict() for settings in geometry]}
+    config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry]}
     output.write("memory", setup, config, rows, memory.as_table)
 
 
@@ -251,13 +257,11 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
 @options_from_dataclasses
 def solvers_command(
     target: Target = IN_FULL_PRECISION,
-    geometry: Annotated[tuple[GeometrySettings, ...], Fields(omit=(*DECIDED, "inner"), sweep=("structure",))] = (
-        EXACT,
-    ),
+    geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=(*DECIDED, "inner"), sweep=("structure",))] = (EXACT,),
     products: Annotated[int, typer.Option(min=1, help="Products with H to go up to.")] = 50,
     output: Output = OUTPUT,
 ) -> None:
     """The objective that each inner solver reaches with a number of products with H."""
     setup = target.setup("resnet18", "vit-s")
-    config = {"geometry": [settings.to_dict() for settings in geometry], "products": products}
+    config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry], "products": products}
     output.write("solvers", setup, config, solvers.measure(setup, geometry, products), solvers.as_table)
