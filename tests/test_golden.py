@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from llqr.metric.layout import layer_of
 from llqr.probes import Point
 from references import relative_error
@@ -48,7 +49,7 @@ def gradients(network, i):
 
 def learned(structure, divergence, engine="double-backward"):
     """Three refreshes on batches 0, 1, 2 with the weights held fixed."""
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         model(), F.cross_entropy, structure=structure, divergence=divergence, ema=0.95, every=1, engine=engine
     )
     for i in range(3):

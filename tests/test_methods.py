@@ -72,7 +72,7 @@ def test_a_missing_geometry(name):
 
 
 @pytest.mark.parametrize("name", ["sam", "asam", "fishersam", "fsam"])
-def test_a_superfluous_geometry_is_met_with_the_name_that_has_one(name):
+def test_a_superfluous_geometry_is_refused_with_the_name_that_takes_one(name):
     model = mlp()
     with pytest.raises(ValueError, match=rf"did you mean 'llqr\+{name}'"):
         llqr.build(name, sgd(model), geometry=quick_geometry(model))
@@ -93,7 +93,7 @@ def test_a_divergence_that_contradicts_the_name():
 
 
 def test_the_classes_are_the_methods_of_the_same_name():
-    """One trajectory each: a class and `build` must make the same optimizer."""
+    """A class and `build` must make the same optimizer: both take the same steps."""
     data = batches(3)
     pairs = {
         "sam": lambda m: llqr.SAM(sgd(m), rho=0.2),
@@ -116,8 +116,38 @@ def test_the_classes_are_the_methods_of_the_same_name():
     assert not distinct, "two methods took the same steps"
 
 
-def test_probe_only_leaves_the_update_alone():
-    """LLQR^Delta: the metric shapes where the gradient is taken, and the base gets that gradient itself."""
+class SignProbe(llqr.SAMProbe):
+    """`eps = rho sign(g) / |sign(g)|`."""
+
+    name = "sign-sam"
+
+    def filtered(self, point):
+        return [gradient.sign() for gradient in point.grads]
+
+
+def test_a_new_probe_is_one_class_and_one_line(monkeypatch):
+    monkeypatch.setitem(llqr.PROBES, SignProbe.name, SignProbe)
+    assert {"sign-sam", "llqr+sign-sam", "llqr-probe-only+sign-sam"} <= set(llqr.method_names())
+    model, data = mlp(), batches(2)
+    opt = llqr.build("llqr-ngd+sign-sam", sgd(model), rho=0.3, model=model, **geometry_for("llqr-ngd", model))
+    assert (type(opt.probe), opt.probe.rho, opt.transport) == (SignProbe, 0.3, True)
+    by_name, by_class = mlp(), mlp()
+    train(llqr.build("sign-sam", sgd(by_name), rho=0.3), by_name, data)
+    train(llqr.Optimizer(sgd(by_class), SignProbe(rho=0.3)), by_class, data)
+    train(opt, model, data)
+    assert all(a.equal(b) for a, b in zip(by_name.parameters(), by_class.parameters(), strict=True))
+    assert not model[0].weight.equal(by_name[0].weight)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("sam", "lam"), ("fsam", "eta"), ("sgdm", "rho"), ("llqr", "rho")])
+def test_a_setting_of_another_method_is_refused(name, setting):
+    model = mlp()
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{setting}'"):
+        llqr.build(name, sgd(model), **geometry_for(name, model), **{setting: 0.1})
+
+
+def test_probe_only_does_not_change_the_update():
+    """LLQR^Delta: the metric decides where the gradient is taken, and the base gets that gradient unchanged."""
     model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
     parameters = list(model.parameters())
     u = [0.5 + torch.rand_like(p) for p in parameters]

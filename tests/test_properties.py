@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from traps.training import assert_same_bits, closure_of, cross_entropy, weights
 
 SEEDS = st.integers(0, 2**16)
@@ -107,9 +108,9 @@ def test_the_identity_metric_changes_no_bit(model, dtype, make, norm, base, rho,
         torch.set_rng_state(random)
         geometry = None
         if learned:
-            geometry = llqr.Geometry(model, cross_entropy, structure="identity", engine="double-backward", every=1)
+            geometry = flat_geometry(model, cross_entropy, structure="identity", engine="double-backward", every=1)
             if kind == "unlearned":
-                geometry = llqr.Geometry(model, cross_entropy, structure="kfac")
+                geometry = flat_geometry(model, cross_entropy, structure="kfac")
                 geometry._next = 10**9
         opt = make(base(model.parameters()), rho=rho, norm=norm, geometry=geometry, model=model)
         for _ in range(3):

@@ -1,20 +1,23 @@
 """Geometry-aware sharpness minimization for PyTorch: LLQR, the SAM family, and LLQR+SAM."""
 
-from llqr.curvature import Divergence, OutputDivergence
-from llqr.geometry import FixedGeometry, Geometry, Refresh, RefreshError, RefreshWarning
+from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel
+from llqr.geometry import FixedGeometry, Geometry, Refresh, RefreshError, RefreshWarning, Runtime
 from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
 from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
 from llqr.optimizer import Optimizer
-from llqr.probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
-from llqr.solvers.solve import Inner
+from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+from llqr.solvers import SOLVERS, Inner
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ASAM",
+    "ENGINES",
     "LLQR",
     "LLQRSAM",
+    "PROBES",
     "SAM",
+    "SOLVERS",
     "STRUCTURES",
     "ASAMProbe",
     "Block",
@@ -30,9 +33,11 @@ __all__ = [
     "Metric",
     "Optimizer",
     "OutputDivergence",
+    "QuadraticModel",
     "Refresh",
     "RefreshError",
     "RefreshWarning",
+    "Runtime",
     "SAMProbe",
     "Stacked",
     "Structure",

@@ -1,4 +1,4 @@
-"""How CUDA graphs are made, wherever something is recorded to be replayed."""
+"""How CUDA graphs are captured, wherever one is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def warming_up(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """What is to be recorded runs in here first: library handles and workspaces are not made in a graph."""
+    """Run here first what is to be captured: library handles and workspaces must be made outside a graph."""
     stream = stream or torch.cuda.Stream()
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
@@ -21,9 +21,9 @@ def warming_up(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def recording(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """The graph of what runs in here, with memory of its own or from another graph's pool."""
+def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """The graph of what runs inside, with its own memory or that of another graph's pool."""
     graph = torch.cuda.CUDAGraph()
-    # Errors of this thread only, because a loader may be pinning memory in another.
+    # Only this thread's errors count, because a loader may be pinning memory in another.
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         yield graph

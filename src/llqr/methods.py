@@ -1,19 +1,25 @@
-"""The methods by name: each is `Optimizer` with one probe and, if asked for, a geometry."""
+"""The methods by name: each is `Optimizer` with a probe, a geometry, or both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
 
-from llqr.geometry.geometry import Geometry, GeometryLike
+from llqr.geometry import Geometry, GeometryLike
 from llqr.optimizer import Optimizer, Settings
-from llqr.probes import ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm
 from llqr.schedule import Schedule
 
 Base = torch.optim.Optimizer
+
+
+class MethodSettings(Settings, total=False):
+    """Keyword arguments of every method with a probe: those of `Optimizer`, see there."""
+
+    geometry: GeometryLike | None
+    transport: bool
 
 
 class SAM(Optimizer):
@@ -29,21 +35,17 @@ class SAM(Optimizer):
         base: Base,
         rho: Schedule = 0.05,
         *,
-        geometry: GeometryLike | None = None,
-        transport: bool = True,
         norm: Norm = "metric",
         start_after: int = 0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[MethodSettings],
     ) -> None:
-        super().__init__(
-            base, SAMProbe(rho, norm=norm, start_after=start_after), geometry, transport=transport, **settings
-        )
+        super().__init__(base, SAMProbe(rho, norm=norm, start_after=start_after), **settings)
 
 
 class LLQRSAM(SAM):
     """LLQR+SAM: `theta+ = theta + rho U g / |g|_U`, then `theta <- theta - eta U g(theta+)`.
 
-    `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
+    `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and does not change the update.
 
     Example:
         >>> model = torch.nn.Linear(4, 3)
@@ -63,7 +65,7 @@ class LLQRSAM(SAM):
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__(
-            base, rho, geometry=geometry, transport=transport, norm=norm, start_after=start_after, **settings
+            base, rho, norm=norm, start_after=start_after, geometry=geometry, transport=transport, **settings
         )
 
 
@@ -81,14 +83,11 @@ class ASAM(Optimizer):
         rho: Schedule = 0.5,
         *,
         eta: float = 0.01,
-        geometry: GeometryLike | None = None,
-        transport: bool = True,
         norm: Norm = "metric",
         start_after: int = 0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[MethodSettings],
     ) -> None:
-        probe = ASAMProbe(rho, eta=eta, norm=norm, start_after=start_after)
-        super().__init__(base, probe, geometry, transport=transport, **settings)
+        super().__init__(base, ASAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
 
 
 class FisherSAM(Optimizer):
@@ -105,18 +104,15 @@ class FisherSAM(Optimizer):
         rho: Schedule = 0.1,
         *,
         eta: float = 0.1,
-        geometry: GeometryLike | None = None,
-        transport: bool = True,
         norm: Norm = "metric",
         start_after: int = 0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[MethodSettings],
     ) -> None:
-        probe = FisherSAMProbe(rho, eta=eta, norm=norm, start_after=start_after)
-        super().__init__(base, probe, geometry, transport=transport, **settings)
+        super().__init__(base, FisherSAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
 
 
 class FriendlySAM(Optimizer):
-    """F-SAM: the probe follows `g - gbar`, the part of the gradient this batch has to itself.
+    """F-SAM: the probe follows `g - gbar`, the part of the gradient that is specific to this batch.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -129,14 +125,11 @@ class FriendlySAM(Optimizer):
         rho: Schedule = 0.05,
         lam: float = 0.9,
         *,
-        geometry: GeometryLike | None = None,
-        transport: bool = True,
         norm: Norm = "metric",
         start_after: int = 0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[MethodSettings],
     ) -> None:
-        probe = FriendlySAMProbe(rho, lam=lam, norm=norm, start_after=start_after)
-        super().__init__(base, probe, geometry, transport=transport, **settings)
+        super().__init__(base, FriendlySAMProbe(rho, lam=lam, norm=norm, start_after=start_after), **settings)
 
 
 class LLQR(Optimizer):
@@ -152,7 +145,6 @@ class LLQR(Optimizer):
         super().__init__(base, None, geometry, **settings)
 
 
-PROBES: dict[str, Callable[..., Optimizer]] = {"sam": SAM, "asam": ASAM, "fishersam": FisherSAM, "fsam": FriendlySAM}
 BASES = ("sgdm", "adam", "adamw")
 
 
@@ -170,7 +162,7 @@ def method_names() -> list[str]:
 def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **settings: Any) -> Optimizer:
     """A method by its name in the paper's tables, such as `sam`, `llqr-ngd+fsam` or `llqr-ngd-probe-only+sam`.
 
-    `settings` are those of the method's class (`rho`, `lam`, ...).
+    `settings` are those of the probe (`rho`, `lam`, ...) and of `Optimizer` (`model`, `no_sync`, `same_dropout`).
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -188,15 +180,11 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
         raise ValueError(f"geometry: {name!r} has none; did you mean {learning!r}?")
     if divergence and isinstance(geometry, Geometry) and geometry.divergence.name != divergence:
         raise ValueError(f"geometry: {name!r} wants the divergence {divergence!r}, got {geometry.divergence.name!r}")
-    if plain in BASES:
-        return Optimizer(base, **settings)
-    if plain == "llqr":
-        assert geometry is not None
-        return LLQR(base, geometry, **settings)
-    method = PROBES[plain.rpartition("+")[2]]
-    if not learned:
-        return method(base, **settings)
-    return method(base, geometry=geometry, transport="probe-only" not in plain, **settings)
+    kind = plain.rpartition("+")[2]
+    if kind not in PROBES:
+        return Optimizer(base, None, geometry, **settings)
+    of_optimizer = {key: settings.pop(key) for key in Settings.__annotations__ if key in settings}
+    return Optimizer(base, PROBES[kind](**settings), geometry, transport="probe-only" not in plain, **of_optimizer)
 
 
 def _without_divergence(name: str) -> tuple[str, str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from llqr.geometry.geometry import GeometryLike
+from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
-from llqr.step import amp
-from llqr.step.gradients import standing_in
-from llqr.step.modules import Surroundings
+from llqr.step import amp, gradients, saved_state
+from llqr.step.modules import OwningModules
+from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
 
 Closure = Callable[[], Any]
@@ -32,12 +32,12 @@ class Optimizer(torch.optim.Optimizer):
 
     Args:
         base: a constructed optimizer (SGD, AdamW, ...). Its `param_groups` and `state` *are* this optimizer's, so that
-            schedulers may be built on either. Weight decay and momentum are its business, after the metric.
+            schedulers may be built on either. Weight decay and momentum are left to it, after the metric.
         probe: where SAM looks; None for plain descent.
         geometry: the learned metric `U`; None for the identity.
         transport: whether the update gradient goes through `U` (False is the paper's LLQR^Delta).
-        model: protects the model's buffers (BatchNorm statistics) during the second pass. By default found at the
-            first step: the modules that own the parameters, and others whose buffers the first pass writes to.
+        model: its buffers (BatchNorm statistics) are protected during the second pass. By default found at the first
+            step: the modules that own the parameters, and others whose buffers the first pass writes to.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step see the same random numbers.
 
@@ -55,7 +55,7 @@ class Optimizer(torch.optim.Optimizer):
         True
     """
 
-    # torch's GradScaler then hands itself to `step`, which must unscale between its two passes.
+    # With this, torch's GradScaler passes itself to `step`, which must unscale between its two passes.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -75,7 +75,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
         if geometry is not None and not hasattr(geometry, "transport"):
             raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
-        super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups are the base's
+        super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base = base
         self.probe = probe
         self.geometry = geometry
@@ -85,11 +85,11 @@ class Optimizer(torch.optim.Optimizer):
         self._same_dropout = same_dropout
         if model is None and geometry is not None:
             model = geometry.model
-        self._surroundings = Surroundings(model)
-        self._weights = Snapshot()  # gives its memory back: a refresh and the base's step have peaks of their own
+        self._modules = OwningModules(model)
+        self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
         self.defaults = base.defaults
 
-    # -- the base optimizer's objects are ours, also after it replaces them (as load_state_dict does) -----------------
+    # -- groups and state are the base optimizer's own objects, even after it replaces them (load_state_dict does) ----
 
     @property  # type: ignore[override]
     def param_groups(self) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
-            self._surroundings.known = self._surroundings.given
+            self._modules.known = self._modules.given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -125,22 +125,22 @@ class Optimizer(torch.optim.Optimizer):
 
         Args:
             closure: zeroes the gradients, computes the loss, calls `backward` and returns the loss. Called twice while
-                a probe is active. May be left out without a probe, when gradients are there already.
+                a probe is active. May be omitted without a probe, if the gradients have been computed already.
             batch: what a refresh learns from when one is due: `(inputs, targets)`, a mapping, or a function that
                 returns one of these.
             grad_scaler: a `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update` after
-                the step, as always. (`grad_scaler.step(opt, closure)` does the same, but torch refuses it until the
-                scaler has scaled something for the first time.)
+                the step, as usual. (`grad_scaler.step(opt, closure)` does the same, but torch refuses it until the
+                scaler has scaled a loss for the first time.)
         """
         if self._weights.held:
-            raise RuntimeError("step: the weights still stand at the probe; call second_step() or restore() first")
+            raise RuntimeError("step: the weights are still at the probe; call second_step() or restore() first")
         if closure is None and self._probing:
             raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
         self._learn(batch)
         if closure is None:
             self._update(grad_scaler)
             return None
-        random = self._random_state() if self._probing and self._same_dropout else None
+        random = RandomState(self._order()) if self._probing and self._same_dropout else None
         loss = self._first_pass(closure)
         if self._probing:
             try:
@@ -153,17 +153,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = False) -> None:
-        """Move the weights to the probe, from gradients that are there already. Then run the second pass yourself."""
+        """Move the weights to the probe, using the present gradients. Then run the second pass yourself."""
         if self._weights.held:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         self._learn(batch)
-        if not self._surroundings.known:
-            with self._surroundings.finding(self._order()):
+        if not self._modules.known:
+            with self._modules.finding(self._order()):
                 pass
         try:
             if self._probing:
                 self._perturb(grad_scaler)
-            self._surroundings.hold_buffers()  # in a warm-up too: such a loop runs its second pass regardless
+            self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
         except BaseException:
             self.restore()
             raise
@@ -172,7 +172,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
-        """Put the weights back and descend with the gradients taken at the probe."""
+        """Restore the weights and descend with the gradients taken at the probe."""
         if self._probing and not self._weights.held:
             raise RuntimeError("second_step: call first_step() first")
         self.restore()
@@ -181,9 +181,9 @@ class Optimizer(torch.optim.Optimizer):
             self.zero_grad()
 
     def restore(self) -> None:
-        """Put weights and buffers back where the centre was; does nothing when they are there."""
+        """Put weights and buffers back to the centre, if they are not there already."""
         self._weights.restore()
-        self._surroundings.restore_buffers()
+        self._modules.restore_buffers()
         torch.clear_autocast_cache()
 
     @property
@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         return self.probe is not None and self.probe.active(self.steps)
 
     def _learn(self, batch: Any) -> None:
-        """Let the geometry begin, go on with or finish a refresh, whatever it owes this step."""
+        """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
             return
         if batch is None and self.geometry.due:
@@ -203,52 +203,49 @@ class Optimizer(torch.optim.Optimizer):
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
-            if not self._surroundings.known and self.probe is not None:
-                contexts.enter_context(self._surroundings.finding(self._order()))
+            if not self._modules.known and self.probe is not None:
+                contexts.enter_context(self._modules.finding(self._order()))
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
             contexts.enter_context(torch.enable_grad())
-            self._forget_gradients()
+            gradients.clear(self._order())
             loss = closure()
-        # A copy: a captured closure writes both passes' losses into the same memory.
+        # A copy, because a captured closure writes the losses of both passes into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
-    def _second_pass(self, closure: Closure, random: list[tuple[torch.device, Tensor]] | None) -> None:
-        """The closure again, with the same random numbers; `restore` removes its trace in the model's buffers."""
-        self._surroundings.hold_buffers()
-        for device, state in random or []:
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, device)
-        self._forget_gradients()
+    def _second_pass(self, closure: Closure, random: RandomState | None) -> None:
+        """The closure again, with the same random numbers; `restore` undoes what it does to the model's buffers."""
+        self._modules.hold_buffers()
+        if random is not None:
+            random.restore()
+        gradients.clear(self._order())
         with torch.enable_grad():
             closure()
 
     def _perturb(self, grad_scaler: Any) -> None:
-        """`theta <- theta + eps`, after keeping a copy of `theta`."""
+        """`theta <- theta + eps`, after a copy of `theta` is taken."""
         assert self.probe is not None
-        parameters, grads = self._gradients()
+        parameters, grads = self._parameters_and_grads()
         if not parameters:
             raise RuntimeError(
                 "closure: no parameter of the optimizer got a gradient; does the closure call backward()?"
             )
         grads = amp.centre_gradients(grad_scaler, (self, self.base), grads)
         self._weights.take(parameters)
-        # Under a caller's autocast the second pass would otherwise run on low-precision copies of the centre's weights.
+        # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
         torch.clear_autocast_cache()
         if amp.overflowed(grad_scaler, grads):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
-            # of a distributed run, and then the scaler skips the step and shrinks its scale.
+            # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(parameters, float("nan"))
             return
-        layers, biases = self._surroundings.roles(parameters)
+        layers, biases = self._modules.roles(parameters)
         point = Point(parameters, grads, layers, biases, self._own_radius(parameters))
         eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
         torch._foreach_add_(parameters, eps)
 
     def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
-        """The `"rho"` of every parameter's group, unless that is a setting of the base optimizer (Adadelta has one)."""
+        """The `"rho"` of each parameter's group, unless `rho` is a setting of the base optimizer (as in Adadelta)."""
         if "rho" in self.base.defaults or not any("rho" in group for group in self.param_groups):
             return [None] * len(parameters)
         radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
@@ -258,8 +255,9 @@ class Optimizer(torch.optim.Optimizer):
         """`theta <- base(theta, U g~)`."""
         if grad_scaler is not None:
             amp.unscale_once(grad_scaler, self, self.base)
-        parameters, grads = self._gradients() if self.geometry is not None and self.transport else ([], [])
-        with standing_in(self._transported(parameters, grads), grads, parameters):
+        transports = self.geometry is not None and self.transport
+        parameters, grads = self._parameters_and_grads() if transports else ([], [])
+        with gradients.substituted(self._transported(parameters, grads), grads, parameters):
             if grad_scaler is not None:
                 grad_scaler.step(self.base)
             else:
@@ -270,60 +268,25 @@ class Optimizer(torch.optim.Optimizer):
             self.geometry.advance()
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+        """`U v`."""
         return v if self.geometry is None else self.geometry.transport(parameters, v)
 
-    def _forget_gradients(self) -> None:
-        """So that a closure that forgets to zero them is still right.
+    def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
+        return gradients.collected(self._order(), self._modules.name)
 
-        On a CUDA device in place: a captured closure cannot zero them, and writes to their memory wherever they are.
-        """
-        kept = []
-        for parameter in self._order():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient.is_cuda and gradient.layout == torch.strided:
-                kept.append(gradient)
-            else:
-                parameter.grad = None
-        if kept:
-            torch._foreach_zero_(kept)
-
-    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters that have a gradient, and the gradients beside them."""
-        order = self._order()
-        grads = [gradient for parameter in order if (gradient := parameter.grad) is not None]
-        parameters = order if len(grads) == len(order) else [p for p in order if p.grad is not None]
-        kinds = {(gradient.layout, gradient.dtype) for gradient in grads}
-        if any(layout != torch.strided or dtype.is_complex for layout, dtype in kinds):
-            self._refuse_gradients()
-        return parameters, grads
-
-    def _refuse_gradients(self) -> NoReturn:
-        """Say which parameter's gradient is of a kind that is not supported."""
-        for i, parameter in enumerate(self._order()):
-            gradient = parameter.grad
-            if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
-                kind = "complex" if gradient.is_complex() else "sparse"
-                who = self._surroundings.name(parameter) or f"number {i}"
-                raise TypeError(f"parameters: {who!r} has a {kind} gradient, which is not supported")
-        raise AssertionError("called without such a gradient")
-
-    def _random_state(self) -> list[tuple[torch.device, Tensor]]:
-        devices = {parameter.device for parameter in self._order() if parameter.is_cuda}
-        states = [(torch.device("cpu"), torch.get_rng_state())]
-        return states + [(device, torch.cuda.get_rng_state(device)) for device in devices]
+    def _order(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, and under `"llqr"` the metric, the probe's memory and the counters."""
+        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = self.base.state_dict()
         state["llqr"] = {
             "steps": self.steps,
-            "shapes": [list(parameter.shape) for parameter in self._order()],
+            "shapes": self._shapes(),
             "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
@@ -333,7 +296,7 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Strict: refuses a state of another probe, another geometry or other parameters."""
+        """Strict: refuses the state of another probe, another geometry or other parameters."""
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
@@ -341,9 +304,11 @@ class Optimizer(torch.optim.Optimizer):
         if "llqr" not in state:
             raise ValueError("state_dict: no 'llqr' entry, so it was not saved by this optimizer; load it into `base`")
         own = state.pop("llqr")
-        self._check_state(own)
-        self._check_groups(state["param_groups"])
-        # The geometry first: what it refuses must not leave the rest half loaded.
+        saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
+        saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
+        saved_state.check_shapes(own["shapes"], self._shapes())
+        saved_state.check_groups(state["param_groups"], self.param_groups)
+        # The geometry first: if it refuses its part, nothing else must have been loaded.
         if self.geometry is not None:
             self.geometry.load_state_dict(own["geometry"])
         if self.probe is not None:
@@ -353,36 +318,11 @@ class Optimizer(torch.optim.Optimizer):
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _check_state(self, own: Mapping[str, Any]) -> None:
-        saved = None if own["probe"] is None else own["probe"]["name"]
-        mine = None if self.probe is None else self.probe.name
-        if saved != mine:
-            raise ValueError(f"state_dict: saved with the probe {saved!r}, this optimizer has {mine!r}")
-        if (own["geometry"] is None) != (self.geometry is None):
-            raise ValueError("state_dict: one of the saved and this optimizer has a geometry, the other has none")
-        shapes = [list(parameter.shape) for parameter in self._order()]
-        if len(own["shapes"]) != len(shapes):
-            raise ValueError(f"state_dict: saved for {len(own['shapes'])} parameters, this optimizer has {len(shapes)}")
-        for i, (theirs, ours) in enumerate(zip(own["shapes"], shapes, strict=True)):
-            if list(theirs) != ours:
-                raise ValueError(f"state_dict: parameter {i} was saved with shape {list(theirs)}, here it is {ours}")
-
-    def _check_groups(self, groups: list[dict[str, Any]]) -> None:
-        """The same sizes and, where both were built from `named_parameters`, the same names in the same order."""
-        sizes = [[len(group["params"]) for group in some] for some in (groups, self.param_groups)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"state_dict: saved groups of {sizes[0]} parameters, this optimizer has {sizes[1]}")
-        saved = [name for group in groups for name in group.get("param_names", ())]
-        mine = [name for group in self.param_groups for name in group.get("param_names", ())]
-        for theirs, ours in zip(saved, mine, strict=False):
-            if theirs != ours:
-                raise ValueError(f"state_dict: saved parameter {theirs!r} stands where this optimizer has {ours!r}")
-
-    def _order(self) -> list[Tensor]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+    def _shapes(self) -> list[list[int]]:
+        return [list(parameter.shape) for parameter in self._order()]
 
     def __getstate__(self) -> dict[str, Any]:
-        """As in torch, hooks stay behind, and so does the `step` that a scheduler ties to this very object."""
+        """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
         stays = ("step", "_opt_called")
         return {k: v for k, v in self.__dict__.items() if k not in stays and not k.startswith("_optimizer_")}
 

@@ -13,7 +13,7 @@ def at(schedule: Schedule, step: int) -> float:
 
 
 def check(argument: str, schedule: Schedule, lower: float, upper: float = float("inf")) -> None:
-    """Refuse a fixed value outside `[lower, upper]`; functions are checked nowhere, they may depend on anything."""
+    """Refuse a fixed value outside `[lower, upper]`; functions of the step are not checked."""
     if callable(schedule):
         return
     if isinstance(schedule, bool) or not isinstance(schedule, int | float) or not lower <= schedule <= upper:

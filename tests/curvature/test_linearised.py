@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import llqr
-from llqr.curvature import NGD, Curvature, Problem, Trace
-from llqr.curvature.engines import ForwardMode
+from geometries import flat_geometry
+from llqr.curvature import ENGINES, NGD, Problem
+from llqr.curvature.linearised import Trace
 from references import flat, relative_error, trainable
 
 
@@ -36,7 +36,7 @@ def test_a_trace_serves_other_weights_statistics_and_batches():
     assert trace.fits(moved)
     v = {name: torch.randn_like(p) for name, p in moved.parameters.items()}
     with torch.no_grad():
-        traced, exact = trace.linearise(moved), Curvature(moved, NGD, ForwardMode)
+        traced, exact = trace.linearise(moved), ENGINES["forward"](NGD).linearise(moved)
         assert traced.loss.item() == pytest.approx(exact.loss.item(), rel=1e-12)
         assert relative_error(flat(traced.gradient), flat(exact.gradient)) < 1e-12
         assert relative_error(flat(traced.product(v)), flat(exact.product(v))) < 1e-12
@@ -47,7 +47,7 @@ def test_other_shapes_are_traced_anew():
     trace = Trace(problem(model, batch()), NGD)
     assert not trace.fits(problem(model, batch(rows=7)))
     traced, exact = (
-        llqr.Geometry(model, F.cross_entropy, steps=3, ema=0.0, engine=engine) for engine in ("linearised", "forward")
+        flat_geometry(model, F.cross_entropy, steps=3, ema=0.0, engine=engine) for engine in ("linearised", "forward")
     )
     for rows in (8, 7, 7):
         drawn = batch(rows)
@@ -67,8 +67,8 @@ def test_a_product_repeats_nothing_that_does_not_depend_on_v():
 
 
 def test_micro_batches_are_refused():
-    with pytest.raises(ValueError, match="micro_batch: not with a traced product"):
-        llqr.Geometry(network(), F.cross_entropy, engine="linearised", micro_batch=4)
+    with pytest.raises(ValueError, match="micro_batch: not with engine='linearised'"):
+        flat_geometry(network(), F.cross_entropy, engine="linearised", micro_batch=4)
 
 
 class Branching(nn.Linear):
@@ -79,4 +79,4 @@ class Branching(nn.Linear):
 def test_a_branch_on_the_data_is_not_frozen_into_the_trace():
     model = Branching(5, 3).double()
     with pytest.raises(RuntimeError, match="data-dependent"):
-        llqr.Geometry(model, F.cross_entropy, engine="linearised").refresh(batch())
+        flat_geometry(model, F.cross_entropy, engine="linearised").refresh(batch())

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
-from llqr.curvature import NEWTON, NGD, Curvature, Problem, divergence_named
+from llqr.curvature import NEWTON, NGD, Problem, divergence_named
 from llqr.curvature.engines import ENGINES
 from references import (
     DIFFERENCES,
@@ -90,7 +90,7 @@ LOSSES = {
 def product_of(model, loss_fn, batch, divergence, v, engine="double-backward", scale=None):
     with torch.no_grad():
         problem = Problem(model, loss_fn, batch, trainable(model))
-        return flat(Curvature(problem, divergence, ENGINES[engine], scale).product(v))
+        return flat(ENGINES[engine](divergence, scale).linearise(problem).product(v))
 
 
 def random_direction(model):

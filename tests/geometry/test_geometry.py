@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
-from llqr.solvers.solve import Objective
+from geometries import flat_geometry
+from llqr.solvers import Objective
 from references import relative_error
 from small_models import case, mlp
 
 
 def geometry_of(drawn, **options):
-    return llqr.Geometry(drawn.model, drawn.loss_fn, **{"steps": 3, "engine": "double-backward"} | options)
+    return flat_geometry(drawn.model, drawn.loss_fn, **{"steps": 3, "engine": "double-backward"} | options)
 
 
 def walk(geometry, batch, steps):
@@ -149,8 +150,8 @@ def test_the_factors_products_follow_the_autocast_of_the_refresh(dtype, autocast
             super().__init__(*arguments)
             seen.append(self.precision)
 
-    monkeypatch.setattr("llqr.solvers.solve.Objective", Noted)
-    geometry = llqr.Geometry(drawn.model.to(dtype), F.cross_entropy, structure="kfac", steps=3, autocast=autocast)
+    monkeypatch.setattr("llqr.refresh.inner_loop.Objective", Noted)
+    geometry = flat_geometry(drawn.model.to(dtype), F.cross_entropy, structure="kfac", steps=3, autocast=autocast)
     assert geometry.refresh((drawn.batch[0].to(dtype), drawn.batch[1])).accepted
     assert seen == [precision]
 
@@ -220,7 +221,7 @@ def test_bfloat16_halves_what_float32_takes():
     model, batch = drawn.model.float(), (drawn.batch[0].float(), drawn.batch[1])
     sizes = {}
     for dtype in (torch.float32, torch.bfloat16):
-        geometry = llqr.Geometry(model, F.cross_entropy, structure="e-kfac", dtype=dtype, steps=2)
+        geometry = flat_geometry(model, F.cross_entropy, structure="e-kfac", dtype=dtype, steps=2)
         geometry.refresh(batch)
         sizes[dtype] = geometry.memory()["allocated"]
     assert sizes[torch.float32] == 2 * sizes[torch.bfloat16]
@@ -261,15 +262,15 @@ def test_a_state_survives_saving(tmp_path):
     ("other", "message"),
     [
         (
-            lambda: llqr.Geometry(mlp(), F.cross_entropy, structure="kfac"),
+            lambda: flat_geometry(mlp(), F.cross_entropy, structure="kfac"),
             "differs in the structure of 0.weight, 2.weight",
         ),
         (
-            lambda: llqr.Geometry(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double(), F.cross_entropy),
+            lambda: flat_geometry(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double(), F.cross_entropy),
             "differs in the structure of 1.bias, 1.weight, 2.bias, 2.weight",
         ),
         (
-            lambda: llqr.Geometry(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), F.cross_entropy),
+            lambda: flat_geometry(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), F.cross_entropy),
             r"factor '0.weight' is of shape \(6, 4\), expected shape \(6, 5\)",
         ),
     ],
@@ -296,6 +297,7 @@ def test_a_state_that_does_not_fit_is_refused(other, message):
         ({"every": "often"}, "every: expected a number"),
         ({"ema": 1.5}, r"ema: expected a number in \[0, 1\]"),
         ({"lr": -1}, "lr: expected a number"),
+        ({"damping": -1}, "damping: expected a number >= 0"),
         ({"steps": 0}, "steps: expected a number >= 1"),
         ({"solver": "sgd"}, "solver: unknown 'sgd'"),
         ({"divergence": "kl"}, "divergence: unknown 'kl'; choose one of newton, ngd"),
@@ -307,15 +309,15 @@ def test_a_state_that_does_not_fit_is_refused(other, message):
 )
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        llqr.Geometry(mlp(), F.cross_entropy, **options)
+        flat_geometry(mlp(), F.cross_entropy, **options)
 
 
 def test_bad_models_are_named():
     with pytest.raises(TypeError, match=r"model: expected an nn.Module, got function"):
-        llqr.Geometry(lambda x: x, F.cross_entropy)
+        flat_geometry(lambda x: x, F.cross_entropy)
     with pytest.raises(TypeError, match="loss_fn: expected a function of outputs and targets, got str"):
-        llqr.Geometry(mlp(), "cross_entropy")
+        flat_geometry(mlp(), "cross_entropy")
     with pytest.raises(ValueError, match="model: no parameter requires a gradient"):
-        llqr.Geometry(mlp().requires_grad_(False), F.cross_entropy)
+        flat_geometry(mlp().requires_grad_(False), F.cross_entropy)
     with pytest.raises(ValueError, match="model: parameter 'weight' is complex"):
-        llqr.Geometry(nn.Linear(2, 2, dtype=torch.complex64), F.cross_entropy)
+        flat_geometry(nn.Linear(2, 2, dtype=torch.complex64), F.cross_entropy)

@@ -86,7 +86,7 @@ def test_a_parameter_called_qkv_is_fused_and_others_are_not():
     assert shapes(odd) == {"qkv.weight": (4, 2), "qkv.bias": (4,)}
 
 
-def test_attention_with_widths_of_its_own_keeps_its_three_weights():
+def test_attention_with_different_widths_keeps_its_three_weights():
     attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
     found = shapes(attention)
     assert found["k_proj_weight"] == (4, 3)
@@ -110,8 +110,10 @@ def test_tied_parameters_are_one_block():
 # -- which structure ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["kfac", "kfac-psd", "e-kfac", "e-kfac-psd", "diag-kfac"])
-def test_vectors_get_a_diagonal_beside_a_matrix_structure(kind):
+@pytest.mark.parametrize(
+    "kind", ["kfac", "kfac-psd", "e-kfac", "e-kfac-psd", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac"]
+)
+def test_vectors_get_a_diagonal_beside_a_structure_of_matrices(kind):
     metric = Metric(mlp(), structure=kind)
     assert metric.kinds == {"0.weight": kind, "0.bias": "diagonal", "2.weight": kind, "2.bias": "diagonal"}
 
@@ -152,7 +154,7 @@ def test_large_blocks_fall_back_and_say_so(kind, cheaper):
         metric = Metric(mlp(), structure=kind, max_side=5)
     assert len(caught) == 1
     assert metric.kinds["0.weight"] == cheaper
-    # A side of exactly the limit still fits; the vector of a dense structure is measured by its length.
+    # A side of exactly the limit still fits; the side of a dense vector is its length.
     assert metric.kinds["0.bias"] == "diagonal"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -166,6 +168,22 @@ def test_the_limit_counts_sides_and_for_dense_entries():
         Metric(mlp(), structure="diag-kfac", max_side=1)
     with pytest.warns(UserWarning, match="dense -> diagonal"):
         Metric(mlp(), structure="dense", max_side=23)
+
+
+def test_the_limit_counts_only_the_shorter_side_where_only_that_is_rotated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Metric(mlp(), structure="e-kfac-one-sided", max_side=4).kinds["0.weight"] == "e-kfac-one-sided"
+    with pytest.warns(UserWarning, match=r"e-kfac-one-sided -> diag-kfac for 0.weight \(6, 4\)"):
+        assert Metric(mlp(), structure="e-kfac-one-sided", max_side=3).kinds["0.weight"] == "diag-kfac"
+
+
+def test_the_limit_counts_channels_where_kernel_positions_share_a_basis():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Metric(nn.Conv2d(4, 6, 3), structure="e-kfac-channels", max_side=6).kinds["weight"] == "e-kfac-channels"
+    with pytest.warns(UserWarning, match=r"e-kfac-channels -> diag-kfac for weight \(6, 36\)"):
+        Metric(nn.Conv2d(4, 6, 3), structure="e-kfac-channels", max_side=5)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -192,6 +210,35 @@ def test_fused_projections_stack_with_what_has_their_shape():
         "attention.qkv.weight[v]",
         "attention.proj.weight",
     ]
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("e-kfac", 1), ("e-kfac-channels", 3)])
+def test_kernels_of_different_sizes_are_apart_where_the_structure_needs_it(kind, groups):
+    """All three are matrices (4, 36), of 9, 4 and 1 kernel positions."""
+    model = nn.ModuleList([nn.Conv2d(4, 4, 3), nn.Conv2d(9, 4, 2), nn.Linear(36, 4)])
+    stacks = [group for group in Metric(model, structure=kind).groups if group.name == kind]
+    assert len(stacks) == groups
+    if groups == 3:
+        assert [group.shapes()["in"] for group in stacks] == [(1, 4, 4), (1, 9, 9), (1, 36, 36)]
+
+
+@pytest.mark.parametrize(
+    ("model", "positions"),
+    [
+        (nn.Linear(5, 3), 1),
+        (nn.Conv1d(4, 6, 5), 5),
+        (nn.Conv2d(4, 6, (3, 2)), 6),
+        (nn.Conv2d(4, 4, 3, groups=4), 9),
+        (nn.ConvTranspose2d(4, 6, 3), 9),
+        (nn.Bilinear(2, 3, 4), 1),
+        (nn.Embedding(11, 4), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_kernel_positions(model, positions):
+    found = {b.name: b.kernel_positions for b in blocks_of(model, dict(model.named_parameters()))}
+    assert found["weight"] == positions
+    assert found.get("bias", 1) == 1
 
 
 def test_mixed_dtypes_that_share_a_factor_dtype_share_a_group():

@@ -2,21 +2,24 @@
 
 import functools
 import itertools
+from math import prod
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.metric import STRUCTURES, Block, Flat
+from llqr.metric import STRUCTURES, Block, Flat, Structure
 from llqr.metric.clipping import clip
-from llqr.metric.structure import ROW, wide_product
+from llqr.metric.flat import ROW
+from llqr.metric.stacked import wide_product
 from references import relative_error
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
 STACKED = [kind for kind in KINDS if not issubclass(STRUCTURES[kind], Flat)]
 FLAT = [kind for kind in KINDS if issubclass(STRUCTURES[kind], Flat)]
 POSITIVE = ["kfac-psd", "e-kfac-psd"]
+KERNEL = (2, 1)
 CPU = torch.device("cpu")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -28,9 +31,20 @@ def block(name, layer, shape):
     return Block(name, name, layer, shape, shape, torch.empty(shape).stride(), None, torch.float64, CPU)
 
 
+def convolution(name, layer, m, n):
+    """The weight of a convolution from `n` to `m` channels."""
+    native = (m, n, *KERNEL)
+    shape, strides = (m, n * prod(KERNEL)), torch.empty(native).stride()
+    return Block(name, name, layer, shape, native, strides, None, torch.float64, CPU, prod(KERNEL))
+
+
 def group_of(kind, k=2, m=3, n=4):
-    """`k` matrices `(m, n)`; in flat structures each has a bias beside it, and a vector stands alone at the end."""
-    matrices = [block(f"{i}.weight", str(i), (m, n)) for i in range(k)]
+    """`k` matrices `(m, n)`, or convolutions for the structure that is made for them.
+
+    In flat structures each has a bias beside it, and there is one more vector at the end.
+    """
+    weight = (lambda name, layer, shape: convolution(name, layer, *shape)) if kind == "e-kfac-channels" else block
+    matrices = [weight(f"{i}.weight", str(i), (m, n)) for i in range(k)]
     if kind in STACKED:
         return STRUCTURES[kind](matrices)
     biases = [block(f"{i}.bias", str(i), (m,)) for i in range(k)]
@@ -48,7 +62,7 @@ def random_factors(group, seed=0, spread=0.5):
 
 def random_packed(group, seed=0):
     generator = torch.Generator().manual_seed(seed + 1)
-    return group.pack([torch.randn(b.shape, generator=generator, dtype=torch.float64) for b in group.blocks])
+    return group.pack([torch.randn(b.native, generator=generator, dtype=torch.float64) for b in group.blocks])
 
 
 def flat_blocks(group, packed):
@@ -70,21 +84,39 @@ def test_apply_equals_the_dense_matrix(kind, k, m, n, seed):
         assert relative_error(actual, matrix @ piece) < 1e-12
 
 
-# The paper's formulas, one block at a time, with G of shape (m, n).
+def one_sided(f, g):
+    """Only the shorter side is rotated."""
+    q, s = f["basis"], f["scale"]
+    return (s * (g @ q)) @ q.T if g.shape[1] <= g.shape[0] else q @ (s * (q.T @ g))
+
+
+def channels(f, g):
+    """Position by position: the basis of the input channels is the same for all of them."""
+    scale, lifted = f["scale"].view(g.shape), torch.empty_like(g)
+    for i, j in itertools.product(*map(range, KERNEL)):
+        rotated = f["out"].T @ g[:, :, i, j] @ f["in"]
+        lifted[:, :, i, j] = f["out"] @ (scale[:, :, i, j] * rotated) @ f["in"].T
+    return lifted
+
+
+# The formulas, one block at a time, with G in its native shape: (m, n), or (m, n, kh, kw) for a convolution.
 FORMULAS = {
     "kfac": lambda f, g: f["out"] @ g @ f["in"].T,
     "kfac-psd": lambda f, g: f["out"] @ f["out"].T @ g @ f["in"] @ f["in"].T,
     "e-kfac": lambda f, g: f["out"] @ (f["scale"] * (f["out"].T @ g @ f["in"])) @ f["in"].T,
     "e-kfac-psd": lambda f, g: f["out"] @ (f["scale"] ** 2 * (f["out"].T @ g @ f["in"])) @ f["in"].T,
+    "e-kfac-one-sided": one_sided,
+    "e-kfac-channels": channels,
     "diag-kfac": lambda f, g: torch.diag(f["out"]) @ g @ torch.diag(f["in"]),
     "dense": lambda f, g: ((f["dense"] + f["dense"].T) / 2 @ g.reshape(-1)).reshape(g.shape),
     "diagonal": lambda f, g: f[""] * g,
 }
 
 
+@pytest.mark.parametrize(("m", "n"), [(3, 4), (4, 3), (3, 3)])
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_apply_is_the_formula(kind):
-    group = group_of(kind)
+def test_apply_is_the_formula(kind, m, n):
+    group = group_of(kind, m=m, n=n)
     factors, g = random_factors(group), random_packed(group)
     named = dict(group.named(factors))
     for b, piece, actual in zip(group.blocks, group.unpack(g), group.unpack(group.apply(factors, g)), strict=True):
@@ -98,12 +130,12 @@ def test_low_precision_stacks_multiply_into_float32(dtype, device):
     a, b = (torch.randn(3, 16, 16, device=device).to(dtype) for _ in range(2))
     product, exact = wide_product(a, b), a.double() @ b.double()
     assert product.dtype == torch.promote_types(dtype, torch.float32)
-    # Where there is no such product, the result is rounded to the operands' dtype once.
+    # Without such a product, the result is rounded to the operands' dtype once.
     rounding = 2 * torch.finfo(dtype).eps if device == "cpu" else 1e-6
     assert relative_error(product, exact) < rounding
 
 
-def test_scalar_is_one_number_a_layer():
+def test_scalar_is_one_number_per_layer():
     group = group_of("scalar")
     factors, g = random_factors(group), random_packed(group)
     named = dict(group.named(factors))
@@ -123,6 +155,9 @@ def test_apply_is_linear(kind, seed, a, b):
     torch.testing.assert_close(combined, expected, rtol=1e-12, atol=1e-12)
 
 
+LINEAR_IN_SCALE = ["e-kfac", "e-kfac-one-sided", "e-kfac-channels"]
+
+
 def factor_sets(names):
     """Every non-empty set of names."""
     return [found for size in range(1, len(names) + 1) for found in itertools.combinations(names, size)]
@@ -140,7 +175,7 @@ def test_linear_in_names_the_largest_sets_of_factors_that_enter_linearly(kind):
 
     found = [set(names) for names in factor_sets(list(first)) if linear(names)]
     largest = [names for names in found if not any(names < other for other in found)]
-    if kind == "e-kfac":  # linear in its scale alone, which is the diagonal metric as long as the bases stand still
+    if kind in LINEAR_IN_SCALE:  # alone, which is a diagonal metric as long as the bases are fixed
         assert (largest, group.linear_in) == ([{"scale"}], ())
     else:
         assert sorted(map(sorted, largest)) == sorted(map(sorted, group.linear_in))
@@ -158,10 +193,12 @@ def gradients_of(function, factors):
 @pytest.mark.parametrize("kind", KINDS)
 @given(k=st.integers(1, 3), m=sides, n=sides, seed=seeds)
 def test_pull_back_is_the_gradient(kind, k, m, n, seed):
-    """Of `<r, U g>`, by autograd through `apply`, and by autograd through the dense matrices."""
+    """Of `<r, U g>`, by autograd through `apply` and through the dense matrices."""
     group = group_of(kind, k, m, n)
     factors, g, r = random_factors(group, seed), random_packed(group, seed), random_packed(group, seed + 3)
-    pulled = group.pull_back(factors, g, r)
+    applied, pull = group.trace(factors, g)
+    assert applied.equal(group.apply(factors, g))
+    pulled = pull(r)
     assert {name: part.shape for name, part in pulled.items()} == {name: f.shape for name, f in factors.items()}
 
     def through_apply(leaves):
@@ -297,7 +334,7 @@ def test_identity(kind):
 @given(k=st.integers(1, 4), m=sides, n=sides)
 def test_pack_and_unpack(kind, k, m, n):
     group = group_of(kind, k, m, n)
-    pieces = [torch.randn(b.shape) for b in group.blocks]
+    pieces = [torch.randn(b.native) for b in group.blocks]
     unpacked = group.unpack(group.pack(pieces))
     assert all(a.equal(b) for a, b in zip(unpacked, pieces, strict=True))
 
@@ -318,6 +355,8 @@ STORED = {
     "kfac-psd": lambda m, n: m * m + n * n,
     "e-kfac": lambda m, n: m * m + n * n + m * n,
     "e-kfac-psd": lambda m, n: m * m + n * n + m * n,
+    "e-kfac-one-sided": lambda m, n: min(m, n) ** 2 + m * n,
+    "e-kfac-channels": lambda m, n: m * m + n * n + m * n * prod(KERNEL),
     "diag-kfac": lambda m, n: m + n,
     "dense": lambda m, n: (m * n) ** 2,
 }
@@ -344,7 +383,7 @@ def test_a_stack_equals_its_members_one_by_one(kind):
 
 
 def test_flat_layouts_gather_a_layer_that_comes_in_pieces():
-    """Weights first, biases last, as a caller's own order may have it: still one layer, one clip."""
+    """Weights first, biases last, as a caller may order them: still one layer, one clip."""
     names = [("a.weight", "a", (2, 2)), ("b.weight", "b", (1, 3)), ("a.bias", "a", (2,)), ("b.bias", "b", (1,))]
     group = STRUCTURES["diagonal"]([block(*row) for row in names])
     assert [b.name for b in group.blocks] == ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -353,7 +392,7 @@ def test_flat_layouts_gather_a_layer_that_comes_in_pieces():
 
 @pytest.mark.parametrize("sizes", [(ROW, 2 * ROW), (5, ROW, 7, 3 * ROW), (1, 2)], ids=str)
 def test_layers_of_whole_rows_and_others(sizes):
-    """Those that fill rows come first and go through one kernel; the numbers are those of layer after layer."""
+    """Those that fill rows come first and share one kernel; the numbers are those of scaling layer by layer."""
     group = STRUCTURES["diagonal"]([block(f"{i}.weight", str(i), (size,)) for i, size in enumerate(sizes)])
     assert [b.size % ROW > 0 for b in group.blocks] == sorted(size % ROW > 0 for size in sizes)
     flat, numbers = random_packed(group), torch.randn(len(sizes), dtype=torch.float64)
@@ -381,6 +420,47 @@ def test_a_dense_vector_is_a_full_block():
     check = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
     r = torch.randn_like(g)
     check(
-        group.pull_back(factors, g, r)["dense"],
+        group.trace(factors, g)[1](r)["dense"],
         gradients_of(lambda leaves: (r * group.apply(leaves, g)).sum(), factors)["dense"],
     )
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("m", "n"), [(3, 4), (4, 3)])
+def test_hand_written_methods_equal_the_defaults(kind, m, n):
+    group = group_of(kind, m=m, n=n)
+    factors, g, r = random_factors(group), random_packed(group), random_packed(group, 3)
+    for actual, default in zip(group.matrices(factors), Structure.matrices(group, factors), strict=True):
+        assert relative_error(actual, default) < 1e-12
+    (applied, pull), (default_applied, default_pull) = group.trace(factors, g), Structure.trace(group, factors, g)
+    assert applied.equal(default_applied)
+    slopes, expected = pull(r), default_pull(r)
+    assert list(slopes) == list(expected)
+    for name, slope in slopes.items():
+        assert relative_error(slope, expected[name]) < 1e-12
+    again = default_pull(r)  # may be called more than once
+    assert all(again[name].equal(slope) for name, slope in expected.items())
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+
+def test_channels_of_a_plain_matrix_are_e_kfac():
+    blocks = [block("0.weight", "0", (3, 4)), block("1.weight", "1", (3, 4))]
+    plain, channels = STRUCTURES["e-kfac"](blocks), STRUCTURES["e-kfac-channels"](blocks)
+    factors, g, r = random_factors(plain), random_packed(plain), random_packed(plain, 3)
+    assert channels.shapes() == plain.shapes()
+    assert channels.apply(factors, g).equal(plain.apply(factors, g))
+    slopes = plain.trace(factors, g)[1](r)
+    assert all(slope.equal(slopes[name]) for name, slope in channels.trace(factors, g)[1](r).items())
+
+
+def test_channels_are_e_kfac_whose_basis_is_the_same_at_every_position():
+    group = group_of("e-kfac-channels")
+    factors, g = random_factors(group), random_packed(group)
+    wide = torch.stack([torch.kron(q, torch.eye(prod(KERNEL), dtype=q.dtype)) for q in factors["in"]])
+    plain = STRUCTURES["e-kfac"](group.blocks)
+    assert relative_error(group.apply(factors, g), plain.apply(factors | {"in": wide}, g)) < 1e-12

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from llqr.solvers import fused_descent
 from references import relative_error
 from traps.training import closure_of
@@ -51,7 +52,7 @@ def test_captured_equals_eager(structure, divergence, engine):
     ways = [{"engine": "double-backward"}, {"engine": engine, "capture": True}]
     if engine == "compiled":
         ways[1] |= {"engine": "linearised", "compile": True}
-    made = [llqr.Geometry(model, F.cross_entropy, **settings, **way) for way in ways]
+    made = [flat_geometry(model, F.cross_entropy, **settings, **way) for way in ways]
     for x, y in batches("cuda"):
         eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
         assert captured.accepted
@@ -70,7 +71,7 @@ def test_captured_with_fused_steps_equals_eager(structure, monkeypatch):
     monkeypatch.setattr(fused_descent, "LARGE", 1)
     model = network().cuda().double()
     ways = ({}, {"capture": True, "compile": True})
-    made = [llqr.Geometry(model, F.cross_entropy, structure=structure, engine="forward", **way) for way in ways]
+    made = [flat_geometry(model, F.cross_entropy, structure=structure, engine="forward", **way) for way in ways]
     for x, y in batches("cuda"):
         eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
         assert captured.objective_after == pytest.approx(eager.objective_after, rel=1e-10)
@@ -84,7 +85,7 @@ def test_captured_with_fused_steps_equals_eager(structure, monkeypatch):
 def test_captured_with_few_products_equals_eager(structure, solver):
     model = network().cuda().double()
     settings = {"structure": structure, "solver": solver, "engine": "forward", "steps": 20, "product_every": 4}
-    made = [llqr.Geometry(model, F.cross_entropy, capture=capture, **settings) for capture in (False, True)]
+    made = [flat_geometry(model, F.cross_entropy, capture=capture, **settings) for capture in (False, True)]
     for x, y in batches("cuda"):
         eager, captured = (geometry.refresh((x.double(), y)) for geometry in made)
         assert captured.accepted
@@ -97,7 +98,7 @@ def test_captured_with_few_products_equals_eager(structure, solver):
 def test_a_new_shape_or_learning_rate_is_captured_anew():
     model = network().cuda()
     settings = {"lr": lambda step: 1e-3 / (1 + step), "steps": 5}
-    eager, captured = (llqr.Geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
+    eager, captured = (flat_geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
     for rows in (16, 16, 8):
         x, y = batches("cuda", 1)[0]
         for geometry in (eager, captured):
@@ -117,8 +118,8 @@ def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solv
     for way in ({"engine": "double-backward"}, {"engine": engine, "capture": True, "spread": True}):
         model = network().cuda().double()
         settings = {"structure": structure, "solver": solver, "every": 3, "steps": 6, "ema": 0.5}
-        geometry = llqr.Geometry(model, F.cross_entropy, **settings, **way)
-        geometry.finished = reports.append
+        geometry = flat_geometry(model, F.cross_entropy, **settings, **way)
+        geometry._on_refresh = reports.append
         *data, other, last = ((x.double(), y) for x, y in batches("cuda", 11))
         for batch in data:
             geometry.keep_up(batch if geometry.due else None)
@@ -145,7 +146,7 @@ def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solv
 def test_the_share_of_a_step_never_waits_for_the_device(capture, product_every):
     model = network().cuda()
     settings = {"steps": 5, "product_every": product_every, "every": 6, "spread": True}
-    geometry = llqr.Geometry(model, F.cross_entropy, capture=capture, **settings)
+    geometry = flat_geometry(model, F.cross_entropy, capture=capture, **settings)
     (batch,) = batches("cuda", 1)
     for _ in range(7):  # the first refresh, which chooses an engine, and the beginning of the second
         geometry.keep_up(batch)
@@ -164,7 +165,7 @@ def test_the_share_of_a_step_never_waits_for_the_device(capture, product_every):
 @needs_cuda
 def test_a_refresh_that_fails_keeps_the_metric_and_the_next_is_right():
     model = network().cuda()
-    geometry = llqr.Geometry(model, F.cross_entropy, steps=5, capture=True)
+    geometry = flat_geometry(model, F.cross_entropy, steps=5, capture=True)
     good, other, last = batches("cuda")
     geometry.refresh(good)
     before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
@@ -179,7 +180,7 @@ def test_a_refresh_that_fails_keeps_the_metric_and_the_next_is_right():
 def test_a_step_never_waits_for_the_device(method):
     model = network().cuda()
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    geometry = llqr.Geometry(model, F.cross_entropy, steps=3) if method.startswith("llqr") else None
+    geometry = flat_geometry(model, F.cross_entropy, steps=3) if method.startswith("llqr") else None
     opt = llqr.build(method, base, geometry=geometry, rho=0.1)
     x, y = batches("cuda", 1)[0]
 
@@ -213,7 +214,7 @@ def test_a_recorded_action_is_the_action(structure, apply_dtype):
     """Bit by bit, for one gradient after another, and for every metric that is learned or loaded."""
     model = network().cuda().to(memory_format=torch.channels_last)
     settings = {"structure": structure, "apply_dtype": apply_dtype, "steps": 5, "ema": 0.0}
-    plain, recorded = (llqr.Geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
+    plain, recorded = (flat_geometry(model, F.cross_entropy, capture=c, **settings) for c in (False, True))
     for batch in batches("cuda"):
         recorded.refresh(batch)
         plain.load_state_dict(recorded.state_dict())
@@ -221,7 +222,7 @@ def test_a_recorded_action_is_the_action(structure, apply_dtype):
             pairs = list(zip(transported(plain, seed), transported(recorded, seed), strict=True))
             assert all(ours.equal(theirs) and ours.stride() == theirs.stride() for ours, theirs in pairs)
     before = transported(recorded, 0)
-    identity = llqr.Geometry(model, F.cross_entropy, **settings)
+    identity = flat_geometry(model, F.cross_entropy, **settings)
     identity.metric.assign(identity.metric.factors())
     recorded.load_state_dict(identity.state_dict())
     assert not all(map(torch.equal, transported(recorded, 0), before))
@@ -230,7 +231,7 @@ def test_a_recorded_action_is_the_action(structure, apply_dtype):
 @needs_cuda
 def test_a_recorded_action_leaves_out_what_has_no_gradient():
     model = network().cuda()
-    geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
+    geometry = flat_geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
     geometry.refresh(batches("cuda", 1)[0])
     parameters = list(model.parameters())
     grads = [torch.randn_like(p) for p in parameters]
@@ -244,7 +245,7 @@ def test_steps_with_a_recorded_action_are_the_steps():
     ends = []
     for capture in (False, True):
         model = network().cuda().double()
-        geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", steps=5, every=3, capture=capture)
+        geometry = flat_geometry(model, F.cross_entropy, structure="kfac", steps=5, every=3, capture=capture)
         opt = llqr.build("llqr+sam", torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), geometry=geometry)
         for x, y in batches("cuda", 7):
             batch = x.double(), y
@@ -257,7 +258,7 @@ def test_steps_with_a_recorded_action_are_the_steps():
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_a_captured_geometry_can_be_copied(copied):
     model = network().cuda().double()
-    geometry = llqr.Geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
+    geometry = flat_geometry(model, F.cross_entropy, structure="kfac", capture=True, steps=5)
     first, second = ((x.double(), y) for x, y in batches("cuda", 2))
     geometry.refresh(first)
     transported(geometry, 0)
@@ -280,4 +281,4 @@ def test_a_captured_geometry_can_be_copied(copied):
 )
 def test_what_cannot_be_captured_is_refused(settings, message):
     with pytest.raises(ValueError, match=f"capture: .*{message}"):
-        llqr.Geometry(network(), F.cross_entropy, capture=True, **settings)
+        flat_geometry(network(), F.cross_entropy, capture=True, **settings)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from small_models import case
 
 LinAlgError = torch.linalg.LinAlgError
@@ -15,7 +16,7 @@ LinAlgError = torch.linalg.LinAlgError
 
 def geometry_of(drawn, **options):
     options = {"structure": "e-kfac", "steps": 3, "engine": "double-backward", "every": 1} | options
-    return llqr.Geometry(drawn.model, drawn.loss_fn, **options)
+    return flat_geometry(drawn.model, drawn.loss_fn, **options)
 
 
 def copied(geometry):
@@ -92,7 +93,7 @@ def test_a_gradient_of_zero_is_no_failure():
     with torch.no_grad():
         model.weight.zero_()
         model.bias.zero_()
-    geometry = llqr.Geometry(model, F.mse_loss, steps=2)
+    geometry = flat_geometry(model, F.mse_loss, steps=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", llqr.RefreshWarning)
         refresh = geometry.refresh((torch.randn(5, 4), torch.zeros(5, 3)))
@@ -121,7 +122,7 @@ def test_a_decomposition_that_fails_inside_the_model(engine):
             return super().forward(x @ torch.linalg.cholesky(x.mT @ x))
 
     torch.manual_seed(0)
-    geometry = llqr.Geometry(Whitened(4, 3), F.cross_entropy, steps=2, engine=engine, every=1)
+    geometry = flat_geometry(Whitened(4, 3), F.cross_entropy, steps=2, engine=engine, every=1)
     singular = torch.zeros(8, 4), torch.randint(3, (8,))
     with pytest.warns(llqr.RefreshWarning, match="a decomposition failed"):
         assert not geometry.refresh(singular).accepted

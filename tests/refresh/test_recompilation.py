@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from traps.training import batches, closure_of, cross_entropy, sgd
 
 STEPS = 7
@@ -39,7 +40,7 @@ def compiled():
 def optimizer(name, model, structure="diagonal"):
     settings = {}
     if name.startswith("llqr"):
-        settings["geometry"] = llqr.Geometry(
+        settings["geometry"] = flat_geometry(
             model, cross_entropy, structure=structure, every=3, steps=3, engine="double-backward"
         )
     return llqr.build(name, sgd(model), **settings)

@@ -6,7 +6,8 @@ from torch import nn
 
 from launches import Launches
 from llqr import Inner, Metric
-from llqr.solvers.solve import Descent, Objective, working_copy
+from llqr.solvers import Objective
+from quadratics import solver_for
 
 PRODUCTS = {"bmm", "baddbmm", "baddbmm_"}
 
@@ -31,7 +32,7 @@ def of_one_step(model, kind):
     """The operators of an inner step without those of the network and of the optimizer, which has multi-tensor ones."""
     metric, unit = Metric(model, structure=kind), Unit(model)
     with torch.no_grad():
-        objective, descent = Objective(metric, unit, 0.0), Descent(metric, working_copy(metric), Inner())
+        objective, descent = Objective(metric, unit), solver_for(metric, Inner())
         descent.optimizer.step = lambda: None
         descent.advance(objective)
         with Launches() as operators:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from live_bytes import LiveBytes
 
 #: `g`, `U g`, the displaced weights of a difference, and its product; for a diagonal also what a step of its own holds.
@@ -21,7 +21,7 @@ def test_a_refresh_holds_few_vectors(structure, engine, product_every):
     """Six more where it knows products: the last one and two differences, each with what it was multiplied with."""
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
     batch = torch.randn(2, 256), torch.randint(256, (2,))  # so few that activations weigh nothing
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         model, F.cross_entropy, structure=structure, engine=engine, steps=3, product_every=product_every
     )
     geometry.refresh(batch)

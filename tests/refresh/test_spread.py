@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llqr
+from geometries import flat_geometry
 from llqr import Inner
-from llqr.solvers.solve import InnerLoop, solve
+from llqr.refresh.inner_loop import InnerLoop, InnerProblem, solve
 from small_models import batch_norm_cnn, case
 
 STEPS = 5  # of the inner loop: with the last objective, six products
@@ -28,36 +29,37 @@ SOLVERS = [
 ]
 
 
-class Watched(llqr.Geometry):
-    """Keeps reports, and counts linearisations and products."""
+class Watched:
+    """Keeps the reports of a geometry, and counts its linearisations and products."""
 
-    def __init__(self, *arguments, **settings):
-        super().__init__(*arguments, **settings)
-        self.reports, self.linearisations, self.products = [], 0, 0
+    def __init__(self, geometry, reports):
+        self.geometry, self.reports = geometry, reports
+        self.linearisations = self.products = 0
+        self.fails = False
+        self._linearise, geometry.linearizer.linearise = geometry.linearizer.linearise, self._counted
 
-    def finished(self, report):
-        self.reports.append(report)
-
-    def _linearise(self, batch):
+    def _counted(self, problem):
         self.linearisations += 1
-        return Counted(super()._linearise(batch), self)
+        model = self._linearise(problem)
 
+        def product(v):
+            if self.fails:
+                raise torch.linalg.LinAlgError("singular")
+            self.products += 1
+            return model.product(v)
 
-class Counted:
-    """A quadratic model whose products its geometry counts."""
+        return replace(model, product=product)
 
-    def __init__(self, inner, geometry):
-        self.loss, self.gradient = inner.loss, inner.gradient
-        self._inner, self._geometry = inner, geometry
-
-    def product(self, v):
-        self._geometry.products += 1
-        return self._inner.product(v)
+    def __getattr__(self, name):
+        if "geometry" not in self.__dict__:  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self.geometry, name)
 
 
 def geometry_of(drawn, **options):
     settings = {"steps": STEPS, "engine": "double-backward", "lr": 0.05, "ema": 0.5, "every": 4} | options
-    return Watched(drawn.model, drawn.loss_fn, **settings)
+    reports = []
+    return Watched(flat_geometry(drawn.model, drawn.loss_fn, on_refresh=reports.append, **settings), reports)
 
 
 def both(drawn, **options):
@@ -117,13 +119,14 @@ def test_a_loop_taken_product_by_product_is_the_solver(structure, solver, dtype,
     drawn = case("mlp")
     drawn.model.to(dtype)
     geometry = geometry_of(drawn, structure=structure)
-    metric, quadratic = geometry.metric, geometry._linearise((drawn.batch[0].to(dtype), drawn.batch[1]))
-    inner = Inner(solver, steps=STEPS, lr=0.05, damping=0.1)
-    loop = InnerLoop(metric, quadratic, inner, precision)
-    while loop.done < loop.total:
-        loop.advance()
-    stepwise, whole = loop.solution(), solve(metric, quadratic, inner, precision)
-    assert loop.total == STEPS + 1
+    inner = Inner(solver, steps=STEPS, lr=0.05)
+    problem = InnerProblem(geometry.metric, inner, damping=0.1, precision=precision)
+    with geometry.quadratic_model((drawn.batch[0].to(dtype), drawn.batch[1])) as quadratic:
+        loop = InnerLoop(problem, quadratic)
+        while loop.done < len(loop.plan):
+            loop.advance()
+        stepwise, whole = loop.solution(), solve(problem, quadratic)
+    assert len(loop.plan) == STEPS + 1
     assert (stepwise.before, stepwise.after) == (whole.before, whole.after)
     for own, expected in zip(stepwise.factors, whole.factors, strict=True):
         assert all(factor.equal(expected[name]) for name, factor in own.items())
@@ -288,18 +291,14 @@ def test_one_that_fails_keeps_the_metric_and_is_counted():
     assert geometry.reports[-1].accepted
 
 
-def test_a_decomposition_that_fails_half_way_ends_it(monkeypatch):
+def test_a_decomposition_that_fails_half_way_ends_it():
     drawn = case("mlp")
     geometry = geometry_of(drawn, spread=True)
     walk(geometry, drawn.batch, 2)
-
-    def fail(self, v):
-        raise torch.linalg.LinAlgError("singular")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Counted, "product", fail)
-        with pytest.warns(llqr.RefreshWarning, match=r"failed \(singular\)"):
-            walk(geometry, drawn.batch, 1)
+    geometry.fails = True
+    with pytest.warns(llqr.RefreshWarning, match=r"failed \(singular\)"):
+        walk(geometry, drawn.batch, 1)
+    geometry.fails = False
     assert not geometry.due
     walk(geometry, drawn.batch, 5)
     assert [report.accepted for report in geometry.reports] == [False, True]
@@ -354,7 +353,7 @@ def test_the_model_trains_on_undisturbed():
     drawn = case("batch-norm-cnn")
     drawn.model = plain
     never = geometry_of(drawn, every=100)
-    never._next = 100
+    never.geometry._next = 100
     base = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
     run(plain, llqr.build("llqr+sam", base, geometry=never, rho=0.1), 5)
     assert opt.geometry.products == 5
@@ -413,7 +412,7 @@ def test_a_state_in_memory_does_not_move():
     state = opt.geometry.state_dict()["refresh"]
     kept = copy.deepcopy(state)
     run(*model_and_opt, 5)
-    assert all(a.equal(b) for a, b in zip(state["standing_at"], kept["standing_at"], strict=True))
+    assert all(a.equal(b) for a, b in zip(state["weights"], kept["weights"], strict=True))
     assert all(a.equal(b) for a, b in zip(state["batch"], kept["batch"], strict=True))
 
 
@@ -434,7 +433,7 @@ def test_states_that_cannot_be_finished_are_refused():
     with pytest.raises(ValueError, match=r"state_dict: .* needs spread=True"):
         burst.load_state_dict(spread.state_dict())
     state = spread.state_dict()
-    state["refresh"]["standing_at"].append(torch.zeros(3))
+    state["refresh"]["weights"].append(torch.zeros(3))
     fresh = geometry_of(case("mlp"), spread=True)
     with pytest.raises(ValueError, match=r"state_dict: .* other parameters or buffers"):
         fresh.load_state_dict(state)

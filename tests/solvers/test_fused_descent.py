@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import llqr
+from geometries import flat_geometry
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
 from llqr.solvers import fused_descent
 from llqr.solvers.fused_descent import descend
-from llqr.solvers.solve import Descent, working_copy
+from quadratics import solver_for
 from references import relative_error
 
 STACKED = sorted(STRUCTURES.keys() - {"diagonal", "scalar", "identity"})
@@ -62,7 +62,7 @@ def assert_a_refresh_learns_the_same(kind):
     model = network().double()
     x, y = batch()
     plain, fused = (
-        llqr.Geometry(model, F.cross_entropy, structure=kind, engine="forward", compile=c) for c in (False, True)
+        flat_geometry(model, F.cross_entropy, structure=kind, engine="forward", compile=c) for c in (False, True)
     )
     for step in range(2):
         reports = [geometry.refresh((x.double() + step, y)) for geometry in (plain, fused)]
@@ -78,11 +78,11 @@ def test_a_refresh_learns_the_same(kind):
 
 def test_small_factors_vectors_and_other_solvers_are_torchs(monkeypatch):
     metric = Metric(network(), structure="kfac")
-    for inner in (Inner(), Inner("adam", compile=True)):
-        assert not any(Descent(metric, working_copy(metric), inner)._momenta)
+    assert not any(solver_for(metric, Inner())._momenta)
+    assert not any(solver_for(metric, Inner("adam"), fuse=True)._momenta)
 
     def fused():
-        momenta = Descent(metric, working_copy(metric), Inner(compile=True))._momenta
+        momenta = solver_for(metric, Inner(), fuse=True)._momenta
         return [(group.name, list(own)) for group, own in zip(metric.groups, momenta, strict=True)]
 
     assert fused() == [("kfac", ["out", "in"]), ("diagonal", []), ("kfac", ["out", "in"])]

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import llqr
+from geometries import flat_geometry
 from llqr import Inner, Metric
 from llqr.metric import STRUCTURES
+from llqr.refresh.inner_loop import working_copy
+from llqr.solvers import Objective, SolverSettings
 from llqr.solvers.line_search import ConjugateGradients, LineSearch
-from llqr.solvers.solve import Objective, solve, working_copy
-from quadratics import Quadratic, leaves_of, setting, shaken, slopes_of
+from quadratics import Quadratic, leaves_of, setting, shaken, slopes_of, solve
 from references import dense_metric, relative_error, trainable, unflat
 from small_models import case, mlp
 
@@ -26,7 +27,7 @@ SOLVERS = ["line-search", "cg"]
 
 def test_every_structure_is_one_of_the_three():
     assert (LINEAR, ALTERNATING) == (["dense", "diagonal", "scalar"], ["diag-kfac", "kfac"])
-    assert CURVED == ["e-kfac", "e-kfac-psd", "kfac-psd"]
+    assert CURVED == ["e-kfac", "e-kfac-channels", "e-kfac-one-sided", "e-kfac-psd", "kfac-psd"]
 
 
 def even_setting(kind):
@@ -64,7 +65,7 @@ def lowest_over(metric, quadratic, factors, damping, moving):
 def test_the_dense_minimum_is_reached(solver, steps, made, kind, damping):
     metric, quadratic = made(kind)
     factors = shaken(metric)
-    solution = solve(metric, quadratic, Inner(solver, steps=steps, damping=damping))
+    solution = solve(metric, quadratic, Inner(solver, steps=steps), damping)
     lowest, best, names = lowest_over(metric, quadratic, factors, damping, lambda group: group.linear_in[0])
     found = torch.cat([solution.factors[i][name].reshape(-1) for i, name in names])
     assert float(solution.after) == pytest.approx(float(lowest), rel=1e-8)
@@ -77,7 +78,7 @@ def test_a_dense_metric_reaches_the_newton_step(solver, steps, damping):
     """Block by block, a symmetric U takes g to any displacement."""
     metric, quadratic = setting("dense")
     shaken(metric)
-    solution = solve(metric, quadratic, Inner(solver, steps=steps, damping=damping))
+    solution = solve(metric, quadratic, Inner(solver, steps=steps), damping)
     damped = quadratic.h + damping * torch.eye(len(quadratic.h), dtype=torch.float64)
     delta = -torch.linalg.solve(damped, quadratic.g)
     reached = -dense_metric(metric, quadratic.like, solution.factors) @ quadratic.g
@@ -92,7 +93,7 @@ def test_a_long_turn_reaches_the_dense_minimum_of_its_set(solver, kind, monkeypa
     metric, quadratic = even_setting(kind)
     start = shaken(metric)
     objective = Objective(metric, quadratic, 0.2)
-    search = solver(metric, working_copy(metric), momentum=0.5, clip=1e9)
+    search = solver(metric, working_copy(metric), SolverSettings(momentum=0.5, clip=1e9))
     for _ in range(600):
         search.advance(objective)
     lowest, best, names = lowest_over(metric, quadratic, start, 0.2, lambda group: group.linear_in[0])
@@ -109,7 +110,7 @@ def test_a_long_turn_reaches_the_dense_minimum_of_its_set(solver, kind, monkeypa
 def test_taking_turns_ends_where_no_factor_has_a_slope(solver, kind):
     metric, quadratic = even_setting(kind)
     shaken(metric)
-    solution = solve(metric, quadratic, Inner(solver, steps=1500, damping=0.2))
+    solution = solve(metric, quadratic, Inner(solver, steps=1500), 0.2)
     _, start = slopes_of(metric, quadratic, metric.factors(), 0.2)
     _, end = slopes_of(metric, quadratic, solution.factors, 0.2)
     sizes = [sum(float(part.square().sum()) for group in slopes for part in group.values()) for slopes in (start, end)]
@@ -133,7 +134,7 @@ def test_no_step_raises_the_objective(kind, solver, seed, shift, momentum, clip)
     quadratic = Quadratic({name: p.detach() for name, p in trainable(model).items()}, seed=seed, definite=False)
     quadratic.h += shift * torch.eye(len(quadratic.h), dtype=torch.float64)
     objective = Objective(metric, quadratic, 0.0)
-    search = solver(metric, working_copy(metric), momentum=momentum, clip=clip)
+    search = solver(metric, working_copy(metric), SolverSettings(momentum=momentum, clip=clip))
     search.advance(objective)
     values = []
     for _ in range(10):
@@ -162,7 +163,7 @@ def test_fifty_steps_of_the_heavy_ball_in_eight_products(solver, kind):
     drawn = case("mlp")
     objectives = {}
     for name, steps in (("heavy-ball", 50), (solver, 8)):
-        geometry = llqr.Geometry(drawn.model, F.cross_entropy, structure=kind, solver=name, steps=steps, ema=0.0)
+        geometry = flat_geometry(drawn.model, F.cross_entropy, structure=kind, solver=name, steps=steps, ema=0.0)
         objectives[name] = geometry.refresh(drawn.batch).objective_after
     assert objectives[solver] < objectives["heavy-ball"]
 
@@ -170,7 +171,7 @@ def test_fifty_steps_of_the_heavy_ball_in_eight_products(solver, kind):
 def test_newton_on_a_network():
     drawn = case("mlp")
     for solver in SOLVERS:
-        geometry = llqr.Geometry(drawn.model, F.cross_entropy, divergence="newton", solver=solver, ema=0.0)
+        geometry = flat_geometry(drawn.model, F.cross_entropy, divergence="newton", solver=solver, ema=0.0)
         refresh = geometry.refresh(drawn.batch)
         assert refresh.objective_after <= refresh.objective_before
 

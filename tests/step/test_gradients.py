@@ -1,17 +1,18 @@
-"""`U g` reaches the base optimizer without a copy of the gradients, and the gradients' own tensors stay in place."""
+"""`U g` reaches the base optimizer without a copy, and the gradients' own tensors are put back."""
 
 import pytest
 import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 from launches import Launches
-from llqr.step.gradients import standing_in
+from llqr.step.gradients import substituted
 from traps.training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "scalar", "kfac", "e-kfac", "dense"])
-def test_the_gradients_own_tensors_are_given_back(structure):
+def test_the_gradients_own_tensors_are_put_back(structure):
     model, (batch,) = mlp(), batches(1)
     opt = llqr.LLQR(sgd(model), quick_geometry(model, structure))
     made, seen = [], []
@@ -24,11 +25,11 @@ def test_the_gradients_own_tensors_are_given_back(structure):
     opt.base.register_step_pre_hook(lambda *_: seen.append([p.grad.clone() for p in model.parameters()]))
     opt.step(closure, batch=batch)
     names = [name for name, _ in model.named_parameters()]
-    moved = opt.geometry.metric.apply({name: value for name, (_, value) in zip(names, made, strict=True)})
+    Ug = opt.geometry.metric.apply({name: value for name, (_, value) in zip(names, made, strict=True)})
     for parameter, name, (tensor, value), transported in zip(model.parameters(), names, made, seen[0], strict=True):
         assert parameter.grad is tensor
         assert tensor.equal(value)
-        assert transported.equal(moved[name])
+        assert transported.equal(Ug[name])
         assert not transported.equal(value)
 
 
@@ -43,7 +44,7 @@ def test_nothing_is_copied():
     assert not {"_foreach_copy_", "copy_", "clone"} & operators.by_name.keys()
 
 
-def test_they_are_given_back_when_the_base_optimizer_fails():
+def test_they_are_put_back_when_the_base_optimizer_fails():
     model, (batch,) = mlp(), batches(1)
     opt = llqr.LLQR(sgd(model), quick_geometry(model))
     opt.geometry.refresh(batch)
@@ -68,13 +69,13 @@ def convolutions(memory_format):
 @pytest.mark.parametrize("base", [sgd, lambda model: torch.optim.AdamW(model.parameters(), fused=True)])
 @pytest.mark.parametrize("structure", ["kfac", "diagonal"])
 def test_gradients_in_another_memory_order(structure, base):
-    """A stack of matrices comes back row by row, a channels-last gradient is not: fused optimizers mind."""
+    """A stack of matrices is row-major, a channels-last gradient is not: fused optimizers need them to agree."""
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(6, 3, 5, 5, generator=generator), torch.randint(3, (6,), generator=generator))] * 3
     ends = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = convolutions(memory_format)
-        geometry = llqr.Geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
+        geometry = flat_geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
         opt = llqr.LLQRSAM(base(model), geometry)
         opt.base.register_step_pre_hook(lambda *_, model=model: _strides_agree(model))
         train(opt, model, data)
@@ -87,13 +88,13 @@ def _strides_agree(model):
 
 
 def test_whatever_a_given_metric_returns():
-    """Of another dtype, another memory order, or the gradient itself."""
+    """A tensor of another dtype, of another memory order, or the gradient itself."""
     parameters = [nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
     grads = [torch.full((2, 3), float(i)) for i in range(3)]
     for parameter, gradient in zip(parameters, grads, strict=True):
         parameter.grad = gradient
-    moved = [grads[0], torch.full((2, 3), 7.0, dtype=torch.float64), torch.arange(6.0).reshape(3, 2).t()]
-    with standing_in(moved, grads, parameters):
+    Ug = [grads[0], torch.full((2, 3), 7.0, dtype=torch.float64), torch.arange(6.0).reshape(3, 2).t()]
+    with substituted(Ug, grads, parameters):
         assert all(p.grad is g for p, g in zip(parameters, grads, strict=True))
         assert [p.grad.dtype for p in parameters] == [torch.float32] * 3
-        torch.testing.assert_close([p.grad for p in parameters], [part.float() for part in moved])
+        torch.testing.assert_close([p.grad for p in parameters], [part.float() for part in Ug])

@@ -3,6 +3,8 @@
 import torch
 
 from llqr import Metric
+from llqr.refresh import inner_loop
+from llqr.refresh.inner_loop import InnerProblem
 from references import dense_metric, flat, trainable, unflat
 from small_models import mlp
 
@@ -36,6 +38,16 @@ def setting(kind, definite=True):
     model = mlp()
     parameters = {name: p.detach() for name, p in trainable(model).items()}
     return Metric(model, structure=kind), Quadratic(parameters, definite=definite)
+
+
+def solve(metric, quadratic, inner, damping=0.0, precision=None):
+    """The inner loop to its end, on a quadratic model that is given."""
+    return inner_loop.solve(InnerProblem(metric, inner, damping, precision), quadratic)
+
+
+def solver_for(metric, inner, **options):
+    """A solver at the metric's factors, as the inner loop makes it."""
+    return InnerProblem(metric, inner, **options).solver(inner.lr)
 
 
 def shaken(metric, seed=0):

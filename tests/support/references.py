@@ -9,20 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llqr.curvature import LINEARISED, Curvature, Divergence, Problem, QuadraticModel, Trace
-from llqr.curvature.engines import ENGINES, FiniteDifferences
+from llqr.curvature import ENGINES, Divergence, Problem, QuadraticModel
 from llqr.metric import Factors, Metric
 
 #: Every way to a product with `H`, and how near it comes to the dense one.
-DIFFERENCES = [name for name, engine in ENGINES.items() if issubclass(engine, FiniteDifferences)]
-TOLERANCE = dict.fromkeys([LINEARISED, *ENGINES], 1e-10) | dict.fromkeys(DIFFERENCES, 1e-4)
+DIFFERENCES = [name for name, engine in ENGINES.items() if not engine.exact]
+TOLERANCE = dict.fromkeys(ENGINES, 1e-10) | dict.fromkeys(DIFFERENCES, 1e-4)
 
 
 def quadratic_model(problem: Problem, divergence: Divergence, engine: str) -> QuadraticModel:
     """The curvature of a problem by the name of an engine."""
-    if engine == LINEARISED:
-        return Trace(problem, divergence).linearise(problem)
-    return Curvature(problem, divergence, ENGINES[engine])
+    return ENGINES[engine](divergence).linearise(problem)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -1,10 +1,11 @@
-"""Trap 11: frozen, unused, tied, sparse, complex, mixed-dtype and 0-d parameters."""
+"""Frozen, unused, tied, sparse, complex, mixed-dtype and 0-d parameters: supported, or refused by name."""
 
 import pytest
 import torch
 from torch import nn
 
 import llqr
+from geometries import flat_geometry
 
 from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
@@ -17,7 +18,7 @@ def both_ways(make, model: nn.Module) -> list[llqr.Optimizer]:
 
 
 @pytest.mark.parametrize("make", PROBES)
-def test_frozen_parameters_stay_where_they_are(make):
+def test_frozen_parameters_do_not_change(make):
     model = mlp()
     model[0].requires_grad_(False)
     frozen = {name: p.clone() for name, p in model[0].named_parameters()}
@@ -28,7 +29,7 @@ def test_frozen_parameters_stay_where_they_are(make):
         assert not model[2].weight.equal(before)
 
 
-def test_a_parameter_may_be_thawed_in_mid_run():
+def test_a_parameter_may_be_unfrozen_during_a_run():
     model, data = mlp(), batches(4)
     model[0].requires_grad_(False)
     opt = llqr.FriendlySAM(sgd(model), geometry=quick_geometry(model))
@@ -45,7 +46,7 @@ def test_unused_parameters(make):
     model.add_module("spare", nn.Linear(3, 3))
     call = nn.Sequential(*list(model)[:3])
     spare = {name: p.detach().clone() for name, p in model.spare.named_parameters()}
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         model, cross_entropy, structure="kfac", steps=3, engine="double-backward", forward=lambda m, x: call(x)
     )
     for opt in (make(sgd(model, weight_decay=0.5)), make(sgd(model, weight_decay=0.5), geometry=geometry)):
@@ -129,7 +130,7 @@ def test_sparse_gradients_are_refused_by_number_where_there_is_no_module():
         opt.step(closure)
 
 
-def test_sparse_gradients_are_the_bases_business_without_probe_and_metric():
+def test_sparse_gradients_are_left_to_the_base_without_probe_and_metric():
     plain, wrapped = Sparse(), Sparse()
     base = torch.optim.SGD(plain.parameters(), lr=0.1)
     opt = llqr.Optimizer(torch.optim.SGD(wrapped.parameters(), lr=0.1))
@@ -159,7 +160,7 @@ def test_complex_parameters_are_refused_by_name():
         opt.step(closure)
     assert_same_bits(weights(model), before)
     with pytest.raises(ValueError, match=r"'weight' is complex"):
-        llqr.Geometry(model, cross_entropy)
+        flat_geometry(model, cross_entropy)
 
 
 class Mixed(nn.Module):

@@ -1,25 +1,27 @@
 """Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`."""
 
-from llqr.curvature.curvature import Curvature, choose_engine
+from llqr.curvature.curvature import Curvature
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
-from llqr.curvature.linearised import LINEARISED, Trace
+from llqr.curvature.engines import ENGINES, Engine, choose_engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem, frozen
-from llqr.curvature.ranks import QuadraticModel, RankAverage, several_ranks
+from llqr.curvature.quadratic import Named, QuadraticModel
+from llqr.curvature.ranks import averaged_over_ranks, several_ranks
 
 __all__ = [
-    "LINEARISED",
+    "ENGINES",
     "NEWTON",
     "NGD",
     "Batch",
     "Curvature",
     "Divergence",
+    "Engine",
     "Forward",
     "Loss",
+    "Named",
     "OutputDivergence",
     "Problem",
     "QuadraticModel",
-    "RankAverage",
-    "Trace",
+    "averaged_over_ranks",
     "choose_engine",
     "divergence_named",
     "frozen",

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from llqr.curvature.derivatives import Derivatives
 from llqr.curvature.divergence import Divergence, Scale, check_scale
-from llqr.curvature.engines import AUTOMATIC, ENGINES, Engine, Named
 from llqr.curvature.problem import Problem
-
-#: An engine whose forward and backward derivatives disagree by more (relative) is not taken by "auto"; what float32 and
-#: tf32 round stays below it, and coarser dtypes get more.
-ASYMMETRY = 0.01
+from llqr.curvature.quadratic import Named, QuadraticModel
 
 
 class Curvature:
     """`g` of the mean loss and `H v = scale * J^T Q J v` (plus the network's second derivatives for Newton).
 
-    Attributes:
-        loss: the mean loss on the batch.
-        gradient: `g`, by parameter name.
+    `derivatives` says how `J v` and `J^T u` are computed.
     """
 
-    def __init__(self, problem: Problem, divergence: Divergence, engine: type[Engine], scale: Scale | None = None):
+    def __init__(
+        self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None = None
+    ) -> None:
         self._problem = problem
-        self._engine = engine
+        self._derivatives = derivatives
         self._divergence = divergence
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
@@ -39,54 +37,86 @@ class Curvature:
             loss = problem.loss(z)
             (self._slope,) = torch.autograd.grad(loss, z)
         self.loss = loss.detach()
-        self.gradient = self._sum(e.vjp(w) for e, w in zip(self._linearised(), self._cut(self._slope), strict=True))
-        for name, part in self.gradient.items():
-            if part.layout != torch.strided:
-                raise TypeError(f"model: the gradient of parameter {name!r} is sparse, which a metric does not support")
         self._q = divergence.output_hessian(problem.loss, outputs)
         self._scale = _resolve(divergence.scale if scale is None else scale, problem, outputs)
         self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
 
+    def model(self, gradients: int = 1) -> QuadraticModel:
+        """Loss, product, and the gradients of so many shares of the batch; only the model holds the gradients."""
+        if gradients == 1:
+            return QuadraticModel(self.loss, self.gradient(), self.product)
+        shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
+        mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
+        return QuadraticModel(self.loss, mean, self.product, shares)
+
+    def gradient(self) -> Named:
+        """`g = J^T w`, with `w` the loss's slope in the outputs."""
+        return self._pulled(self._slope)
+
+    def _shares(self, count: int) -> list[slice]:
+        """Consecutive rows of the outputs, as evenly as they can be divided."""
+        rows = self._slope.shape[0] if self._slope.ndim else 1
+        if rows < count:
+            raise ValueError(f"gradients: {count} of them need an inner batch of as many samples, got {rows}")
+        ends = [rows * k // count for k in range(count + 1)]
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def _share(self, rows: slice, count: int) -> Named:
+        """The gradient of some rows of the outputs, scaled so that the mean over all shares is `g`."""
+        slope = torch.zeros_like(self._slope)
+        slope[rows] = count * self._slope[rows]
+        return self._pulled(slope)
+
+    def _pulled(self, slope: Tensor) -> Named:
+        """`J^T slope`."""
+        walk = zip(self._linearised(), self._cut(slope), strict=True)
+        gradient = self._sum(network.vjp(w) for network, w in walk)
+        for name, part in gradient.items():
+            if part.layout != torch.strided:
+                raise TypeError(f"model: the gradient of parameter {name!r} is sparse, which a metric does not support")
+        return gradient
+
     def product(self, v: Mapping[str, Tensor]) -> Named:
         """`H v`."""
-        moved = [engine.jvp(v) for engine in self._linearised()]
-        u = torch.cat(moved) if len(moved) > 1 else moved[0]
+        Jv = [network.jvp(v) for network in self._linearised()]
+        u = torch.cat(Jv) if len(Jv) > 1 else Jv[0]
         # Scaled here, where the tensors are small, and not after they are pulled back to the parameters.
         pulled, slopes = self._cut(self._scale * self._q(u)), self._cut(self._scale * self._slope)
         walk = zip(self._linearised(), pulled, slopes, strict=True)
-        return self._sum(self._pull(engine, q, w, v) for engine, q, w in walk)
+        return self._sum(self._pull(network, q, w, v) for network, q, w in walk)
 
-    def asymmetry(self) -> float:
-        """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for an engine that is right.
+    def asymmetry(self, gradient: Named) -> float:
+        """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for correct derivatives.
 
-        Forward mode goes through `torch.no_grad` and straight-through tricks, which the backward pass holds constant.
+        Forward mode differentiates through `torch.no_grad` and straight-through tricks, which the backward pass treats
+        as constant.
         """
-        moved = [engine.jvp(self.gradient) for engine in self._linearised()]
-        pairs = zip(moved, self._cut(self._slope), strict=True)
+        Jg = [network.jvp(gradient) for network in self._linearised()]
+        pairs = zip(Jg, self._cut(self._slope), strict=True)
         along = sum(float((u.double() * w.double()).sum()) for u, w in pairs)
-        square = sum(float(part.double().square().sum()) for part in self.gradient.values())
+        square = sum(float(part.double().square().sum()) for part in gradient.values())
         return abs(along - square) / square if square else 0.0
 
-    def _pull(self, engine: Engine, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
-        pulled = engine.vjp(q)
+    def _pull(self, network: Derivatives, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
+        pulled = network.vjp(q)
         if not self._divergence.second_order:
             return pulled
-        second = (self._second or engine.second(w))(v)
+        second = (self._second or network.second(w))(v)
         return {name: pulled[name] + second[name] for name in pulled}
 
-    def _linearised(self) -> Iterator[Engine]:
+    def _linearised(self) -> Iterator[Derivatives]:
         if self._kept is not None:
             yield self._kept
         else:
             for piece in self._problem.pieces:
                 yield self._linearise(piece)
 
-    def _linearise(self, piece: object) -> Engine:
+    def _linearise(self, piece: object) -> Derivatives:
         problem = self._problem
-        plain = not self._engine.first_order
-        return self._engine(
+        plain = not self._derivatives.first_order
+        return self._derivatives(
             lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
         )
 
@@ -110,25 +140,3 @@ def _resolve(scale: Scale, problem: Problem, outputs: Tensor) -> Tensor:
     if scale == "mean":
         return torch.ones((), dtype=outputs.dtype, device=outputs.device)
     return torch.full((), float(scale), dtype=outputs.dtype, device=outputs.device)
-
-
-def choose_engine(problem: Problem, divergence: Divergence, name: str = "auto") -> tuple[type[Engine], list[str]]:
-    """The engine by name, or the first one this model supports, with what the ones before it said."""
-    if name != "auto":
-        return ENGINES[name], []
-    refused = []
-    tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
-    for engine in (ENGINES[candidate] for candidate in AUTOMATIC):
-        try:
-            curvature = Curvature(problem, divergence, engine)
-            curvature.product(curvature.gradient)
-            if engine.name != AUTOMATIC[-1] and curvature.asymmetry() > tolerance:
-                raise RuntimeError("its forward and backward derivatives of this model disagree")
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            raise  # a bad batch, which says nothing of the engine
-        except (NotImplementedError, RuntimeError) as error:
-            refused.append(f"{engine.name}: {str(error).splitlines()[0]}")
-            cause = error
-        else:
-            return engine, refused
-    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused)) from cause

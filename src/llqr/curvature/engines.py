@@ -1,197 +1,139 @@
-"""How `J v`, `J^T u` and second derivatives of the network are computed: linearise once, then multiply."""
+"""The engines: ways to turn a problem into its quadratic model. A new one is one more class in `ENGINES`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
-Named = dict[str, Tensor]
-Function = Callable[[Mapping[str, Tensor]], Tensor]
+from llqr.curvature.curvature import Curvature
+from llqr.curvature.derivatives import (
+    Derivatives,
+    DoubleBackward,
+    FiniteDifferences,
+    ForwardMode,
+    OneSidedDifferences,
+)
+from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.problem import Problem
+from llqr.curvature.quadratic import QuadraticModel
+
+if TYPE_CHECKING:
+    from llqr.curvature.linearised import Trace
 
 
 class Engine(ABC):
-    """A network `f(theta)` linearised at `theta`.
+    """Makes quadratic models of one divergence; may keep from one problem to the next what they share.
 
-    `J^T u` is the same in all engines: one backward pass through a kept graph, which every kernel supports. They differ
-    in the forward derivative `J v` and in the second derivative of `<w, f>`. `precision` is the coarsest dtype `f`
-    computes in, which its outputs need not show.
+    Args:
+        divergence: what `H` measures.
+        scale: multiplies the curvature of the mean loss (default: the divergence's).
+        gradients: in how many shares of the batch the model's gradient is given.
+        compile: use `torch.compile` where the engine can.
     """
 
     name: ClassVar[str]
-    #: Whether it needs no more of `f` than its first derivatives, backward, which a compiled one has.
+    #: Whether first derivatives of the network are enough, so that it may run as compiled, with fused kernels.
     first_order: ClassVar[bool] = False
+    #: Whether a batch can be computed in pieces.
+    micro_batches: ClassVar[bool] = True
+    #: Whether products are exact up to rounding.
+    exact: ClassVar[bool] = True
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
-        self.f = f
-        self.precision = precision
-        self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
-        with torch.enable_grad():
-            self._graph = f(self.theta)
-        self.outputs = self._graph.detach()
-
-    def vjp(self, u: Tensor) -> Named:
-        """`J^T u`."""
-        return self._gradient(self._graph, u)
-
-    @abstractmethod
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        """`J v`."""
+    def __init__(
+        self, divergence: Divergence, scale: Scale | None = None, *, gradients: int = 1, compile: bool = False
+    ) -> None:
+        self.divergence = divergence
+        self.scale = scale
+        self.gradients = gradients
+        self.compile = compile
 
     @abstractmethod
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
-
-    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
-        if not outputs.requires_grad:
-            return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
-        gradients = torch.autograd.grad(
-            outputs,
-            list(self.theta.values()),
-            u,
-            retain_graph=True,
-            create_graph=create_graph,
-            materialize_grads=True,
-        )
-        return dict(zip(self.theta, gradients, strict=True))
+    def linearise(self, problem: Problem) -> QuadraticModel:
+        """The quadratic model of a problem; everything that does not depend on `v` is computed here."""
 
 
-class ForwardMode(Engine):
-    """Forward-mode differentiation with dual numbers: a product repeats the pass, tangents beside values.
+class Direct(Engine):
+    """Products by derivatives of the network as it is."""
 
-    Dearer a product than the traced form (`Trace`) by the pass it repeats, but free to start.
-    """
+    derivatives: ClassVar[type[Derivatives]]
 
-    name = "forward"
+    def curvature(self, problem: Problem) -> Curvature:
+        return Curvature(problem, self.divergence, self.derivatives, self.scale)
 
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
-        return tangent
-
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
-
-        def product(v: Mapping[str, Tensor]) -> Named:
-            # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
-            with torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4):
-                tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
-            return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
-
-        return product
+    def linearise(self, problem: Problem) -> QuadraticModel:
+        return self.curvature(problem).model(self.gradients)
 
 
-class DoubleBackward(Engine):
-    """Reverse mode twice: `J v` is the derivative of `J^T u` in `u`, along `v`."""
-
-    name = "double-backward"
-
-    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
-        super().__init__(f, theta, precision)
-        self._u = torch.zeros_like(self.outputs, requires_grad=True)
-        self._transposed: Named | None = None
-
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        if self._transposed is None:
-            self._transposed = self._gradient(self._graph, self._u, create_graph=True)
-        used = {name: slope for name, slope in self._transposed.items() if slope.requires_grad}
-        if not used:
-            return torch.zeros_like(self.outputs)
-        (product,) = torch.autograd.grad(
-            list(used.values()), self._u, [v[name] for name in used], retain_graph=True, materialize_grads=True
-        )
-        return product
-
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        slopes = self._gradient(self._graph, w, create_graph=True)
-        used = {name: slope for name, slope in slopes.items() if slope.requires_grad}
-
-        def product(v: Mapping[str, Tensor]) -> Named:
-            if not used:
-                return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
-            gradients = torch.autograd.grad(
-                list(used.values()),
-                list(self.theta.values()),
-                [v[name] for name in used],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            return dict(zip(self.theta, gradients, strict=True))
-
-        return product
+class ForwardEngine(Direct):
+    name, derivatives = "forward", ForwardMode
 
 
-class FiniteDifferences(Engine):
-    """Central differences along `v`: for kernels without forward mode or double backward, such as fused attention."""
-
-    name = "finite-differences"
-    first_order = True
-
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            h = self._step(v)
-            return (self.f(self._moved(v, h)) - self.f(self._moved(v, -h))) / (2 * h).to(self.outputs.dtype)
-
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        def product(v: Mapping[str, Tensor]) -> Named:
-            h = self._step(v)
-            return _slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
-
-        return product
-
-    def _vjp_at(self, theta: Named, w: Tensor) -> Named:
-        return type(self)(self.f, theta, self.precision).vjp(w)
-
-    def _step(self, v: Mapping[str, Tensor]) -> Tensor:
-        """`|h v| = eps^(1/2)`.
-
-        Less than balances the errors of a central difference along any direction: a refresh multiplies `U g`, along
-        which networks bend most, and rounding errors of many outputs average out.
-        """
-        norm = torch.stack([part.float() for part in torch._foreach_norm(list(v.values()))]).norm()
-        width = torch.finfo(self.precision).eps ** 0.5
-        step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
-        return step
-
-    def _moved(self, v: Mapping[str, Tensor], h: Tensor) -> Named:
-        """`theta + h v`."""
-        theta = [parameter.detach() for parameter in self.theta.values()]
-        moved = torch._foreach_add(theta, torch._foreach_mul([v[name] for name in self.theta], h))
-        return {name: part.to(p.dtype) for (name, p), part in zip(self.theta.items(), moved, strict=True)}
+class DoubleBackwardEngine(Direct):
+    name, derivatives = "double-backward", DoubleBackward
 
 
-class OneSidedDifferences(FiniteDifferences):
-    """Differences between `theta + h v` and `theta`, where everything is known: one pass less a product, less exact."""
-
-    name = "one-sided-differences"
-
-    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            h = self._step(v)
-            return (self.f(self._moved(v, h)) - self.outputs) / h.to(self.outputs.dtype)
-
-    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        here = self.vjp(w)
-
-        def product(v: Mapping[str, Tensor]) -> Named:
-            h = self._step(v)
-            return _slope(self._vjp_at(self._moved(v, h), w), here, h)
-
-        return product
+class CentralDifferencesEngine(Direct):
+    name, derivatives = "finite-differences", FiniteDifferences
+    first_order, exact = True, False
 
 
-def _slope(ahead: Named, behind: Named, distance: Tensor) -> Named:
-    return {name: (ahead[name] - behind[name]) / distance.to(ahead[name].dtype) for name in ahead}
+class OneSidedDifferencesEngine(Direct):
+    name, derivatives = "one-sided-differences", OneSidedDifferences
+    first_order, exact = True, False
 
 
-def _detached(theta: Named) -> Named:
-    return {name: parameter.detach() for name, parameter in theta.items()}
+class LinearisedEngine(Engine):
+    """Products traced once, as a graph of tensor operations of which a refresh repeats only what depends on `v`."""
+
+    name = "linearised"
+    micro_batches = False
+    _trace: Trace | None = None
+
+    def linearise(self, problem: Problem) -> QuadraticModel:
+        if self._trace is None or not self._trace.fits(problem):
+            from llqr.curvature.linearised import Trace  # slow to import, and rarely needed
+
+            self._trace = Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
+        return self._trace.linearise(problem)
 
 
 ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (ForwardMode, DoubleBackward, FiniteDifferences, OneSidedDifferences)
+    engine.name: engine
+    for engine in (
+        ForwardEngine,
+        DoubleBackwardEngine,
+        CentralDifferencesEngine,
+        OneSidedDifferencesEngine,
+        LinearisedEngine,
+    )
 }
 #: What "auto" tries, in this order: exact before approximate.
-AUTOMATIC = ("forward", "double-backward", "finite-differences")
+AUTOMATIC: tuple[type[Direct], ...] = (ForwardEngine, DoubleBackwardEngine, CentralDifferencesEngine)
+#: An engine whose forward and backward derivatives disagree by more (relative) is not chosen by "auto". Rounding in
+#: float32 and tf32 stays below it; coarser dtypes get more room.
+ASYMMETRY = 0.01
+
+
+def choose_engine(
+    problem: Problem, divergence: Divergence, scale: Scale | None = None
+) -> tuple[type[Engine], list[str]]:
+    """The first engine that this model supports, and why the ones before it were refused."""
+    refused = []
+    tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
+    for kind in AUTOMATIC:
+        try:
+            curvature = kind(divergence, scale).curvature(problem)
+            gradient = curvature.gradient()
+            curvature.product(gradient)
+            if kind.exact and curvature.asymmetry(gradient) > tolerance:
+                raise RuntimeError("its forward and backward derivatives of this model disagree")
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            raise  # a bad batch, which says nothing about the engine
+        except (NotImplementedError, RuntimeError) as error:
+            refused.append(f"{kind.name}: {str(error).splitlines()[0]}")
+            cause = error
+        else:
+            return kind, refused
+    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused)) from cause

@@ -8,7 +8,7 @@ repeats only what `v` enters. A trace serves any weights and any batch of one sh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,10 @@ from torch.fx.passes.dialect.common.cse_pass import CSEPass, rand_ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.curvature.curvature import Curvature
+from llqr.curvature.derivatives import ForwardMode
 from llqr.curvature.divergence import Divergence, Scale
-from llqr.curvature.engines import ForwardMode, Named
 from llqr.curvature.problem import Problem
-
-#: What the engine is called among the others.
-LINEARISED = "linearised"
-
-Tensors = Sequence[Tensor]
+from llqr.curvature.quadratic import Named, QuadraticModel
 
 
 class Trace:
@@ -36,6 +32,7 @@ class Trace:
     Args:
         problem: an example.
         divergence, scale: as in `Curvature`.
+        gradients: in how many shares of the batch the gradient is given.
         compile: hand both halves to `torch.compile`, which fuses their pointwise operations.
     """
 
@@ -45,46 +42,39 @@ class Trace:
         divergence: Divergence,
         scale: Scale | None = None,
         *,
+        gradients: int = 1,
         compile: bool = False,
     ) -> None:
         if len(problem.pieces) > 1:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         self._names = list(problem.parameters)
-        self._signature = _signature(problem)
-        graph = _product_graph(problem, divergence, scale)
+        self._signature = problem_signature(problem)
+        graph = _product_graph(problem, divergence, scale, gradients)
         count = len(self._names)
-        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count)
+        self._shares = gradients if gradients > 1 else 0
+        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count * (1 + self._shares))
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
 
     def fits(self, problem: Problem) -> bool:
         """Whether this problem has the shapes that were traced."""
-        return bool(_signature(problem) == self._signature)
+        return bool(problem_signature(problem) == self._signature)
 
-    def linearise(self, problem: Problem) -> TracedCurvature:
+    def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
-        results = self._once(*problem.parameters.values(), *problem.surroundings())
-        loss, gradient, kept = results[0], results[1 : 1 + len(self._names)], results[1 + len(self._names) :]
-        return TracedCurvature(loss, dict(zip(self._names, gradient, strict=True)), kept, self._each)
+        count = len(self._names)
+        loss, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
+        sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
+        saved = rest[count * len(sets) :]
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
+
+        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]))
 
 
-class TracedCurvature:
-    """A quadratic model whose product repeats only what depends on `v`."""
-
-    def __init__(self, loss: Tensor, gradient: Named, kept: Tensors, each: Callable[..., Any]) -> None:
-        self.loss = loss
-        self.gradient = gradient
-        self._kept = kept
-        self._each = each
-
-    def product(self, v: Mapping[str, Tensor]) -> Named:
-        """`H v`."""
-        products = self._each(*self._kept, *(v[name] for name in self.gradient))
-        return dict(zip(self.gradient, products, strict=True))
-
-
-def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
-    """Tensors `theta..., v..., surroundings...` -> `loss, g..., H v...`, without mutation and without repetition."""
+def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:
+    """Tensors `theta..., v..., surroundings...` -> `loss, g..., g_k..., H v...`, without mutation or repetition."""
     names = list(problem.parameters)
     count = len(names)
 
@@ -92,17 +82,19 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         theta = dict(zip(names, tensors[:count], strict=True))
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
         curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
-        return [curvature.loss, *curvature.gradient.values(), *curvature.product(v).values()]
+        model = curvature.model(gradients)
+        sets = [model.gradient, *model.gradients, curvature.product(v)]
+        return [model.loss, *(part for named in sets for part in named.values())]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
-    example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
+    example = (*theta, *map(torch.ones_like, theta), *problem.other_tensors())
     with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
         # Shared results must not be written to, so mutations go before repetitions do.
         functional = make_fx(torch.func.functionalize(traced, remove="mutations"))(*example)
-    # Dual numbers run the forward pass again beside the one that is kept for the backward pass. The two are seen to be
-    # the same once the names they give to the same tensors are gone, which mean nothing where nothing is written to.
+    # Dual numbers repeat the forward pass that is kept for the backward pass. The two are recognised as the same once
+    # aliases of the same tensors are gone, which mean nothing where nothing is written to.
     for node in functional.graph.nodes:
         if node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
             node.replace_all_uses_with(node.args[0])
@@ -147,7 +139,7 @@ def _unfused_attention() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def _signature(problem: Problem) -> Any:
+def problem_signature(problem: Problem) -> Any:
     """What a trace holds fixed."""
-    tensors = [*problem.parameters.values(), *problem.surroundings()]
+    tensors = [*problem.parameters.values(), *problem.other_tensors()]
     return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]

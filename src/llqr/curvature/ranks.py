@@ -1,44 +1,26 @@
-"""A curvature averaged over the ranks of `torch.distributed`, so that every rank learns the same metric."""
+"""Quadratic models averaged over the ranks of `torch.distributed`, so that every rank learns the same metric."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from llqr.curvature.engines import Named
-
-
-class QuadraticModel(Protocol):
-    """What the inner solver needs to know of a curvature."""
-
-    loss: Tensor
-    gradient: Named
-
-    def product(self, v: Mapping[str, Tensor]) -> Named: ...
+from llqr.curvature.quadratic import Named, QuadraticModel
 
 
-class RankAverage:
-    """Loss, gradient and products, each the mean over all ranks."""
+def averaged_over_ranks(local: QuadraticModel, group: dist.ProcessGroup | None = None) -> QuadraticModel:
+    """Loss, gradients and products, each the mean over all ranks."""
 
-    def __init__(self, local: QuadraticModel, group: dist.ProcessGroup | None = None) -> None:
-        self._local = local
-        self._group = group
-        self.loss = self._mean({"loss": local.loss})["loss"]
-        self.gradient = self._mean(local.gradient)
+    def mean(named: Named) -> Named:
+        flat = torch.cat([part.reshape(-1) for part in named.values()])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        parts = flat.split([part.numel() for part in named.values()])
+        return {name: part.view_as(named[name]).to(named[name].dtype) for name, part in zip(named, parts, strict=True)}
 
-    def product(self, v: Mapping[str, Tensor]) -> Named:
-        return self._mean(self._local.product(v))
-
-    def _mean(self, local: Named) -> Named:
-        flat = torch.cat([part.reshape(-1) for part in local.values()])
-        dist.all_reduce(flat, group=self._group)
-        flat /= dist.get_world_size(self._group)
-        parts = flat.split([part.numel() for part in local.values()])
-        return {name: part.view_as(local[name]).to(local[name].dtype) for name, part in zip(local, parts, strict=True)}
+    loss = mean({"loss": local.loss})["loss"]
+    gradients = tuple(mean(share) for share in local.gradients)
+    return QuadraticModel(loss, mean(local.gradient), lambda v: mean(local.product(v)), gradients)
 
 
 def several_ranks() -> bool:

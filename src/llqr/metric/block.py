@@ -15,7 +15,8 @@ class Block:
 
     `shape` is `(m, n)` = (out, in) for a matrix and `(n,)` for a vector; `rows` selects the piece along the parameter's
     first dimension when the parameter is fused; `layer` groups weight and bias. `native` and `strides` are the piece's
-    own shape and memory order (a channels-last convolution's, say).
+    own shape and memory order (those of a channels-last convolution, say). `kernel_positions` is `kh * kw` for a
+    convolution, whose `n = in * kh * kw`, and 1 otherwise.
 
     Example (a metric's blocks):
         >>> from llqr import Metric
@@ -32,6 +33,7 @@ class Block:
     rows: tuple[int, int] | None
     dtype: torch.dtype
     device: torch.device
+    kernel_positions: int = 1
 
     @property
     def size(self) -> int:

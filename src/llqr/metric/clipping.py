@@ -1,4 +1,4 @@
-"""The bound on the factors' gradients, for all groups at once: one multi-tensor norm, one multiplication a factor."""
+"""The bound on the factors' gradients, for all groups at once: one multi-tensor norm, one multiplication per factor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llqr.metric.structure import Factors, Structure
 def clip(groups: Sequence[Structure], gradients: Sequence[Factors], limit: float) -> list[Factors]:
     """Bound the norm of every unit (a block's factor, a layer of a diagonal) by `limit`.
 
-    The result is in at least float32, in which the norms are taken.
+    The norms are computed in at least float32, and so is the result.
     """
     units = [group.units(own) if own else [] for group, own in zip(groups, gradients, strict=True)]
     norms = _norms([unit for own in units for unit in own])
@@ -28,10 +28,10 @@ def clip(groups: Sequence[Structure], gradients: Sequence[Factors], limit: float
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of the tensors' norms, on the first one's device."""
+    """The norms as one vector, on the device of the first tensor."""
     home = tensors[0].device
     norms: dict[int, Tensor] = {}
-    for dtype in {tensor.dtype for tensor in tensors}:  # a multi-tensor kernel takes one at a time
+    for dtype in {tensor.dtype for tensor in tensors}:  # a multi-tensor kernel takes one dtype at a time
         places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)
         norms |= dict(zip(places, torch._foreach_norm([tensors[i] for i in places], 2, wide), strict=True))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def copy_each(into: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """`into[i] <- given[i]`, with a multi-tensor kernel for all that can share one.
+    """`into[i] <- given[i]`, with one multi-tensor kernel for all pairs that can share one.
 
-    A list of several dtypes, or with a member that lies otherwise in memory, would be copied one by one.
+    A list with several dtypes, or with a single pair of different memory orders, would be copied tensor by tensor.
     """
     kinds: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(into, given, strict=True):

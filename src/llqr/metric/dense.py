@@ -1,22 +1,31 @@
-"""`U` written out: one symmetric matrix for all entries of a block, for small models and references."""
+"""A dense `U`: one symmetric matrix for all entries of a block, for small models and references."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Bounds, Factors, Stacked, clamp_eigenvalues
+from llqr.metric.block import Block
+from llqr.metric.spectrum import clamp_eigenvalues
+from llqr.metric.stacked import Stacked
+from llqr.metric.structure import Bounds, Factors
 
 
 class Dense(Stacked):
     """`U = (F + F^T) / 2`, symmetric whatever the factor `F`; vectors are full blocks too."""
 
     name = "dense"
+    takes_vectors = True
+    fallback = "diagonal"
     linear_in = (("dense",),)
 
     @property
     def size(self) -> int:
         return self.blocks[0].size
+
+    @classmethod
+    def longest_side(cls, block: Block) -> int:
+        return block.size
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"dense": (self.k, self.size, self.size)}
@@ -27,10 +36,6 @@ class Dense(Stacked):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         factor, flat = factors["dense"], g.reshape(self.k, self.size, 1)
         return (0.5 * (factor @ flat + factor.mT @ flat)).reshape(g.shape)
-
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        outer = r.reshape(self.k, self.size, 1) @ g.reshape(self.k, 1, self.size)
-        return {"dense": 0.5 * (outer + outer.mT)}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         return factors if bounds is None else {"dense": clamp_eigenvalues(factors["dense"], *bounds)}

@@ -1,11 +1,12 @@
-"""`U G = Diag(a) G Diag(b)`: K-FAC with diagonal factors, `m + n` numbers a matrix."""
+"""`U G = Diag(a) G Diag(b)`: K-FAC with diagonal factors, `m + n` numbers per matrix."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Bounds, Factors, Stacked
+from llqr.metric.stacked import Stacked
+from llqr.metric.structure import Bounds, Factors, Pull
 
 
 class DiagKFAC(Stacked):
@@ -21,12 +22,15 @@ class DiagKFAC(Stacked):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["out"].unsqueeze(2) * g * factors["in"].unsqueeze(1)
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        product = r * g
-        return {
-            "out": (product @ factors["in"].unsqueeze(2)).squeeze(2),
-            "in": (factors["out"].unsqueeze(1) @ product).squeeze(1),
-        }
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        def pull(r: Tensor) -> Factors:
+            product = r * g
+            return {
+                "out": (product @ factors["in"].unsqueeze(2)).squeeze(2),
+                "in": (factors["out"].unsqueeze(1) @ product).squeeze(1),
+            }
+
+        return self.apply(factors, g), pull
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:

@@ -1,23 +1,25 @@
-"""`U = diag(d)`: one number an entry."""
+"""`U = diag(d)`: one number per entry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Bounds, Factors, Flat
+from llqr.metric.flat import Flat
+from llqr.metric.structure import Bounds, Factors, Pull
 
 #: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
 FLOOR = 1e-8
 
 
 class Diagonal(Flat):
-    """Also what every vector (bias, normalisation scale) gets beside a matrix structure."""
+    """Also what every vector (bias, normalisation scale) gets beside a structure of matrices."""
 
     name = "diagonal"
     linear_in = (("diagonal",),)
+    scales_entries = True
     _seen: tuple[Tensor, list[Tensor]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -34,19 +36,13 @@ class Diagonal(Flat):
         return list(torch._foreach_mul(wide, self._views(factors["diagonal"])))
 
     def _views(self, diagonal: Tensor) -> list[Tensor]:
-        """By block, kept for the tensor seen last: between two refreshes every step applies the same one."""
+        """By block, cached for the last tensor: between two refreshes every step applies the same one."""
         if self._seen is None or self._seen[0] is not diagonal:
             self._seen = diagonal, self.unpack(diagonal)
         return self._seen[1]
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        return {"diagonal": r * g}
-
-    def units(self, gradients: Factors) -> list[Tensor]:
-        return self.by_layer(gradients["diagonal"])
-
-    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
-        return {"diagonal": self.scale_layers(gradients["diagonal"], numbers)}
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        return self.apply(factors, g), lambda r: {"diagonal": r * g}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         lower, upper = bounds or (FLOOR, None)
@@ -54,7 +50,3 @@ class Diagonal(Flat):
 
     def matrices(self, factors: Factors) -> list[Tensor]:
         return [torch.diag(d.reshape(-1)) for d in self.unpack(factors["diagonal"])]
-
-    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
-        for block, diagonal in zip(self.blocks, self.unpack(factors["diagonal"]), strict=True):
-            yield block.name, diagonal

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Bounds, Factors, Pull, Traced, clamp_singular_values, wide_product
+from llqr.metric.spectrum import clamp_singular_values
+from llqr.metric.stacked import Stacked, wide_product
+from llqr.metric.structure import Bounds, Factors, Pull
 
 
-class EKFAC(Traced):
+class EKFAC(Stacked):
     """The bases start at the identity and are not kept orthogonal."""
 
     name = "e-kfac"
+    fallback = "diag-kfac"
     multiplies = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -24,25 +27,36 @@ class EKFAC(Traced):
             "scale": torch.ones(self.k, self.m, self.n, dtype=dtype, device=device),
         }
 
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return self.trace(factors, g)[0]
+
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """Eleven products in all: four for `U g`, seven for the pull-back."""
         q_out, q_in, scale = factors["out"], factors["in"], factors["scale"]
-        g_in = g @ q_in
+
+        def by_rows(x: Tensor) -> Tensor:
+            """As rows that `Q_in` acts on: those of `G`, or in `ChannelEKFAC` one for each and every position."""
+            return x.reshape(self.k, -1, q_in.shape[-1])
+
+        g_in = (by_rows(g) @ q_in).view(g.shape)
         g_basis = q_out.mT @ g_in
         g_lifted = q_out @ (scale * g_basis)
 
         def pull(r: Tensor) -> Factors:
-            r_in = r @ q_in
+            r_in = (by_rows(r) @ q_in).view(g.shape)
             r_basis = q_out.mT @ r_in
-            # Made again rather than kept: what is kept lies beside the activations during a product with `H`.
+            # Computed again rather than kept: what is kept takes memory beside the activations during `H v`.
             g_scaled, r_scaled = scale * g_basis, scale * r_basis
             return {
                 "out": (r_in @ g_scaled.mT).baddbmm_(g_in, r_scaled.mT),
-                "in": (r.mT @ g_lifted).baddbmm_(g.mT, q_out @ r_scaled),
+                "in": (by_rows(r).mT @ by_rows(g_lifted)).baddbmm_(by_rows(g).mT, by_rows(q_out @ r_scaled)),
                 "scale": g_basis * r_basis,
             }
 
-        return wide_product(g_lifted, q_in.mT), pull
+        return wide_product(by_rows(g_lifted), q_in.mT).view(g.shape), pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         # A sufficient bound: each of Q_out Q_out^T, Q_in Q_in^T and S takes a third of the range (in the logarithm).
@@ -69,13 +83,16 @@ class PositiveEKFAC(EKFAC):
     name = "e-kfac-psd"
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
-        moved, outer = super().trace(_squared(factors), g)
+        Ug, pull_squares = super().trace(_squared(factors), g)
 
         def pull(r: Tensor) -> Factors:
-            slopes = outer(r)
+            slopes = pull_squares(r)
             return slopes | {"scale": 2 * factors["scale"] * slopes["scale"]}
 
-        return moved, pull
+        return Ug, pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return super().times(factors, number.sqrt())
 
     def _constrain_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
         return scale.abs().clamp(lower**0.5, upper**0.5)

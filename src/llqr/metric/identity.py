@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Bounds, Factors, Flat
+from llqr.metric.flat import Flat
+from llqr.metric.structure import Bounds, Factors, Pull
 
 
 class Identity(Flat):
@@ -22,20 +21,15 @@ class Identity(Flat):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return g
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        return {}
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        return g, lambda r: {}
 
-    def units(self, gradients: Factors) -> list[Tensor]:
-        return []
-
-    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
-        return {}
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        """Blocks that are left as they are stay so."""
+        return factors
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        return {}
+        return factors
 
     def matrices(self, factors: Factors) -> list[Tensor]:
         return [torch.eye(block.size, dtype=block.dtype, device=block.device) for block in self.blocks]
-
-    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
-        yield from ()

@@ -1,4 +1,4 @@
-"""`U G = U_out G U_in^T`: two small dense factors a matrix."""
+"""`U G = U_out G U_in^T`: two small dense factors per matrix."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import (
-    Bounds,
-    Factors,
-    FactorSets,
-    Pull,
-    Traced,
-    clamp_eigenvalues,
-    clamp_singular_values,
-    wide_product,
-)
+from llqr.metric.spectrum import clamp_eigenvalues, clamp_singular_values
+from llqr.metric.stacked import Stacked, wide_product
+from llqr.metric.structure import Bounds, Factors, FactorSets, Pull
 
 
-class KFAC(Traced):
+class KFAC(Stacked):
     name = "kfac"
+    fallback = "diag-kfac"
     linear_in: ClassVar[FactorSets] = (("out",), ("in",))
     multiplies = True
 
@@ -29,6 +23,9 @@ class KFAC(Traced):
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {"out": self.eye(self.m, dtype, device), "in": self.eye(self.n, dtype, device)}
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return self.trace(factors, g)[0]
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """Five products in all: two for `U g`, three for the pull-back."""
@@ -57,12 +54,15 @@ class PositiveKFAC(KFAC):
     linear_in = ()
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
-        moved, outer = super().trace(_squared(factors), g)
+        Ug, pull_squares = super().trace(_squared(factors), g)
 
         def pull(r: Tensor) -> Factors:
-            return {name: (slope + slope.mT) @ factors[name] for name, slope in outer(r).items()}
+            return {name: (slope + slope.mT) @ factors[name] for name, slope in pull_squares(r).items()}
 
-        return moved, pull
+        return Ug, pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"out": factors["out"] * number.sqrt().to(factors["out"])}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from llqr.metric.block import Block
-from llqr.metric.structure import Flat, Structure
+from llqr.metric.structure import Structure
 from llqr.metric.structures import STRUCTURES
 
 #: Above this side a Kronecker factor would take more than 256 MiB in float32.
 MAX_SIDE = 8192
 
-#: What a block becomes when its factors would be too large.
-CHEAPER = {"kfac": "diag-kfac", "kfac-psd": "diag-kfac", "e-kfac": "diag-kfac", "e-kfac-psd": "diag-kfac"}
-CHEAPER["dense"] = "diagonal"
+#: Of any dimension, transposed ones included.
+Convolution = nn.modules.conv._ConvNd
 
 StructureSpec = str | Mapping[str, str]
 
@@ -50,6 +49,7 @@ def _split(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> Itera
             rows=rows,
             dtype=tensor.dtype,
             device=tensor.device,
+            kernel_positions=prod(piece.shape[2:]) if isinstance(owner, Convolution) else 1,
         )
 
 
@@ -71,7 +71,7 @@ def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if len(shape) < 2:
         return (prod(shape),)
-    if not isinstance(owner, nn.modules.conv._ConvNd):
+    if not isinstance(owner, Convolution):
         # A positional table (1, rows, dim) is (rows, dim), a class token (1, 1, dim) is (1, dim).
         while len(shape) > 2 and shape[0] == 1:
             shape = shape[1:]
@@ -94,12 +94,12 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
         kind = next(matching, "")
         if not kind:
             raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
-        if not block.is_matrix and kind not in ("identity", "scalar", "dense"):
+        if not (block.is_matrix or STRUCTURES[kind].takes_vectors):
             kind = "diagonal"
-        side = block.size if kind == "dense" else max(block.shape)
-        if kind in CHEAPER and side > max_side:
-            cheapened.setdefault(f"{kind} -> {CHEAPER[kind]}", []).append(f"{block.name} {block.shape}")
-            kind = CHEAPER[kind] if block.is_matrix else "diagonal"
+        cheaper = STRUCTURES[kind].fallback
+        if cheaper is not None and STRUCTURES[kind].longest_side(block) > max_side:
+            cheapened.setdefault(f"{kind} -> {cheaper}", []).append(f"{block.name} {block.shape}")
+            kind = cheaper
         chosen[block.name] = kind
     for change, names in cheapened.items():
         warnings.warn(f"max_side={max_side}: {change} for {', '.join(names)}", stacklevel=3)
@@ -107,12 +107,12 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
 
 
 def groups_of(blocks: list[Block], kinds: Mapping[str, str]) -> list[Structure]:
-    """Blocks gathered by structure, dtype of the factors and device, and for stacked structures by shape."""
+    """Blocks gathered by structure, dtype of the factors and device, and by what the structure groups them by."""
     gathered: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
         kind = kinds[block.name]
-        shape = None if issubclass(STRUCTURES[kind], Flat) else block.shape
-        gathered.setdefault((kind, shape, factor_dtype(block, None), block.device), []).append(block)
+        key = kind, STRUCTURES[kind].group_key(block), factor_dtype(block, None), block.device
+        gathered.setdefault(key, []).append(block)
     return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
 from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
-from llqr.metric.packed import Packed
+from llqr.metric.packed import Packed, dot
 from llqr.metric.structure import Bounds, Factors, Structure
 
 
@@ -23,7 +23,7 @@ class Metric:
         model: owns the parameters; consulted for the kind of layer a parameter belongs to.
         parameters: name -> tensor, the parameters `U` acts on (default: all that require a gradient). Tensors on the
             meta device are fine for planning.
-        structure: one name for all blocks, or patterns -> names, first match wins:
+        structure: one name of `STRUCTURES` for all blocks, or patterns -> names, first match wins:
             `{"head.*": "diagonal", "*": "e-kfac"}`.
         bounds: `(u_min, u_max)` that the spectrum of `U` is kept in, with `u_min <= 1 <= u_max`.
         dtype: what factors are held in (default: the parameter's, at least float32).
@@ -63,18 +63,21 @@ class Metric:
         self.blocks: list[Block] = blocks_of(model, parameters)
         self.kinds = structure_names(self.blocks, structure, max_side)
         self.groups: list[Structure] = groups_of(self.blocks, self.kinds)
+        for group in self.groups:
+            if bounds is not None and type(group).constrain is Structure.constrain:
+                group.constrain({}, bounds)  # refuses, now rather than at the first refresh
         self._factors: list[Factors] | None = None
         self._cast: list[Factors] | None = None
 
     @property
     def learned(self) -> bool:
-        """Whether `U` is anything but the identity it starts from."""
+        """Whether `U` has been learned; until then it is the identity."""
         return self._factors is not None
 
     # -- factors -----------------------------------------------------------------------------------------------------
 
     def factors(self) -> list[Factors]:
-        """The factors of every group (freshly made identities before the first refresh)."""
+        """The factors of every group (new identities before the first refresh)."""
         if self._factors is not None:
             return self._factors
         return [
@@ -89,6 +92,21 @@ class Metric:
             kept = group.constrain(mixed, self.bounds)
             blended.append({name: kept[name].to(old[name].dtype) for name in old})
         return blended
+
+    def normalised(self, factors: Sequence[Factors], gradients: Sequence[Mapping[str, Tensor]]) -> list[Factors]:
+        """The factors of a multiple of `U` for which `g.Ug = g.g` on average over these gradients.
+
+        Unchanged if `g.Ug` is not positive on average.
+        """
+        squares, along = [], []
+        for g in gradients:
+            Ug = self.apply(g, factors)
+            pairs = [(g[name], Ug[name]) for name in dict.fromkeys(block.parameter for block in self.blocks)]
+            along.append(dot([a for a, _ in pairs], [b for _, b in pairs]))
+            squares.append(dot([a for a, _ in pairs], [a for a, _ in pairs]))
+        ratio = torch.stack(squares).sum() / torch.stack(along).sum()
+        number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+        return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
 
     def assign(self, factors: Sequence[Factors]) -> None:
         """Make these the factors of `U`."""
@@ -105,40 +123,40 @@ class Metric:
     def apply(self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None) -> dict[str, Tensor]:
         """`U g` for the parameters given by name; those the metric does not know pass unchanged.
 
-        `factors` stand in for the metric's own, to try a candidate before it is assigned.
+        `factors` replace the metric's own, to try a candidate before it is assigned.
         """
         if factors is None:
             if not self.learned:
                 return dict(grads)
-            self._cast = self._cast or self.lowered()
+            self._cast = self._cast or self.apply_factors()
             factors = self._cast
-        moved: dict[str, Tensor] = {}
+        Ug: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
-            with torch.autocast(group.blocks[0].device.type, enabled=False):  # the dtype is ours, whatever the context
-                applied = group.apply_pieces(own, self._pieces(group, grads), self._acting_dtype(group, own))
-            moved |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
-        return dict(grads) | self._assembled(moved, grads)
+            with torch.autocast(group.blocks[0].device.type, enabled=False):  # the metric chooses its own dtype
+                applied = group.apply_pieces(own, self._pieces(group, grads), self._dtype_of_apply(group, own))
+            Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
+        return dict(grads) | self._assembled(Ug, grads)
 
     def blank(self, factors: Sequence[Factors]) -> Packed:
-        """Room for gradients in the dtypes in which these factors multiply them."""
+        """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
         pairs = zip(self.groups, factors, strict=True)
-        return [group.blank(self._acting_dtype(group, own), group.blocks[0].device) for group, own in pairs]
+        return [group.blank(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
 
-    def act(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`U g` for gradients of all parameters, copied to `blank` memory, in the dtypes and memory order of `like`."""
-        moved: Packed = []
+    def apply_packed(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`U g` for gradients of all parameters in `blank` memory, in the dtypes and memory order of `like`."""
+        Ug: Packed = []
         for group, own, part in zip(self.groups, factors, packed, strict=True):
             with torch.autocast(part.device.type, enabled=False):
-                moved.append(group.apply(own, part).to(group.blocks[0].dtype))
-        return self.unpack(moved, like)
+                Ug.append(group.apply(own, part).to(group.blocks[0].dtype))
+        return self.unpack(Ug, like)
 
-    def _acting_dtype(self, group: Structure, own: Factors) -> torch.dtype:
+    def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
         return next(iter(own.values())).dtype if own else group.blocks[0].dtype
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
-        """Gradients by name -> one packed tensor a group, in the dtype the factors are learned in."""
+        """Gradients by name -> one packed tensor per group, in the dtype the factors are learned in."""
         packed = [group.blank(self.learning_dtype(group), group.blocks[0].device) for group in self.groups]
         pieces = [piece for group in self.groups for piece in self._pieces(group, grads)]
         views = [view for group, tensor in zip(self.groups, packed, strict=True) for view in group.unpack(tensor)]
@@ -157,7 +175,7 @@ class Metric:
     def _assembled(self, pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has.
 
-        Each lies in memory as in `like`: one that does not would keep multi-tensor kernels from all of them.
+        Each has the memory order it has in `like`: a single one in another order would slow down multi-tensor kernels.
         """
         parts: dict[str, list[Tensor]] = {}
         for block in self.blocks:
@@ -165,7 +183,7 @@ class Metric:
             if whole is not None:
                 found = pieces.get(block.name)
                 parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
-        return {name: _lying_as(like[name], _joined(found)) for name, found in parts.items()}
+        return {name: _in_layout_of(like[name], _joined(found)) for name, found in parts.items()}
 
     def learning_dtype(self, group: Structure) -> torch.dtype:
         """Factors are learned in at least float32, whatever they are held in."""
@@ -181,8 +199,8 @@ class Metric:
                 pieces.append(block.piece(gradient))
         return pieces
 
-    def lowered(self) -> list[Factors]:
-        """The factors as `U g` multiplies by them, in `apply_dtype`; vectors gain nothing from a narrower type."""
+    def apply_factors(self) -> list[Factors]:
+        """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
         if self.apply_dtype is None:
             return self.factors()
         return [
@@ -209,7 +227,7 @@ class Metric:
         return {"kinds": dict(self.kinds), "factors": self.named_factors() if self.learned else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Strict: the same blocks, structures and shapes, or a sentence that says what differs."""
+        """Strict: refuses other blocks, structures or shapes, and says what differs."""
         if state["kinds"] != self.kinds:
             theirs, ours = set(state["kinds"].items()), set(self.kinds.items())
             differing = sorted({name for name, _ in theirs ^ ours})
@@ -228,15 +246,15 @@ class Metric:
         self.assign(fresh)
 
 
-def _lying_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """In this dtype and memory order; the tensor itself where there is nothing to do, which costs nothing."""
+def _in_layout_of(like: Tensor, tensor: Tensor) -> Tensor:
+    """In the dtype and memory order of `like`; the tensor itself if it has them already."""
     if tensor.dtype == like.dtype and tensor.stride() == like.stride():
         return tensor
     return torch.empty_like(like).copy_(tensor)
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    """The pieces one after another along the first dimension: a view where they lie so in memory, as a stack's do."""
+    """The pieces concatenated along the first dimension: a view if they are adjacent in memory, as in a stack."""
     first = pieces[0]
     if len(pieces) == 1:
         return first

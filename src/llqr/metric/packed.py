@@ -1,4 +1,4 @@
-"""Vectors of the weights' size in the layout the inner loop works in: one packed tensor a group."""
+"""Vectors of the weights' size in the layout the inner loop works in: one packed tensor per group."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 Packed = list[Tensor]
 
-#: Terms of an inner product that are held at once.
+#: Terms of an inner product that are in memory at once.
 PIECE = 2**22
 #: BLAS counts in 31 bits.
 MOST = 2**30
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """In double precision where it adds up, whatever the terms are in; a piece at a time, so that it needs no room."""
+    """Accumulated in float64, whatever the dtype of the terms; piece by piece, so that it needs little memory."""
     return _total(a, [(x * y).sum(dtype=torch.float64) for x, y in _pieces(a, b, PIECE)])
 
 
 def quick_dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """In the precision of the terms, and in one pass over them."""
+    """In the precision of the terms, in one pass over them."""
     return _total(a, [torch.dot(x, y).double() for x, y in _pieces(a, b, MOST)])
 
 

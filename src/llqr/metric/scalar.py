@@ -1,19 +1,19 @@
-"""`U = s I`: one number a layer, shared by its weight and its bias."""
+"""`U = s I`: one number per layer, shared by its weight and its bias."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from llqr.metric.diagonal import FLOOR
-from llqr.metric.structure import Bounds, Factors, Flat
+from llqr.metric.flat import Flat
+from llqr.metric.structure import Bounds, Factors, Pull
 
 
 class Scalar(Flat):
     name = "scalar"
     linear_in = (("scalar",),)
+    scales_entries = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"scalar": (len(self.layers),)}
@@ -24,14 +24,8 @@ class Scalar(Flat):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.scale_layers(g, factors["scalar"])
 
-    def pull_back(self, factors: Factors, g: Tensor, r: Tensor) -> Factors:
-        return {"scalar": self.sum_layers(r * g)}
-
-    def units(self, gradients: Factors) -> list[Tensor]:
-        return list(gradients["scalar"].unbind())
-
-    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
-        return {"scalar": gradients["scalar"] * numbers}
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        return self.apply(factors, g), lambda r: {"scalar": self.sum_layers(r * g)}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         lower, upper = bounds or (FLOOR, None)
@@ -40,6 +34,3 @@ class Scalar(Flat):
     def matrices(self, factors: Factors) -> list[Tensor]:
         numbers = dict(zip(self.layers, factors["scalar"], strict=True))
         return [numbers[b.layer] * torch.eye(b.size).to(numbers[b.layer]) for b in self.blocks]
-
-    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
-        yield from zip(self.layers, factors["scalar"], strict=True)

@@ -1,4 +1,4 @@
-"""Where SAM looks: a gradient (and a metric) in, a displacement of the weights out."""
+"""The probes: a gradient (and a metric) in, a displacement of the weights out."""
 
 from llqr.probes.asam import ASAMProbe
 from llqr.probes.fisher_sam import FisherSAMProbe

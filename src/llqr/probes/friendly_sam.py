@@ -1,4 +1,4 @@
-"""F-SAM: the probe along what the minibatch's gradient has to itself."""
+"""F-SAM: the probe along the part of the gradient that is specific to the minibatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llqr.schedule import Schedule, check
 class FriendlySAMProbe(SAMProbe):
     """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0.
 
-    Example (the second time, what both batches share is subtracted):
+    Example (the second time, what the two batches have in common is subtracted):
         >>> probe, weight = FriendlySAMProbe(rho=1.0, lam=0.0), torch.zeros(2)
         >>> for gradient in ([3.0, 0.0], [3.0, 4.0]):
         ...     point = Point([weight], [torch.tensor(gradient)], layers=[0], is_bias=[False], rho=[None])

@@ -1,7 +1,7 @@
-"""How a displacement `d = U v` is brought to the probe's radius: `theta+ = theta + rho d / norm`.
+"""How a displacement `d = U v` is scaled to the probe's radius: `theta+ = theta + rho d / norm`.
 
-A norm is a function of `v` and `d` (lists beside the parameters) and of the layer every parameter belongs to; it
-returns one divisor a parameter, which broadcasts against it. `1e-12` goes inside the root, as in the paper's runs.
+A norm is a function of `v` and `d` (lists with one tensor per parameter) and of the layer each parameter belongs to; it
+returns one divisor per parameter, which broadcasts against it. `1e-12` goes inside the root, as in the paper's runs.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 TINY = 1e-12
-#: A tensor of so many entries has a kernel of its own in a sum; smaller ones share some. BLAS counts in 31 bits.
+#: A tensor of this many entries gets its own kernel in a sum; smaller ones share a few. BLAS counts in 31 bits.
 LARGE = range(2**18, 2**31)
 
 Divisors = list[Tensor]
-#: A norm of one's own: `norm(v, d)` -> one divisor a parameter.
+#: A user's own norm: `norm(v, d)` -> one divisor per parameter.
 CustomNorm = Callable[[list[Tensor], list[Tensor]], Divisors]
 Norm = str | CustomNorm
 
 
 def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
-    """`v.d`, a number a parameter; `|v|^2` when there is no metric between them."""
+    """`v.d`, one number per parameter; `|v|^2` when there is no metric between them."""
     if _identical(v, d):
         return _euclidean_squares(v, d)
     products = torch._foreach_mul(_widened(v), _widened(d))
-    # A signed sum in multi-tensor kernels: the sum of all magnitudes, less twice that of the negative terms.
+    # A signed sum in multi-tensor kernels: the sum of all magnitudes minus twice that of the negative terms.
     magnitudes = _gathered(torch._foreach_norm(products, 1))
     torch._foreach_clamp_max_(products, 0.0)
     negatives = _gathered(torch._foreach_norm(products, 1))
@@ -57,12 +57,12 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    """A dense tensor as a vector. A sum does not mind the order, and this is a view also where channels come last."""
+    """A dense tensor as a vector. A sum does not depend on the order, and this is a view for channels-last too."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
-    """`|d|^2`, a number a parameter."""
+    """`|d|^2`, one number per parameter."""
     return _gathered(torch._foreach_norm(_widened(d), 2)).square()
 
 
@@ -82,7 +82,7 @@ def check_norm(norm: Norm) -> None:
 
 
 def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]) -> Divisors:
-    """One divisor a parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there."""
+    """One divisor per parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there."""
     if callable(norm):
         return norm(v, d)
     if norm in GLOBAL:
@@ -99,7 +99,7 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]
 
 @lru_cache(maxsize=16)
 def _on_device(layers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept from step to step: a copy to the device makes the host wait for it."""
+    """Cached from step to step: the host waits for a copy to the device."""
     return torch.tensor(layers, device=device)
 
 
@@ -108,7 +108,7 @@ def _identical(v: Sequence[Tensor], d: Sequence[Tensor]) -> bool:
 
 
 def _gathered(numbers: Sequence[Tensor]) -> Tensor:
-    """One vector of a number a parameter, on the first one's device."""
+    """One number per parameter as a vector, on the device of the first."""
     home = numbers[0].device
     return torch.stack([number if number.device == home else number.to(home) for number in numbers])
 
@@ -118,5 +118,5 @@ def _root(square: Tensor) -> Tensor:
 
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """At least float32, because a sum of many small squares is lost in half precision."""
+    """At least float32, because a sum of many small squares loses them in half precision."""
     return [tensor if tensor.dtype.itemsize >= 4 else tensor.float() for tensor in tensors]

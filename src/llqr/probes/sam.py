@@ -1,4 +1,4 @@
-"""Where SAM looks: a gradient (and a metric) in, a displacement of the weights out.
+"""SAM's probe, the base class of all: a gradient (and a metric) in, a displacement of the weights out.
 
 Every probe is `eps = rho T U T v / norm`: `v` is the gradient, possibly filtered; `T` is a diagonal rescaling of the
 parameters; `U` is the geometry's metric, the identity without one.
@@ -21,7 +21,7 @@ Transport = Callable[[list[Tensor]], list[Tensor]]
 
 @dataclass(frozen=True)
 class Point:
-    """The centre of a step, parameter by parameter: weight, gradient, layer, and a radius of its own if it has one."""
+    """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one."""
 
     parameters: list[Tensor]
     grads: list[Tensor]
@@ -34,7 +34,7 @@ class SAMProbe:
     """SAM: `eps = rho U g / |g|_U`.
 
     Args:
-        rho: the radius, a number or a function of the step; a parameter group's own `"rho"` goes first.
+        rho: the radius, a number or a function of the step; a parameter group's own `"rho"` takes precedence.
         norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (its runs), "layer-metric",
             "layer-euclidean", or a function `norm(v, d)` -> divisors.
         start_after: steps without a probe at the start (a warm-up).
@@ -46,7 +46,7 @@ class SAMProbe:
     """
 
     name: ClassVar[str] = "sam"
-    #: Whether `filtered` makes new tensors every time, which nobody else holds, so that they may become `eps` in place.
+    #: Whether `filtered` returns new tensors that nothing else refers to, so that `eps` may be computed in place.
     filters_into_new: ClassVar[bool] = False
 
     def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
@@ -61,7 +61,7 @@ class SAMProbe:
         return step >= self.start_after
 
     def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
-        """`eps`, beside the parameters."""
+        """`eps`, one tensor per parameter."""
         v = self.filtered(point)
         scaling = self.scaling(point)
         d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
@@ -78,11 +78,11 @@ class SAMProbe:
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
     def filtered(self, point: Point) -> list[Tensor]:
-        """`v`: the gradient the displacement is made from."""
+        """`v`: the gradient that the displacement is computed from."""
         return point.grads
 
     def scaling(self, point: Point) -> list[Tensor] | None:
-        """`T`; None is the identity."""
+        """The diagonal `T`; None stands for the identity."""
         return None
 
     def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:

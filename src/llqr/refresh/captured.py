@@ -1,105 +1,95 @@
-"""A refresh as CUDA graphs, for networks whose refresh is bound by kernel launches.
+"""The inner loop as CUDA graphs, for networks whose refresh is bound by kernel launches.
 
-One graph linearises at the parameters (of a spread refresh: at the copies it stands at), read in place. The others do
-an inner step each, on static factors and on the activations the first saved: the first one, which works out the exact
-objective beside it, any further one, one without a product with `H`, and the exact objective at the end. A refresh
-copies the batch in, replays the first graph once and one of the others a step, and reads the result at the end. Between
-two replays the device may do anything: the graphs have their memory to themselves.
+One graph linearises at the parameters (in a spread refresh: at their copies), read in place. Every kind of step in the
+plan is one more graph, on static factors and on the activations that the first graph saved. A refresh copies the batch
+in, replays the first graph once and then the graph of each step, and reads the results at the end. The graphs have
+their memory to themselves, so that anything may run on the device between two replays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import recording, warming_up
-from llqr.curvature import Batch, QuadraticModel
-from llqr.curvature.problem import tensors_of
-from llqr.metric import Metric
-from llqr.solvers.solve import Descent, Inner, Objective, Solution, working_copy
+from llqr.cuda_graphs import capturing, warming_up
+from llqr.curvature.problem import Batch, batch_signature, tensors_of
+from llqr.curvature.quadratic import QuadraticModel
+from llqr.refresh.inner_loop import InnerProblem, Solution, perform, solution_of
+from llqr.schedule import at
+from llqr.solvers import Step
 
 Linearise = Callable[[Batch], QuadraticModel]
 
 
-class CapturedRefresh:
-    """Captured for one batch shape and one set of inner settings; `fits` says whether a batch can be replayed."""
+class CapturedLoop:
+    """Captured for one shape of batch; `fits` says whether a batch can be replayed."""
 
-    def __init__(
-        self,
-        linearise: Linearise,
-        batch: Batch,
-        metric: Metric,
-        inner: Inner,
-        precision: torch.dtype | None = None,
-    ) -> None:
-        self.inner = inner
-        self.total = inner.steps + 1
+    def __init__(self, problem: InnerProblem, linearise: Linearise, batch: Batch, step: int = 0) -> None:
+        self.plan = problem.plan()
         self.done = 0
-        self._metric, self._precision = metric, precision
+        self._problem = problem
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
-        self._descent = Descent(metric, working_copy(metric), inner)
-        self._warm_up(linearise)
-        with recording() as self._linearise:
-            self.curvature = linearise(self._batch)
-            objective = self._objective = Objective(metric, self.curvature, inner.damping, precision)
-        pool = self._linearise.pool()
-        # What an engine makes at its first product only, and keeps, is made in the graph that is always replayed first.
-        with recording(pool) as self._look:
-            self._before = self._descent.step(objective.exact)
-        with recording(pool) as self._move:
-            self._descent.multiply(objective)
-        if inner.product_every > 1:
-            with recording(pool) as self._coast:
-                self._descent.coast(objective)
-        with recording(pool) as self._judge:
-            self._after = objective.exact.at(self._descent.factors).value
+        self._lr = self._rate(step)
+        solver = problem.solver(self._lr)
+        assert solver is not None
+        self._solver = solver
+        kinds = list(dict.fromkeys(self.plan))
+        self._warm_up(linearise, kinds)
+        with capturing() as self._linearise:
+            self._objective = problem.objective(linearise(self._batch))
+        self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}
+        self._values: dict[Step, Tensor] = {}
+        # In the plan's order: what an engine makes at its first product only, and keeps, is made in the graph of the
+        # first step, which is always replayed first.
+        for kind in kinds:
+            with capturing(self._linearise.pool()) as self._graphs[kind]:
+                value = perform(kind, solver, self._objective)
+            if value is not None:
+                self._values[kind] = value
 
-    def _warm_up(self, linearise: Linearise) -> None:
-        """The solver's state, too, is made outside the graphs."""
+    def _rate(self, step: int) -> float | Tensor:
+        """A tensor if it changes from refresh to refresh, so that the graphs need not be captured again."""
+        inner = self._problem.inner
+        if not callable(inner.lr):
+            return float(inner.lr)
+        device = self._problem.metric.blocks[0].device
+        return torch.tensor(at(inner.lr, step), dtype=torch.float32, device=device)
+
+    def _warm_up(self, linearise: Linearise, kinds: list[Step]) -> None:
+        """Library handles, workspaces and the solver's state are made outside the graphs."""
         with warming_up():
             for _ in range(2):
-                objective = Objective(self._metric, linearise(self._batch), self.inner.damping, self._precision)
-                self._descent.step(objective.exact)
-                self._descent.multiply(objective)
-                if self.inner.product_every > 1:
-                    self._descent.coast(objective)
+                objective = self._problem.objective(linearise(self._batch))
+                for kind in kinds:
+                    perform(kind, self._solver, objective)
 
-    def fits(self, batch: Batch, inner: Inner) -> bool:
-        return inner == self.inner and _signature(batch) == _signature(self._batch)
+    @property
+    def quadratic(self) -> QuadraticModel:
+        return self._objective.quadratic
 
-    def begin(self, batch: Batch) -> None:
+    def fits(self, batch: Batch) -> bool:
+        return bool(batch_signature(batch) == batch_signature(self._batch))
+
+    def begin(self, batch: Batch, step: int = 0) -> None:
         """Linearise on this batch. The tensors of the refresh before are overwritten."""
         for static, given in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
             static.copy_(given)
-        for static_factors, factors in zip(self._descent.factors, self._metric.factors(), strict=True):
+        for static_factors, factors in zip(self._solver.factors, self._problem.metric.factors(), strict=True):
             for name, factor in factors.items():
                 static_factors[name].copy_(factor)
-        self._descent.restart()
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(at(self._problem.inner.lr, step))
+        self._solver.restart()
         self.done = 0
         self._linearise.replay()
 
     def advance(self) -> None:
-        """One step, or at the end the product with `H` that only reads the objective."""
-        self._next().replay()
+        self._graphs[self.plan[self.done]].replay()
         self.done += 1
 
-    def _next(self) -> torch.cuda.CUDAGraph:
-        if self.done == 0:
-            return self._look
-        if self.done == self.total - 1:
-            return self._judge
-        return self._move if self.inner.multiplies(self.done) else self._coast
-
     def solution(self) -> Solution:
-        """What was learned, when all is done; the next refresh overwrites it."""
-        return Solution(self._descent.factors, self._before, self._after)
-
-
-def _signature(batch: Batch) -> Any:
-    """What a replay cannot change: the structure of the batch, and its tensors' shapes, dtypes and devices."""
-    leaves, structure = pytree.tree_flatten(batch)
-    return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        """What was learned, when all steps are done; the next refresh overwrites it."""
+        return solution_of(self._solver, self._objective, self._values)

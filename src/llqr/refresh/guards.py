@@ -1,57 +1,75 @@
-"""What is looked at before learned factors become the metric, and what makes them be thrown away."""
+"""What is checked before learned factors become the metric, and what makes a refresh be rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan, sqrt
 
 import torch
 
-from llqr.curvature import QuadraticModel
+from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.solvers.solve import Solution
+from llqr.refresh.effect import Effect, by_layer, inner_products
+from llqr.refresh.inner_loop import Solution
 
-#: An objective may rise by so much of its own terms before a refresh counts as failed: near its minimum rounding alone
-#: decides whether it rises, and a refresh thrown away for that says nothing. The size of the slack is a choice.
+#: An objective may rise by this share of its own terms before a refresh counts as failed: near the minimum, rounding
+#: alone decides whether it rises, and that is no reason to reject a refresh. The size of the slack is a choice.
 ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The numbers of one refresh: `J` before and after, the loss, `|g|`, `g.Ug`, and whether all factors are finite."""
+    """The numbers of one refresh.
+
+    Attributes:
+        before, after: `J` at the start and at the end.
+        along: `g.Ug`, for the metric as it would become.
+        finite: whether all factors are.
+        effect, layers: what that metric does to the inner gradient, and to each layer's part of it.
+    """
 
     before: float = nan
     after: float = nan
     loss: float = nan
+    finite: bool = False
     gradient_norm: float = nan
     along: float = nan
-    finite: float = nan
+    effect: Effect = field(default_factory=Effect)
+    layers: Mapping[str, Effect] = field(default_factory=dict)
 
 
-def examine(metric: Metric, curvature: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
-    """Everything the guards look at, in one transfer from the device."""
-    g = curvature.gradient
-    moved = metric.apply(g, candidate)
-    along = [(g[name].double() * moved[name].double()).sum() for name in g]
-    squares = [part.double().square().sum() for part in g.values()]
+def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
+    """Everything the guards check, in one transfer from the device."""
+    g = quadratic.gradient
+    products = inner_products(g, metric.apply(g, candidate))
     finite = [torch.isfinite(factor).all() for group in candidate for factor in group.values()]
-    loss = curvature.loss.double()
-    numbers = torch.stack(
-        [
-            solution.before.to(loss.device),
-            solution.after.to(loss.device),
-            loss,
-            torch.stack(squares).sum().sqrt(),
-            torch.stack(along).sum(),
-            torch.stack([loss.new_ones(()).bool(), *finite]).all().double(),
-        ]
+    loss = quadratic.loss.double()
+    numbers = [
+        solution.before.to(loss.device),
+        solution.after.to(loss.device),
+        loss,
+        torch.stack([loss.new_ones(()).bool(), *(flag.to(loss.device) for flag in finite)]).all().double(),
+    ]
+    before, after, value, all_finite, *rest = torch.cat(
+        [torch.stack(numbers), products.flatten().to(loss.device)]
+    ).tolist()
+    rows = [rest[i : i + 3] for i in range(0, len(rest), 3)]
+    gg, gUg, UgUg = (sum(column) for column in zip(*rows, strict=True))
+    return Findings(
+        before,
+        after,
+        value,
+        bool(all_finite),
+        sqrt(gg) if gg >= 0 else nan,
+        gUg,
+        Effect.of(gg, gUg, UgUg),
+        by_layer(list(g), rows),
     )
-    return Findings(*numbers.tolist())
 
 
 def objection(found: Findings) -> str:
-    """Why a refresh must be thrown away; empty if it need not."""
+    """Why a refresh must be rejected; empty if it need not."""
     if not (isfinite(found.loss) and isfinite(found.gradient_norm)):
         return "the loss or its gradient is not finite"
     if not (found.finite and isfinite(found.after)):

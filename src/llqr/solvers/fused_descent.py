@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Stacked, Structure
+from llqr.metric import Stacked, Structure
 
 #: A factor of so many entries, its whole stack together, is worth it.
 LARGE = 2**20
@@ -27,7 +27,7 @@ def is_fused(group: Structure, factor: Tensor) -> bool:
     return isinstance(group, Stacked) and factor.numel() >= LARGE
 
 
-def descend(factor: Tensor, momentum: Tensor, slope: Tensor, limit: float, lr: float, beta: float) -> None:
+def descend(factor: Tensor, momentum: Tensor, slope: Tensor, limit: float, lr: float | Tensor, beta: float) -> None:
     """`m <- beta m + clip(slope)`, `F <- F - lr m`, in place, for a stack of blocks `(k, ...)`.
 
     A block's slope is bounded by `limit` in its norm, and entries that are not finite count as zero.
@@ -49,7 +49,7 @@ def _squares(chunks: Tensor) -> Tensor:
     return _finite(chunks).square().sum(1)
 
 
-def _move(factor: Tensor, momentum: Tensor, slope: Tensor, shrink: Tensor, lr: float, beta: float) -> None:
+def _move(factor: Tensor, momentum: Tensor, slope: Tensor, shrink: Tensor, lr: float | Tensor, beta: float) -> None:
     momentum.copy_(beta * momentum + _finite(slope) * shrink)
     factor.copy_(factor - lr * momentum)
 

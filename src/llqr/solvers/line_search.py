@@ -1,8 +1,8 @@
-"""Solvers that know `J` to be quadratic along their way: exact line search, and conjugate gradients.
+"""Solvers that use that `J` is quadratic along their path: exact line search, and conjugate gradients.
 
-`U g` is linear in the factors of `Structure.linear_in`, so that along a direction in them one product with `H` tells
-the whole parabola: where its lowest point is, and the residual there. Structures with several such sets (K-FAC is
-linear in either of its sides) take them in turn.
+`U g` is linear in the factors of `Structure.linear_in`, so that along a direction in them one product with `H` gives
+the whole parabola: its lowest point, and the residual there. Structures with several such sets (K-FAC is linear in
+either of its sides) take them in turn.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from llqr.metric import Factors, Metric
 from llqr.metric.clipping import clip
 from llqr.metric.packed import Packed, dot
 from llqr.solvers.objective import Objective
+from llqr.solvers.solver import Solver, SolverSettings
 
 
-class LineSearch:
+class LineSearch(Solver):
     """The heavy ball's direction, `m <- momentum m + clip(grad)`, with the step that minimises `J` along it.
 
-    One product with `H` a step, the first of which only looks. Nothing is read from the device, so that a direction
-    without positive curvature is met by a step of zero length and not by an early end.
+    One product with `H` per step; the first step only evaluates `J`. Nothing is read from the device: along a direction
+    without positive curvature the step has length zero, and the loop goes on.
     """
 
-    name: ClassVar[str] = "line-search"
-    #: Steps in one set of factors before the next has its turn.
+    name = "line-search"
+    #: Steps in one set of factors before the next set has its turn.
     sweep: ClassVar[int] = 1
 
-    def __init__(self, metric: Metric, factors: list[Factors], momentum: float, clip: float) -> None:
+    def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
+        super().__init__(metric, factors, settings)
         curved = sorted({group.name for group in metric.groups if group.shapes() and not group.linear_in})
         if curved:
             raise ValueError(
                 f"solver: {self.name!r} needs an objective that is quadratic in some of the factors, which that of "
                 f"{', '.join(curved)} is not; choose heavy-ball or adam"
             )
-        self.metric = metric
-        self.factors = factors
-        self.momentum, self.clip = momentum, clip
         self._steps = 0
         self._sets = max((len(group.linear_in) for group in metric.groups), default=0)
         self._residual: Packed = []
@@ -50,7 +49,6 @@ class LineSearch:
         self._memory: list[Factors] = [{} for _ in self.factors]
 
     def step(self, objective: Objective) -> Tensor:
-        """One product with `H`; returns the objective it started from."""
         if not self._residual:
             start = objective.at(self.factors)
             self._residual, self._value = start.residual, start.value
@@ -63,10 +61,6 @@ class LineSearch:
         self._steps += 1
         return before
 
-    def advance(self, objective: Objective) -> None:
-        """One step; here the objective costs nothing."""
-        self.step(objective)
-
     def _slopes(self, objective: Objective, turn: int) -> list[Factors]:
         """The gradients of the factors whose turn it is."""
         found = objective.slopes(self.factors, self._residual)
@@ -77,28 +71,28 @@ class LineSearch:
         return chosen
 
     def _direction(self, slopes: list[Factors], first: bool) -> list[Factors]:
-        clipped = clip(self.metric.groups, slopes, self.clip)
+        clipped = clip(self.metric.groups, slopes, self.settings.clip)
         for memory, own in zip(self._memory, clipped, strict=True):
             for name, slope in own.items():
-                memory[name] = slope if name not in memory else memory[name].mul_(self.momentum).add_(slope)
+                memory[name] = slope if name not in memory else memory[name].mul_(self.settings.momentum).add_(slope)
         rows = zip(self._memory, clipped, strict=True)
         return [{name: -memory[name] for name in own} for memory, own in rows]
 
     def _move(self, objective: Objective, slopes: list[Factors], direction: list[Factors]) -> None:
         """To the lowest point of `J` along the direction, with the residual and the value there."""
-        moved, bent = objective.along(self.factors, direction)
-        fall, curvature = -_inner_product(slopes, direction), dot(moved, bent)
+        Ug, HUg = objective.along(self.factors, direction)
+        fall, curvature = -_inner_product(slopes, direction), objective.dot(Ug, HUg)
         length = torch.where(curvature > 0, fall / curvature, 0.0)
         for own, step in zip(self.factors, direction, strict=True):
             for name, part in step.items():
                 own[name].addcmul_(part, length.to(part))
-        for residual, part in zip(self._residual, bent, strict=True):
+        for residual, part in zip(self._residual, HUg, strict=True):
             residual.addcmul_(part, length.to(part))
         self._value = self._value - length * fall + 0.5 * length.square() * curvature
 
 
 class ConjugateGradients(LineSearch):
-    """Directions conjugate to one another (Polak and Ribiere's form, which forgives products that are not exact)."""
+    """Directions conjugate to one another (Polak-Ribiere, which tolerates inexact products)."""
 
     name = "cg"
     sweep = 4

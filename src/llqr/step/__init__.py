@@ -1,1 +1,1 @@
-"""What a step needs around it: loss scaling, copies to go back to, the modules around parameters, gradients."""
+"""What surrounds a step: loss scaling, snapshots, owning modules, gradients, random state, checks of a saved state."""

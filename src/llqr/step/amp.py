@@ -1,4 +1,4 @@
-"""torch's `GradScaler` across the two passes of a step, which it was not made for."""
+"""torch's `GradScaler` across the two passes of a step, for which it was not designed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
     """The first pass's gradients without the loss scale.
 
     The caller may have called `unscale_` (to clip) on any of the `optimizers`, which share their parameters. The scaler
-    must then forget it, because the second pass brings scaled gradients again.
+    must then forget that, because the second pass produces scaled gradients again.
     """
     if scaler is None or not scaler.is_enabled():
         return grads
@@ -26,7 +26,7 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
 
 
 def overflowed(scaler: Any, grads: list[Tensor]) -> bool:
-    """Whether any gradient is infinite or NaN, asked only where a scaler makes that an everyday event."""
+    """Whether any gradient is infinite or NaN; checked only with a scaler, where this is an ordinary event."""
     if scaler is None or not scaler.is_enabled():
         return False
     sizes = torch._foreach_norm(grads, float("inf"))
@@ -34,11 +34,11 @@ def overflowed(scaler: Any, grads: list[Tensor]) -> bool:
 
 
 def unscale_once(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
-    """`scaler.unscale_(base)`, unless the caller did that already, to either of the two, in order to clip."""
+    """`scaler.unscale_(base)`, unless the caller has already done so, for either of the two, in order to clip."""
     if not scaler.is_enabled():
         return
     if _unscaled(scaler, wrapper):
-        # The gradients are the base's as well, and so is what the scaler found in them.
+        # Both have the same gradients, so what the scaler found in them holds for the base as well.
         scaler._per_optimizer_states[id(base)] = scaler._per_optimizer_states[id(wrapper)]
     elif not _unscaled(scaler, base):
         scaler.unscale_(base)

@@ -1,39 +1,75 @@
-"""Other gradients in the place of a parameter's own, for as long as an optimizer looks at them."""
+"""The gradients of an optimizer's parameters: collected, cleared, and replaced while the base optimizer steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 
-@contextmanager
-def standing_in(moved: Sequence[Tensor], grads: Sequence[Tensor], parameters: Sequence[Tensor]) -> Iterator[None]:
-    """`moved` as the gradients of `parameters`, without a copy; their own, `grads`, are given back at the end.
+def collected(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters that have a gradient, and these gradients; sparse and complex ones are refused by name."""
+    grads = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+    if any(layout != torch.strided or dtype.is_complex for layout, dtype in {(g.layout, g.dtype) for g in grads}):
+        _refuse(parameters, name_of)
+    having = parameters if len(grads) == len(parameters) else [p for p in parameters if p.grad is not None]
+    return having, grads
 
-    Given back, because a captured closure writes to the memory of those very tensors. What does not lie in memory as
-    the gradient does is copied over it instead: fused optimizers go through parameters and gradients in step.
+
+def _refuse(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -> None:
+    for i, parameter in enumerate(parameters):
+        gradient = parameter.grad
+        if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
+            kind = "complex" if gradient.is_complex() else "sparse"
+            name = name_of(parameter) or f"number {i}"
+            raise TypeError(f"parameters: {name!r} has a {kind} gradient, which is not supported")
+
+
+def clear(parameters: Sequence[Tensor]) -> None:
+    """Remove the gradients, so that a closure that does not zero them is still right.
+
+    On a CUDA device they are zeroed in place: a captured closure cannot zero them, and it writes to their memory.
     """
-    lent: list[tuple[Tensor, Tensor]] = []
-    copied: list[tuple[Tensor, Tensor]] = []
-    for parameter, own, other in zip(parameters, grads, moved, strict=True):
+    in_place = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if gradient.is_cuda and gradient.layout == torch.strided:
+            in_place.append(gradient)
+        else:
+            parameter.grad = None
+    if in_place:
+        torch._foreach_zero_(in_place)
+
+
+@contextmanager
+def substituted(Ug: Sequence[Tensor], grads: Sequence[Tensor], parameters: Sequence[Tensor]) -> Iterator[None]:
+    """`Ug` as the gradients of `parameters`, without a copy; at the end they have their own, `grads`, again.
+
+    The very tensors are put back, because a captured closure writes to their memory. A `Ug` in another memory order or
+    dtype is copied into the gradient instead: fused optimizers traverse parameters and gradients in the same order.
+    """
+    replaced: list[tuple[Tensor, Tensor]] = []
+    overwritten: list[tuple[Tensor, Tensor]] = []
+    for parameter, own, other in zip(parameters, grads, Ug, strict=True):
         if other is own:
             continue
-        if _lie_alike(own, other):
-            lent.append((parameter, own))
+        if _same_layout(own, other):
+            replaced.append((parameter, own))
             parameter.grad = other
         else:
-            copied.append((own, other))
-    if copied:
-        torch._foreach_copy_([own for own, _ in copied], [other for _, other in copied])
+            overwritten.append((own, other))
+    if overwritten:
+        torch._foreach_copy_([own for own, _ in overwritten], [other for _, other in overwritten])
     try:
         yield
     finally:
-        for parameter, own in lent:
+        for parameter, own in replaced:
             parameter.grad = own
 
 
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
+def _same_layout(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device

@@ -1,4 +1,4 @@
-"""What the optimizer knows of the modules around its parameters: names, biases, and buffers a pass may write to."""
+"""The modules that own the optimizer's parameters: names, biases, and buffers that a pass may write to."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from llqr.metric.layout import layer_of
 from llqr.step.snapshot import Snapshot
 
-#: A buffer and where it hangs: its module, its name there, and the tensor.
+#: A buffer and where it is: its module, its name there, and the tensor.
 Slot = tuple[nn.Module, str, Tensor]
 
 
-class Surroundings:
-    """The modules around the parameters: given, or found at the first step.
+class OwningModules:
+    """The modules that own the parameters: given, or found at the first step.
 
-    Finding them is what lets `SAM(base)` protect BatchNorm statistics without being handed the model. They are looked
-    for among the living modules and not through forward hooks, which `torch.compile` would compile or choke on.
+    Finding them lets `SAM(base)` protect BatchNorm statistics without being given the model. They are searched among
+    all modules in memory, not through forward hooks, which `torch.compile` would compile or fail on.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -29,12 +29,12 @@ class Surroundings:
         self._owners: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
-        # Statistics are many and small: allocating their copies takes longer than filling them.
+        # Statistics are many and small: allocating their copies takes longer than copying.
         self._contents = Snapshot(keep_memory=True)
 
     @contextmanager
     def finding(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Find the modules that own the parameters, and others whose buffers a pass in this context writes to."""
+        """Find the modules that own the parameters, and others whose buffers are written to inside the context."""
         alive = _living_modules()
         slots = _buffers_of(alive)
         versions = [buffer._version for _, _, buffer in slots]
@@ -42,7 +42,7 @@ class Surroundings:
         found = _owners(alive, parameters)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
             if getattr(owner, name) is not buffer or buffer._version != version:
-                found.setdefault(owner)  # such as a loss that moves a centre along
+                found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
         self.known = True
         self._places = self._owners = self._roles = None
@@ -62,14 +62,14 @@ class Surroundings:
         return self._places
 
     def hold_buffers(self) -> None:
-        """Remember every buffer: its content, and which tensor it is, for a module may put a new one in its place."""
+        """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
         if self._owners is None:
             self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
         self._held = _buffers_of(self._owners)
         self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
 
     def restore_buffers(self) -> None:
-        """Put them back; does nothing when none are held."""
+        """Put back what `hold_buffers` remembered, if anything."""
         for owner, name, buffer in self._held:
             if owner._buffers.get(name) is not buffer:
                 setattr(owner, name, buffer)
@@ -77,8 +77,9 @@ class Surroundings:
         self._contents.restore()
 
     def roles(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[bool]]:
-        """Layers: a number a parameter, weight and bias of one module sharing theirs. And which parameters are biases:
-        by name where the model is known, otherwise every vector.
+        """The layer number of each parameter, shared by weight and bias of one module, and whether it is a bias.
+
+        Biases are known by name where the model is known; otherwise every vector counts as one.
         """
         asked = list(map(id, parameters))
         if self._roles is None or self._roles[0] != asked:
@@ -92,7 +93,7 @@ class Surroundings:
 
 
 def _living_modules() -> list[nn.Module]:
-    # `type` and not `isinstance`, which would wake up lazy proxies; no modules that are still being built.
+    # `type` rather than `isinstance`, which would load lazy proxies; modules still under construction are left out.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
 
 
@@ -106,7 +107,7 @@ def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[
 
 
 def _outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The roots of the trees of modules that the found ones stand in."""
+    """The roots of the module trees that the found ones belong to."""
     parents: dict[nn.Module, list[nn.Module]] = {}
     for module in modules:
         for child in module.children():

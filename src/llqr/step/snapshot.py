@@ -13,11 +13,11 @@ Pair = tuple[list[Tensor], list[Tensor]]
 
 
 class Snapshot:
-    """Remembers the contents of tensors, and puts them back bit by bit.
+    """Remembers the contents of tensors and puts them back, bit-exact.
 
     Args:
-        keep_memory: the copies' memory stays for the next `take` of the same tensors, which is then without any
-            allocation. Otherwise it takes memory only while it holds something.
+        keep_memory: keep the copies' memory for the next `take` of the same tensors, which then allocates nothing.
+            Otherwise memory is taken only while something is held.
     """
 
     def __init__(self, *, keep_memory: bool = False) -> None:
@@ -37,7 +37,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the remembered contents back; does nothing when none are held."""
+        """Put the remembered contents back, if there are any."""
         if not self.held:
             return
         for into, copies in self._pairs:
@@ -56,12 +56,12 @@ class Snapshot:
 
 
 def _forms(tensors: Sequence[Tensor]) -> list[object]:
-    """Which tensors these are and what a copy of each has to be like: `tensor.data = other` may change that."""
+    """Which tensors these are, and the form that a copy of each must have: `tensor.data = other` may change it."""
     return [(id(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
 
 
 def _paired(tensors: Sequence[Tensor]) -> list[Pair]:
-    """By device and dtype: a list in which they differ (BatchNorm counts batches in integers) is copied one by one."""
+    """By device and dtype: a mixed list (BatchNorm counts batches in integers) would be copied tensor by tensor."""
     if not tensors:
         return []
     groups = _group_tensors_by_device_and_dtype([list(tensors)], with_indices=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import llqr
+from geometries import flat_geometry
 from llqr.lab.bench import solvers
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network
@@ -33,7 +34,7 @@ def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
     with geometry_for(work, SETTINGS).quadratic() as model:
         objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(solver))
     for products in (1, 2, 7, 12):
-        geometry = llqr.Geometry(
+        geometry = flat_geometry(
             work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=products, solver=solver
         )
         report = geometry.refresh(work.batch)
@@ -47,7 +48,7 @@ def test_steps_without_a_product_cost_nothing():
     with geometry_for(work, SETTINGS).quadratic() as model:
         objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(product_every=every))
     assert list(objectives) == list(range(13))
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=2 * every, product_every=every
     )
     assert objectives[3] == pytest.approx(geometry.refresh(work.batch).objective_after, rel=1e-6)

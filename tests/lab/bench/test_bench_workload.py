@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
+from geometries import flat_geometry
 from llqr.lab.bench.methods import METHODS, step_of
 from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network, Passes
@@ -90,7 +91,7 @@ def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(metho
     geometry.pretend()
     other = copy.deepcopy(work.model)
     base = torch.optim.SGD(other.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4)
-    fixed = llqr.Geometry(other, cross_entropy, structure="diagonal", every=10**9)
+    fixed = flat_geometry(other, cross_entropy, structure="diagonal", every=10**9)
     fixed.refresh(work.batch)
     fixed.metric.assign(geometry.metric.factors())
     images, labels = work.batch

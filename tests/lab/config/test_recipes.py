@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
+from geometries import flat_geometry
 from llqr.lab import data
 from llqr.lab.config import recipe
 from llqr.lab.config.domains import ASSUMED_VOCABULARY
@@ -337,6 +338,6 @@ def test_every_method_of_a_recipe_can_be_built_by_the_library():
         base = torch.optim.SGD(model.parameters(), lr=run.base.lr)
         geometry = None
         if run.geometry is not None:
-            geometry = llqr.Geometry(model, cross_entropy, **run.geometry.arguments())
+            geometry = flat_geometry(model, cross_entropy, **run.geometry.arguments())
         optimizer = llqr.build(method, base, geometry=geometry, **run.probe.arguments() if run.probe else {})
         assert (None if optimizer.probe is None else optimizer.probe.name) == (run.probe and run.probe.kind)

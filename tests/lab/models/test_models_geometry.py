@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
+from geometries import flat_geometry
 from llqr.lab import models
 
 # A small member of every family: no block has more than a few hundred entries, so that a dense metric fits.
@@ -31,7 +32,7 @@ def test_every_structure_is_learned_on_every_network(name, divergence):
     size = SMALL[name]["image_size"]
     batch = torch.randn(4, 3, size, size, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     for structure in llqr.STRUCTURES.keys() - {"identity"}:
-        geometry = llqr.Geometry(
+        geometry = flat_geometry(
             model, cross_entropy, structure=structure, divergence=divergence, steps=2, engine="double-backward"
         )
         result = geometry.refresh(batch)

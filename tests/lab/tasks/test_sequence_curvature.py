@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import llqr
-from llqr.curvature import NEWTON, NGD, Curvature, Problem, choose_engine, frozen
+from geometries import flat_geometry
+from llqr.curvature import NEWTON, NGD, Problem, choose_engine, frozen
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.models.sublayers import differentiable_attention, differentiable_forward
 from llqr.lab.models.transformer import TranslationTransformer
@@ -161,8 +162,8 @@ def test_forward_mode_is_chosen_where_attention_is_differentiable(name, divergen
         assert fused.name == "finite-differences"
         assert all("flash_attention" in sentence for sentence in said)
         v = random_direction(model)
-        expected = flat(Curvature(problem_of(model), divergence, exact).product(v))
-        approximate = flat(Curvature(problem_of(model, forward=None), divergence, fused).product(v))
+        expected = flat(exact(divergence).linearise(problem_of(model)).product(v))
+        approximate = flat(fused(divergence).linearise(problem_of(model, forward=None)).product(v))
     assert relative_error(approximate, expected) < 1e-4
 
 
@@ -172,7 +173,7 @@ def test_forward_mode_is_chosen_where_attention_is_differentiable(name, divergen
 def test_every_structure_is_learned(name, structure, divergence):
     model = build(name, width=8)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    geometry = llqr.Geometry(
+    geometry = flat_geometry(
         model, LOSS, structure=structure, divergence=divergence, steps=2, forward=differentiable_forward
     )
     result = geometry.refresh(batch_for(model))
@@ -185,7 +186,7 @@ def test_every_structure_is_learned(name, structure, divergence):
 def test_a_vocabulary_too_large_for_a_factor_gets_a_cheaper_structure_and_says_so():
     model = LanguageModel(40, width=8, heads=2, layers=1, context=4)
     with pytest.warns(UserWarning, match=r"max_side=32: kfac -> diag-kfac for tokens\.weight \(40, 8\)$"):
-        geometry = llqr.Geometry(model, LOSS, structure="kfac", steps=2, max_side=32, forward=differentiable_forward)
+        geometry = flat_geometry(model, LOSS, structure="kfac", steps=2, max_side=32, forward=differentiable_forward)
     tokens = torch.randint(1, 40, (3, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -195,7 +196,7 @@ def test_a_vocabulary_too_large_for_a_factor_gets_a_cheaper_structure_and_says_s
 def test_a_refresh_under_autocast():
     model = build("post").float()
     exact, rounded = (
-        llqr.Geometry(model, LOSS, structure="diag-kfac", steps=5, forward=differentiable_forward, autocast=dtype)
+        flat_geometry(model, LOSS, structure="diag-kfac", steps=5, forward=differentiable_forward, autocast=dtype)
         for dtype in (None, torch.bfloat16)
     )
     results = [geometry.refresh(batch_for(model)) for geometry in (exact, rounded)]

@@ -11,7 +11,7 @@ import sacrebleu
 import torch
 from torch.nn import functional as F
 
-import llqr
+from geometries import flat_geometry
 from llqr.lab import report, tasks
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
@@ -194,7 +194,7 @@ def test_the_curvature_counts_the_tokens_that_the_loss_counts():
     padded = torch.cat([inputs, torch.tensor([[5, 5]])], dim=1), torch.cat([targets, torch.tensor([[0, 0]])], dim=1)
     learned = []
     for batch in ((inputs, targets), padded):
-        geometry = llqr.Geometry(model, loss, structure="diagonal", lr=0.1, steps=5, ema=0.0)
+        geometry = flat_geometry(model, loss, structure="diagonal", lr=0.1, steps=5, ema=0.0)
         geometry.refresh(batch)
         learned.append(geometry.metric.named_factors()["weight"])
     torch.testing.assert_close(*learned)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import llqr
+from geometries import flat_geometry
 from llqr.lab import tasks
 from llqr.lab.analysis import spectrum
 from llqr.lab.config import recipe
@@ -68,7 +69,7 @@ def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
     model_seed, order_seed, inner_seed = independent_seeds(0, 3)
     torch.manual_seed(model_seed)
     model = loaded.build_model()
-    geometry = llqr.Geometry(model, F.cross_entropy, structure="diagonal", every=10, steps=3, ema=0.95)
+    geometry = flat_geometry(model, F.cross_entropy, structure="diagonal", every=10, steps=3, ema=0.95)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     optimizer = llqr.LLQRSAM(base, geometry, rho=0.1)
     inner = iter(task.train_batches(128, inner_seed))
@@ -163,7 +164,7 @@ def test_the_layers_means_are_those_of_the_dense_metric():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     batch = torch.randn(16, 5), torch.randint(3, (16,))
-    geometry = llqr.Geometry(model, F.cross_entropy, structure="diagonal", lr=0.1, ema=0.0)
+    geometry = flat_geometry(model, F.cross_entropy, structure="diagonal", lr=0.1, ema=0.0)
     geometry.refresh(batch)
     factors = geometry.metric.named_factors()
     expected = {layer: torch.cat([factors[f"{layer}.weight"].flatten(), factors[f"{layer}.bias"]]) for layer in "02"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import recording, warming_up
+from llqr.cuda_graphs import capturing, warming_up
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training.precision import Precision
 from llqr.step.snapshot import Snapshot
@@ -120,7 +120,7 @@ class CudaGraphs:
                     compute()
             # Without gradients to add to, the recorded backward pass allocates them in the pool and writes them.
             self._drop_gradients()
-            with recording(self._pool, self._stream) as graph:
+            with capturing(self._pool, self._stream) as graph:
                 loss = compute()
                 self._hand_over_gradients()
         self._pool = graph.pool()

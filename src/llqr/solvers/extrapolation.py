@@ -1,4 +1,4 @@
-"""`H v` from products made before: `H` is linear, and what the inner loop multiplies changes little a step."""
+"""`H v` extrapolated from earlier products: `H` is linear, and the inner loop's vectors change little per step."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from torch import Tensor
 
 from llqr.metric.packed import Packed, quick_dot
 
-#: Directions along which products are known, besides the point they start from.
+#: Directions along which products are known, besides the last `v` itself.
 DIRECTIONS = 2
-#: A direction of which less than this (of its square) is new beside the others says nothing but rounding errors.
+#: A direction with a smaller share of its square outside the others holds only rounding errors, and is not used.
 NEW = 1e-6
 
 
-class KnownProducts:
-    """The last product `(v, H v)`, and how the ones before it differ from it.
+class Extrapolation:
+    """The last product `(v, H v)`, and the differences between it and the ones before.
 
-    A new `v` is taken apart into the last one, what of the rest lies along the known directions, and a remainder, which
-    counts as if `H` made nothing of it. Nothing is read from the device, and memory is kept from refresh to refresh, so
-    that CUDA graphs can do all of it. It holds `2 (1 + DIRECTIONS)` vectors of the weights' size.
+    A new `v` is split into the last one, its part along the known directions, and a remainder whose product counts as
+    zero. Nothing is read from the device, and memory is kept from refresh to refresh, so that all of it can run in CUDA
+    graphs. It holds `2 (1 + DIRECTIONS)` vectors of the weights' size.
     """
 
     def __init__(self) -> None:
         self._v: Packed = []
-        self._bent: Packed = []
+        self._Hv: Packed = []
         self._directions: list[tuple[Packed, Packed]] = []
-        # Of every direction: 1 / |d|^2, or zero for one that is not to be used, and where along it the last `v` lies.
+        # For every direction: 1 / |d|^2, or zero if it is not to be used, and the last `v`'s coordinate along it.
         self._weights: list[Tensor] = []
         self._places: list[Tensor] = []
 
     def forget(self) -> None:
-        """Know only `H 0 = 0`."""
-        for tensor in (*self._v, *self._bent, *(x for pair in self._directions for part in pair for x in part)):
+        """Start over from `H 0 = 0`."""
+        for tensor in (*self._v, *self._Hv, *(x for pair in self._directions for part in pair for x in part)):
             tensor.zero_()
         for number in (*self._weights, *self._places):
             number.zero_()
 
-    def remember(self, v: Packed, bent: Packed) -> None:
-        """`bent` is `H v`; both are copied."""
+    def remember(self, v: Packed, Hv: Packed) -> None:
+        """`Hv` is `H v`; both are copied."""
         if not self._v:
-            self._make_room(v, bent)
+            self._make_room(v, Hv)
         for newer, older in reversed(list(pairwise(self._directions))):
             for kept, moving in zip(older, newer, strict=True):
                 torch._foreach_copy_(kept, moving)
-        for new, last, step in ((v, self._v, self._directions[0][0]), (bent, self._bent, self._directions[0][1])):
+        for new, last, step in ((v, self._v, self._directions[0][0]), (Hv, self._Hv, self._directions[0][1])):
             torch._foreach_copy_(step, new)
             torch._foreach_sub_(step, last)
             torch._foreach_copy_(last, new)
@@ -54,17 +54,17 @@ class KnownProducts:
 
     def product(self, v: Packed) -> Packed:
         """About `H v`."""
-        bent = [part.clone() for part in self._bent]
+        Hv = [part.clone() for part in self._Hv]
         for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            _add(bent, change, (quick_dot(v, direction) - place) * weight)
-        return bent
+            _add(Hv, change, (quick_dot(v, direction) - place) * weight)
+        return Hv
 
-    def _make_room(self, v: Packed, bent: Packed) -> None:
+    def _make_room(self, v: Packed, Hv: Packed) -> None:
         def blank(parts: Packed) -> Packed:
             return [torch.zeros_like(part) for part in parts]
 
-        self._v, self._bent = blank(v), blank(bent)
-        self._directions = [(blank(v), blank(bent)) for _ in range(DIRECTIONS)]
+        self._v, self._Hv = blank(v), blank(Hv)
+        self._directions = [(blank(v), blank(Hv)) for _ in range(DIRECTIONS)]
         self._weights = [torch.zeros((), dtype=torch.float64, device=v[0].device) for _ in range(DIRECTIONS)]
         self._places = [torch.zeros_like(weight) for weight in self._weights]
 

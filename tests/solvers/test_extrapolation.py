@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llqr
+from geometries import flat_geometry
 from llqr import Inner
-from llqr.solvers.extrapolate import DIRECTIONS, KnownProducts
-from llqr.solvers.solve import Objective, solve
-from quadratics import setting, shaken
+from llqr.solvers import Objective
+from llqr.solvers.extrapolation import DIRECTIONS, Extrapolation
+from quadratics import setting, shaken, solve
 from references import relative_error
 from small_models import case
 
@@ -42,7 +42,7 @@ def whole(parts):
 
 
 def taught(linear, vectors):
-    known = KnownProducts()
+    known = Extrapolation()
     for v in vectors:
         known.remember(cut(v), cut(linear.times(v)))
     return known
@@ -94,7 +94,7 @@ def test_a_direction_that_is_hardly_new_is_left_out():
     """Its rounding errors would be blown up: here by a million."""
     linear = Linear(0)
     v, noise = linear.draw(), linear.draw()
-    known = KnownProducts()
+    known = Extrapolation()
     for vector, error in ((v, 0), (2 * v, 1e-6 * noise), (3 * v, -1e-6 * noise)):
         known.remember(cut(vector + 1e-9 * noise), cut(linear.times(vector) + error))
     beside = linear.draw()
@@ -106,10 +106,10 @@ def test_a_direction_that_is_hardly_new_is_left_out():
 def test_what_is_remembered_is_a_copy():
     linear = Linear(0)
     v = linear.draw()
-    parts, bent = cut(v.clone()), cut(linear.times(v))
-    known = KnownProducts()
-    known.remember(parts, bent)
-    for part in (*parts, *bent):
+    parts, Hv = cut(v.clone()), cut(linear.times(v))
+    known = Extrapolation()
+    known.remember(parts, Hv)
+    for part in (*parts, *Hv):
         part.zero_()
     known.product(cut(v))[0].zero_()
     assert relative_error(whole(known.product(cut(v))), linear.times(v)) < 1e-12
@@ -124,7 +124,7 @@ def test_float32_is_enough_for_steps_that_are_small_beside_what_moves(size):
     def path(t):
         return v + size * (t * ahead + 0.1 * t * t * aside)
 
-    known = KnownProducts()
+    known = Extrapolation()
     for t in range(3):
         known.remember([path(t).float()], [(h * path(t)).float()])
     (found,) = known.product([path(3).float()])
@@ -149,7 +149,7 @@ def test_it_is_exact_where_few_directions_matter(solver):
     metric, quadratic = setting("scalar")
     assert sum(group.k if hasattr(group, "k") else len(group.layers) for group in metric.groups) == 2
     few, all_of_them = (
-        solve(metric, quadratic, Inner(solver, steps=30, lr=0.01, product_every=every, damping=0.2)) for every in (6, 1)
+        solve(metric, quadratic, Inner(solver, steps=30, lr=0.01, product_every=every), 0.2) for every in (6, 1)
     )
     for found, expected in zip(few.factors, all_of_them.factors, strict=True):
         for name, factor in found.items():
@@ -177,7 +177,7 @@ def test_on_a_network_it_learns_nearly_the_same(network, structure):
     drawn = case(network)
     moved = []
     for every in (1, 5):
-        geometry = llqr.Geometry(
+        geometry = flat_geometry(
             drawn.model,
             drawn.loss_fn,
             structure=structure,

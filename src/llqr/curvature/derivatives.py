@@ -1,0 +1,183 @@
+"""How `J v`, `J^T u` and second derivatives of the network are computed: linearise once, then multiply."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llqr.curvature.quadratic import Named
+
+Function = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Derivatives(ABC):
+    """A network `f(theta)` linearised at `theta`.
+
+    `J^T u` is the same in all of them: one backward pass through a kept graph, which every kernel supports. They differ
+    in the forward derivative `J v` and in the second derivative of `<w, f>`. `precision` is the coarsest dtype `f`
+    computes in, which may be coarser than that of its outputs.
+    """
+
+    #: Whether first derivatives of `f`, backward, are enough, which is all that a compiled `f` has.
+    first_order: ClassVar[bool] = False
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
+        self.f = f
+        self.precision = precision
+        self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
+        with torch.enable_grad():
+            self._graph = f(self.theta)
+        self.outputs = self._graph.detach()
+
+    def vjp(self, u: Tensor) -> Named:
+        """`J^T u`."""
+        return self._gradient(self._graph, u)
+
+    @abstractmethod
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        """`J v`."""
+
+    @abstractmethod
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
+
+    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
+        if not outputs.requires_grad:
+            return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
+        gradients = torch.autograd.grad(
+            outputs,
+            list(self.theta.values()),
+            u,
+            retain_graph=True,
+            create_graph=create_graph,
+            materialize_grads=True,
+        )
+        return dict(zip(self.theta, gradients, strict=True))
+
+
+class ForwardMode(Derivatives):
+    """Forward-mode differentiation with dual numbers: a product repeats the pass, tangents beside values.
+
+    A product costs more than a traced one (`linearised`) by the pass it repeats, but there is nothing to trace.
+    """
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
+        return tangent
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
+            with torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4):
+                tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
+            return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
+
+        return product
+
+
+class DoubleBackward(Derivatives):
+    """Reverse mode twice: `J v` is the derivative of `J^T u` in `u`, along `v`."""
+
+    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
+        super().__init__(f, theta, precision)
+        self._u = torch.zeros_like(self.outputs, requires_grad=True)
+        self._transposed: Named | None = None
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        if self._transposed is None:
+            self._transposed = self._gradient(self._graph, self._u, create_graph=True)
+        used = {name: slope for name, slope in self._transposed.items() if slope.requires_grad}
+        if not used:
+            return torch.zeros_like(self.outputs)
+        (product,) = torch.autograd.grad(
+            list(used.values()), self._u, [v[name] for name in used], retain_graph=True, materialize_grads=True
+        )
+        return product
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        slopes = self._gradient(self._graph, w, create_graph=True)
+        used = {name: slope for name, slope in slopes.items() if slope.requires_grad}
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            if not used:
+                return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
+            gradients = torch.autograd.grad(
+                list(used.values()),
+                list(self.theta.values()),
+                [v[name] for name in used],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            return dict(zip(self.theta, gradients, strict=True))
+
+        return product
+
+
+class FiniteDifferences(Derivatives):
+    """Central differences along `v`: for kernels without forward mode or double backward, such as fused attention."""
+
+    first_order = True
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            h = self._step(v)
+            return (self.f(self._moved(v, h)) - self.f(self._moved(v, -h))) / (2 * h).to(self.outputs.dtype)
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        def product(v: Mapping[str, Tensor]) -> Named:
+            h = self._step(v)
+            return _slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
+
+        return product
+
+    def _vjp_at(self, theta: Named, w: Tensor) -> Named:
+        return type(self)(self.f, theta, self.precision).vjp(w)
+
+    def _step(self, v: Mapping[str, Tensor]) -> Tensor:
+        """`|h v| = eps^(1/2)`.
+
+        Smaller than what balances the errors of a central difference along an arbitrary direction: a refresh multiplies
+        `U g`, along which networks are curved most, and the rounding errors of many outputs average out.
+        """
+        norm = torch.stack([part.float() for part in torch._foreach_norm(list(v.values()))]).norm()
+        width = torch.finfo(self.precision).eps ** 0.5
+        step: Tensor = width / norm.clamp_min(torch.finfo(torch.float32).tiny ** 0.5)
+        return step
+
+    def _moved(self, v: Mapping[str, Tensor], h: Tensor) -> Named:
+        """`theta + h v`."""
+        theta = [parameter.detach() for parameter in self.theta.values()]
+        moved = torch._foreach_add(theta, torch._foreach_mul([v[name] for name in self.theta], h))
+        return {name: part.to(p.dtype) for (name, p), part in zip(self.theta.items(), moved, strict=True)}
+
+
+class OneSidedDifferences(FiniteDifferences):
+    """Differences between `theta + h v` and `theta`, where the outputs are known: one pass per product, less exact."""
+
+    def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            h = self._step(v)
+            return (self.f(self._moved(v, h)) - self.outputs) / h.to(self.outputs.dtype)
+
+    def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        here = self.vjp(w)
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            h = self._step(v)
+            return _slope(self._vjp_at(self._moved(v, h), w), here, h)
+
+        return product
+
+
+def _slope(ahead: Named, behind: Named, distance: Tensor) -> Named:
+    return {name: (ahead[name] - behind[name]) / distance.to(ahead[name].dtype) for name in ahead}
+
+
+def _detached(theta: Named) -> Named:
+    return {name: parameter.detach() for name, parameter in theta.items()}

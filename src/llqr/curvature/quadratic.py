@@ -1,0 +1,33 @@
+"""The quadratic model that a refresh learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class QuadraticModel:
+    """`loss + g.delta + 1/2 delta.H delta` at the current weights, on one batch.
+
+    Attributes:
+        loss: the mean loss.
+        gradient: `g`, by parameter name.
+        product: `v -> H v`, for vectors by parameter name.
+        gradients: `g_1 ... g_K`, the gradients of equal shares of the batch, whose mean is `g`; empty for `K = 1`.
+
+    Example (`H = 2 I`):
+        >>> import torch
+        >>> model = QuadraticModel(torch.tensor(1.0), {"w": torch.ones(2)}, lambda v: {"w": 2 * v["w"]})
+        >>> model.product(model.gradient)["w"].tolist()
+        [2.0, 2.0]
+    """
+
+    loss: Tensor
+    gradient: Named
+    product: Callable[[Mapping[str, Tensor]], Named]
+    gradients: tuple[Named, ...] = ()

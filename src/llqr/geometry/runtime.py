@@ -1,0 +1,64 @@
+"""How a refresh is computed: what decides its speed and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llqr.curvature.engines import ENGINES
+from llqr.metric.layout import MAX_SIDE
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a refresh and `U g` are computed. What is learned does not depend on it, up to rounding.
+
+    Attributes:
+        engine: what multiplies by H: "auto", "forward", "double-backward", "finite-differences",
+            "one-sided-differences" or "linearised".
+        capture: replay refreshes, and the matrix products of U g, as CUDA graphs: few launches from the host. Needs a
+            CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; each U g
+            overwrites the one before.
+        compile: hand the traced product (of engine="linearised"), and the inner steps on large stacks of matrices, to
+            torch.compile.
+        spread: share the products of a refresh evenly among the optimizer steps until the next one is due, so that no
+            step is long. It is linearised at once, at copies of the weights and buffers, and U changes at its end;
+            until the first one ends, U is the identity. The copies and the activations of the inner batch stay in
+            memory between the steps.
+        autocast: run a refresh under autocast of this dtype (default: full precision, whatever the caller's context);
+            the factors' matrix products too, unless it is float16, which is too narrow for gradients.
+        micro_batch: compute a refresh in pieces of this many samples: the same result with less memory.
+        dtype: what the factors are held in (default: the parameter's, at least float32).
+        apply_dtype: what the matrix products of U g are computed in (default: what the factors are held in).
+        max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
+        max_failures: rejected refreshes in a row before an error.
+
+    Example:
+        >>> Runtime(micro_batch=32).engine
+        'auto'
+    """
+
+    engine: str = "auto"
+    capture: bool = False
+    compile: bool = False
+    spread: bool = False
+    autocast: torch.dtype | None = None
+    micro_batch: int | None = None
+    dtype: torch.dtype | None = None
+    apply_dtype: torch.dtype | None = None
+    max_side: int = MAX_SIDE
+    max_failures: int = 10
+
+    def __post_init__(self) -> None:
+        if self.engine != "auto" and self.engine not in ENGINES:
+            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(ENGINES)}")
+        if self.micro_batch is not None:
+            if self.micro_batch < 1:
+                raise ValueError(f"micro_batch: expected a positive number of samples, got {self.micro_batch}")
+            if self.engine != "auto" and not ENGINES[self.engine].micro_batches:
+                raise ValueError(
+                    f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"
+                )
+            if self.capture:
+                raise ValueError("capture: not with micro_batch")

@@ -1,0 +1,121 @@
+"""Structures of blocks of any shape, laid end to end in one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from llqr.metric.block import Block
+from llqr.metric.structure import Factors, Structure
+
+#: Layers whose size is a multiple of this are scaled together, in one kernel that looks up one number per row. Widths
+#: of networks are multiples of 64; layers of other sizes (a head) come last and are scaled one by one.
+ROW = 64
+
+
+class Flat(Structure):
+    """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped.
+
+    Each block lies there in its parameter's own memory order, so that a few multi-tensor kernels serve all of them. A
+    factor has one number per entry or one per layer.
+    """
+
+    takes_vectors = True
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        entries: dict[str, int] = {}
+        for block in blocks:
+            entries[block.layer] = entries.get(block.layer, 0) + block.size
+        self.layers = sorted(entries, key=lambda layer: entries[layer] % ROW > 0)  # stable: otherwise as they come
+        order = {layer: i for i, layer in enumerate(self.layers)}
+        super().__init__(sorted(blocks, key=lambda block: order[block.layer]))
+        self.sizes = [block.size for block in self.blocks]
+        self.layer_sizes = [entries[layer] for layer in self.layers]
+        self.offsets = [0, *accumulate(self.sizes)][:-1]
+        self._rows = [size // ROW for size in self.layer_sizes if size % ROW == 0]
+        self._counts: dict[torch.device, Tensor] = {}
+        self._layers_of_rows: dict[torch.device, Tensor] = {}
+
+    @classmethod
+    def group_key(cls, block: Block) -> Hashable:
+        return None
+
+    def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(sum(self.sizes), dtype=dtype, device=device)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        start = packed.storage_offset()
+        rows = zip(self.blocks, self.offsets, strict=True)
+        return [packed.as_strided(block.native, block.strides, start + offset) for block, offset in rows]
+
+    def units(self, gradients: Factors) -> list[Tensor]:
+        return [
+            unit
+            for gradient in gradients.values()
+            for unit in (self.by_layer(gradient) if self._per_entry(gradient) else gradient.unbind())
+        ]
+
+    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
+        rows = zip(gradients.items(), numbers.split(len(self.layers)), strict=True)
+        return {
+            name: self.scale_layers(gradient, own) if self._per_entry(gradient) else gradient * own
+            for (name, gradient), own in rows
+        }
+
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        """An only factor is named after its block or layer alone."""
+        for name, factor in factors.items():
+            suffix = f"/{name}" if len(factors) > 1 else ""
+            if self._per_entry(factor):
+                for block, own in zip(self.blocks, self.unpack(factor), strict=True):
+                    yield block.name + suffix, own
+            else:
+                for layer, own in zip(self.layers, factor, strict=True):
+                    yield layer + suffix, own
+
+    def _per_entry(self, factor: Tensor) -> bool:
+        return len(factor) == sum(self.sizes)
+
+    def by_layer(self, flat: Tensor) -> list[Tensor]:
+        """The layers' parts of a packed vector, as views."""
+        ends = list(accumulate(self.layer_sizes))
+        return [flat[end - size : end] for end, size in zip(ends, self.layer_sizes, strict=True)]
+
+    def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
+        """Every layer's entries times the layer's number."""
+        whole, rows = self._in_rows(flat)
+        parts = list(zip(self.by_layer(flat)[whole:], numbers[whole:].unbind(), strict=True))
+        scaled = [part * number for part, number in parts]
+        if whole:
+            of_rows = numbers.index_select(0, self._layer_of_row(flat.device))
+            scaled = [(rows * of_rows.unsqueeze(1)).view(-1), *scaled]
+        return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
+
+    def sum_layers(self, flat: Tensor) -> Tensor:
+        """One sum per layer, accumulated in float64."""
+        whole, rows = self._in_rows(flat)
+        sums = [part.sum(dtype=torch.float64) for part in self.by_layer(flat)[whole:]]
+        if not whole:
+            return torch.stack(sums).to(flat.dtype)
+        lengths = self._rows_of_layer(flat.device)
+        of_rows = torch.segment_reduce(rows.sum(1, dtype=torch.float64), "sum", lengths=lengths, unsafe=True)
+        return torch.cat([of_rows, *(part.view(1) for part in sums)]).to(flat.dtype)
+
+    def _in_rows(self, flat: Tensor) -> tuple[int, Tensor]:
+        """How many layers fill whole rows, and their entries (which come first) as a matrix of rows."""
+        return len(self._rows), flat[: sum(self._rows) * ROW].view(-1, ROW)
+
+    def _rows_of_layer(self, device: torch.device) -> Tensor:
+        # Cached, here and in the next method, because making it copies from the host to the device.
+        if device not in self._counts:
+            self._counts[device] = torch.tensor(self._rows, device=device)
+        return self._counts[device]
+
+    def _layer_of_row(self, device: torch.device) -> Tensor:
+        if device not in self._layers_of_rows:
+            counts = torch.tensor(self._rows)
+            self._layers_of_rows[device] = torch.arange(len(counts)).repeat_interleave(counts).to(device)
+        return self._layers_of_rows[device]

@@ -1,0 +1,85 @@
+"""E-KFAC that rotates only the shorter side: `U G = (S * (G Q)) Q^T` if `n <= m`, else `U G = Q (S * (Q^T G))`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llqr.metric.block import Block
+from llqr.metric.spectrum import clamp_singular_values
+from llqr.metric.stacked import Stacked, wide_product
+from llqr.metric.structure import Bounds, Factors, Pull
+
+
+class OneSidedEKFAC(Stacked):
+    """One basis `Q` of the size `s = min(m, n)` and a free scale `S`: `s^2 + m n` numbers per matrix.
+
+    Every row (column) of `G` has its own symmetric `Q diag(S_i) Q^T`. The basis starts at the identity and is not kept
+    orthogonal. Where one side is long (a head, a convolution of many channels) this is much cheaper than E-KFAC.
+    """
+
+    name = "e-kfac-one-sided"
+    fallback = "diag-kfac"
+    multiplies = True
+
+    @property
+    def side(self) -> int:
+        return self.longest_side(self.blocks[0])
+
+    @classmethod
+    def longest_side(cls, block: Block) -> int:
+        return min(block.shape)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"basis": (self.k, self.side, self.side), "scale": (self.k, self.m, self.n)}
+
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {
+            "basis": self.eye(self.side, dtype, device),
+            "scale": torch.ones(self.k, self.m, self.n, dtype=dtype, device=device),
+        }
+
+    def apply(self, factors: Factors, g: Tensor) -> Tensor:
+        return self.trace(factors, g)[0]
+
+    def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
+        """Five products in all: two for `U g` and three for the pull-back."""
+        q, scale = factors["basis"], factors["scale"]
+        right = self.n <= self.m
+
+        def rotated(x: Tensor) -> Tensor:
+            return x @ q if right else q.mT @ x
+
+        def contracted(x: Tensor, y: Tensor) -> Tensor:
+            return x.mT @ y if right else x @ y.mT
+
+        g_basis = rotated(g)
+
+        def pull(r: Tensor) -> Factors:
+            r_basis = rotated(r)
+            return {
+                "basis": contracted(r, scale * g_basis).add_(contracted(g, scale * r_basis)),
+                "scale": g_basis * r_basis,
+            }
+
+        g_scaled = scale * g_basis
+        return wide_product(g_scaled, q.mT) if right else wide_product(q, g_scaled), pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
+
+    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+        # A sufficient bound: Q Q^T and S each take half of the range (in the logarithm).
+        if bounds is None:
+            return factors
+        return {
+            "basis": clamp_singular_values(factors["basis"], bounds[0] ** 0.25, bounds[1] ** 0.25),
+            "scale": factors["scale"].clamp(bounds[0] ** 0.5, bounds[1] ** 0.5),
+        }
+
+    def matrices(self, factors: Factors) -> list[Tensor]:
+        bases = []
+        for q in factors["basis"]:
+            eye = torch.eye(max(self.m, self.n), dtype=q.dtype, device=q.device)
+            bases.append(torch.kron(eye, q) if self.n <= self.m else torch.kron(q, eye))
+        return [(basis * scale.reshape(-1)) @ basis.mT for basis, scale in zip(bases, factors["scale"], strict=True)]

@@ -1,0 +1,9 @@
+"""The inner problem: the objective `J(U)`, and the solvers that minimise it over the factors of `U`."""
+
+from llqr.solvers.inner import Inner
+from llqr.solvers.objective import Objective
+from llqr.solvers.plan import Step
+from llqr.solvers.registry import SOLVERS
+from llqr.solvers.solver import Solver, SolverSettings
+
+__all__ = ["SOLVERS", "Inner", "Objective", "Solver", "SolverSettings", "Step"]

@@ -1,0 +1,107 @@
+"""First-order inner solvers: heavy ball (the paper's) and Adam, through `torch.optim`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llqr.metric import Factors, Metric
+from llqr.metric.clipping import clip
+from llqr.solvers.extrapolation import Extrapolation
+from llqr.solvers.fused_descent import descend, is_fused
+from llqr.solvers.objective import Objective
+from llqr.solvers.solver import Solver, SolverSettings
+
+
+class Descent(Solver):
+    """A first-order method of `torch.optim` on the factors, with at most one product with `H` per step."""
+
+    capturable = True
+    extrapolates = True
+
+    def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
+        super().__init__(metric, factors, settings)
+        flat = [factor for group in factors for factor in group.values()]
+        self.optimizer = self._optimizer(flat, on_cuda=all(factor.is_cuda for factor in flat))
+        self._momenta = self._fused_momenta()
+        self._products = Extrapolation() if settings.extrapolates else None
+
+    @abstractmethod
+    def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer: ...
+
+    def _fused_momenta(self) -> list[Factors]:
+        """Momenta of the factors that are stepped here, in fused kernels, and not by torch's optimizer."""
+        return [{} for _ in self.factors]
+
+    def restart(self) -> None:
+        if self._products is not None:
+            self._products.forget()
+        for memory in (*self.optimizer.state.values(), *self._momenta):
+            for value in memory.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+    def step(self, objective: Objective) -> Tensor:
+        here = objective.at(self.factors, self._products)
+        self._move(here.slopes())
+        return here.value
+
+    def advance(self, objective: Objective) -> None:
+        self._move(objective.at(self.factors, self._products).slopes())
+
+    def extrapolate(self, objective: Objective) -> None:
+        assert self._products is not None
+        self._move(objective.extrapolated(self.factors, self._products).slopes())
+
+    def _move(self, slopes: list[Factors]) -> None:
+        """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""
+        settings = self.settings
+        for own, momenta, slope in zip(self.factors, self._momenta, slopes, strict=True):
+            for name, momentum in momenta.items():
+                descend(own[name], momentum, slope[name], settings.clip, settings.lr, settings.momentum)
+        rest = [
+            {name: entries for name, entries in slope.items() if name not in momenta}
+            for momenta, slope in zip(self._momenta, slopes, strict=True)
+        ]
+        if not any(rest):
+            return
+        for part in rest:
+            for entries in part.values():
+                entries.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for own, clipped in zip(self.factors, clip(self.metric.groups, rest, settings.clip), strict=True):
+            for name, entries in clipped.items():
+                own[name].grad = entries
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # frees the gradients, which would lie beside the activations in the next product
+
+
+class HeavyBall(Descent):
+    """`m <- momentum m + clip(grad)`, `F <- F - lr m`: exactly torch's SGD with momentum."""
+
+    name = "heavy-ball"
+
+    def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer:
+        settings = self.settings
+        return torch.optim.SGD(factors, lr=settings.lr, momentum=settings.momentum, fused=on_cuda)
+
+    def _fused_momenta(self) -> list[Factors]:
+        return [
+            {
+                name: torch.zeros_like(factor)
+                for name, factor in own.items()
+                if self.settings.fuse and is_fused(group, factor)
+            }
+            for group, own in zip(self.metric.groups, self.factors, strict=True)
+        ]
+
+
+class Adam(Descent):
+    """torch's Adam on the clipped gradients."""
+
+    name = "adam"
+
+    def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer:
+        return torch.optim.Adam(factors, lr=self.settings.lr, capturable=on_cuda, fused=on_cuda)
