@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from llqr.lab import data
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.data import Batches, ResidentData, StreamingData
+from llqr.lab.data import Batches, ImageData
 from llqr.lab.errors import DataError
 from llqr.lab.tasks.task import Batch, Task
 
@@ -20,7 +20,7 @@ class ClassificationTask(Task):
     larger_is_better = True
     unit = "images"
 
-    def __init__(self, source: ResidentData | StreamingData, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, source: ImageData, recipe: Recipe, device: torch.device) -> None:
         self.device = device
         self._source = source
         self._last = recipe.training.last
