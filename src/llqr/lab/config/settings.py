@@ -183,7 +183,7 @@ class GeometrySettings:
     every: int
     ema: float
     batch_size: int
-    damping: float = 0.0
+    damping: float | str = 0.0
     bounds: Bounds = None
     inner: Inner = field(default_factory=Inner)
     runtime: Runtime = field(default_factory=Runtime)
