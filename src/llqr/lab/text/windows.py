@@ -59,8 +59,9 @@ class WindowBatches(Batches):
 
     def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         starts = self._offset + order * self.context
+        # Missing windows start behind the tokens, where there is only padding.
         missing = self.steps * self.batch_size - len(starts)
-        starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)  # there the padding begins
+        starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)
         for step in range(first, self.steps):
             part = starts[step * self.batch_size : (step + 1) * self.batch_size]
             windows = self._tokens[part[:, None] + self._columns].long()
