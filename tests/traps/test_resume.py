@@ -155,7 +155,7 @@ def test_names_are_compared_where_they_are_known():
     one = llqr.SAM(torch.optim.SGD(named, lr=0.1))
     other = llqr.SAM(torch.optim.SGD([*named[2:], *named[:2]], lr=0.1))
     one.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"'0\.weight' stands where this optimizer has '1\.weight'"):
+    with pytest.raises(ValueError, match=r"'0\.weight' is in the place of '1\.weight' here"):
         other.load_state_dict(one.state_dict())
 
 

@@ -132,7 +132,7 @@ class Structure(ABC):
         """The longest side a factor of this block has, which `max_side` limits."""
         return max(block.shape)
 
-    # -- the layout: how the group's blocks lie in one tensor (`Stacked` and `Flat`) -----------------------------------
+    # -- the layout: how the group's blocks are stored in one tensor (`Stacked` and `Flat`) ----------------------------
 
     @classmethod
     @abstractmethod
