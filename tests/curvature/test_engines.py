@@ -79,7 +79,7 @@ def test_an_engine_asked_for_by_name_is_taken_or_fails():
 
 def test_an_unknown_engine_lists_the_known_ones():
     drawn = case("mlp")
-    with pytest.raises(ValueError, match=r"engine: unknown 'reverse'; choose auto or one of forward, double-backward, .*"):
+    with pytest.raises(ValueError, match="engine: unknown 'reverse'; choose auto or one of forward, double-b"):
         geometry_of(drawn, engine="reverse").refresh(drawn.batch)
 
 

@@ -1,4 +1,4 @@
-"""What the documentation shows runs as shown."""
+"""The examples of the documentation run as shown."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Every input the exact LQR cannot serve is refused in one sentence that names the argument."""
+"""Every input that the exact LQR cannot handle is refused with one sentence that names the argument."""
 
 import re
 
@@ -50,7 +50,7 @@ def test_one_part_of_a_stage_in_training_mode() -> None:
         linearised(model)
 
 
-def test_dropout_and_batch_norm_are_served_in_eval_mode() -> None:
+def test_dropout_and_batch_norm_work_in_eval_mode() -> None:
     model = mlp(activation=nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)))
     exact_step(model, F.cross_entropy, (INPUTS, TARGETS), divergence="ngd", damping=0.1)
 
@@ -61,17 +61,19 @@ def test_random_stage() -> None:
             return F.dropout(x, 0.5, training=True)
 
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match=r"stage '1' \(AlwaysDropout\) of `model` gave two outputs"):
+    with pytest.raises(
+        ValueError, match=r"stage '1' \(AlwaysDropout\) of `model` is not a fixed map f_i: one input gave two"
+    ):
         linearised(mlp(activation=AlwaysDropout()))
 
 
-def test_stage_that_is_no_module() -> None:
+def test_stage_that_is_not_a_module() -> None:
     with pytest.raises(TypeError, match=r"Stage '1' of `model` is function, not an nn\.Module"):
         linearised([nn.Linear(3, 2).double().eval(), lambda x: x])
 
 
 @pytest.mark.parametrize("model", [nn.Linear(3, 2).eval(), 3])
-def test_model_that_is_no_list_of_stages(model: object) -> None:
+def test_model_that_is_not_a_list_of_stages(model: object) -> None:
     with pytest.raises(TypeError, match=r"`model` must be an nn\.Sequential or a list"):
         linearised(model)
 
@@ -119,7 +121,7 @@ def test_inputs_of_another_dtype() -> None:
         linearised(mlp(), (INPUTS.float(), TARGETS))
 
 
-def test_outputs_that_are_no_floats() -> None:
+def test_outputs_that_are_not_floats() -> None:
     class Decide(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.argmax(dim=1)
@@ -129,12 +131,12 @@ def test_outputs_that_are_no_floats() -> None:
 
 
 @pytest.mark.parametrize("batch", [INPUTS, (INPUTS,), ("text", TARGETS)])
-def test_batch_that_is_no_pair(batch: object) -> None:
+def test_batch_that_is_not_a_pair(batch: object) -> None:
     with pytest.raises(TypeError, match="`batch` must be a pair"):
         linearised(mlp(), batch)
 
 
-def test_loss_that_is_no_scalar() -> None:
+def test_loss_that_is_not_a_scalar() -> None:
     with pytest.raises(ValueError, match="`loss_fn` must return a scalar"):
         linearised(mlp(), loss_fn=nn.CrossEntropyLoss(reduction="none"))
 
@@ -152,7 +154,7 @@ def test_problem_too_large() -> None:
         linearise(model, F.cross_entropy, (INPUTS, TARGETS), max_dimension=30)
 
 
-def test_too_large_is_said_before_the_matrices_are_built() -> None:
+def test_a_problem_too_large_is_refused_before_the_matrices_are_built() -> None:
     model = nn.Sequential(nn.Linear(3, 10**5)).double().eval()
     with pytest.raises(ValueError, match="`max_dimension`"):
         linearise(model, F.mse_loss, (INPUTS, torch.zeros(5, 10**5, dtype=torch.float64)))
@@ -169,13 +171,13 @@ def test_newton_without_enough_damping() -> None:
 
 @pytest.mark.parametrize("divergence", ["gauss-newton", "ngd"])
 def test_semidefinite_curvature_without_damping(divergence: str) -> None:
-    """Softmax does not see a shift of all logits, so without damping the last bias is free along one direction."""
+    """Softmax is invariant to a shift of all logits, so without damping the last bias is free along one direction."""
     with pytest.raises(NoMinimiserError, match=r"pivot of stage '2' \(Linear\) is singular.*raise `damping`"):
         exact_step(mlp(), F.cross_entropy, (INPUTS, TARGETS), divergence=divergence, damping=0.0)
 
 
 def test_damping_lost_in_rounding() -> None:
-    """Cholesky goes through, on pivots that are rounding errors; the step would be noise."""
+    """Cholesky succeeds on pivots that are rounding errors; the step would be noise."""
     problem = costs(linearised(mlp()), "ngd", damping=1e-15)
     last = problem.stages[-1]
     torch.linalg.cholesky(last.R + last.B.T @ problem.Q_N @ last.B)
@@ -210,11 +212,11 @@ def test_curvature_scale(scale: object) -> None:
 
 
 def test_curvature_scale_of_another_divergence() -> None:
-    with pytest.raises(ValueError, match="`curvature_scale` belongs to 'ngd'"):
+    with pytest.raises(ValueError, match="`curvature_scale` applies to 'ngd' only"):
         costs(linearised(mlp()), "newton", curvature_scale="mean")
 
 
-def test_ngd_of_outputs_that_are_no_class_scores() -> None:
+def test_ngd_of_outputs_that_are_not_class_scores() -> None:
     model = nn.Sequential(*mlp(), nn.Unflatten(1, (2, 1))).eval()
     linear = linearised(model, loss_fn=lambda out, y: F.cross_entropy(out[..., 0], y))
     with pytest.raises(ValueError, match=r"'ngd' needs outputs of shape \(batch, classes\), got \(5, 2, 1\)"):

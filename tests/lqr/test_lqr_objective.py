@@ -19,7 +19,7 @@ def lqr_of(problem: Problem, divergence: str, scale: str | float | None, damping
 
 
 @pytest.mark.parametrize(("divergence", "scale"), DIVERGENCES)
-def test_rollout_is_the_dense_quadratic(problem: Problem, divergence: str, scale: str | float | None) -> None:
+def test_rollout_equals_the_dense_quadratic(problem: Problem, divergence: str, scale: str | float | None) -> None:
     g, H = problem.gradient, problem.curvature(divergence, scale)
     linear = linearise(problem.model, problem.loss_fn, problem.batch)
     for damping in (0.0, 0.3):
@@ -33,7 +33,7 @@ def test_rollout_is_the_dense_quadratic(problem: Problem, divergence: str, scale
 
 
 def test_gradient_of_the_objective_is_the_residual(problem: Problem) -> None:
-    """∂J/∂δ = g + H δ + damping δ, which pins H itself and not only the value along one direction."""
+    """∂J/∂δ = g + H δ + damping δ, which determines H itself and not only its value along one direction."""
     g, H = problem.gradient, problem.curvature("newton", None)
     lqr = lqr_of(problem, "newton", None, 0.3)
     delta = torch.randn_like(g).requires_grad_()
@@ -43,7 +43,7 @@ def test_gradient_of_the_objective_is_the_residual(problem: Problem) -> None:
 
 @pytest.mark.parametrize("name", ["layer norm", "batch norm over the batch"])
 def test_newton_of_normalisation_layers_against_finite_differences(name: str) -> None:
-    """No automatic second derivative on the other side: torch.func.hessian is wrong for these layers."""
+    """The reference avoids automatic second derivatives, because torch.func.hessian is wrong for these layers."""
     torch.manual_seed(3)
     problem = NETWORKS[name]()
     lqr = lqr_of(problem, "newton", None, 0.0)
@@ -83,7 +83,7 @@ def test_the_exact_step_is_the_best_and_its_value_is_half_the_slope(problem: Pro
         assert relaxed_objective(lqr, nearby) > best
 
 
-def test_cost_to_go_answers_a_change_of_the_input() -> None:
+def test_cost_to_go_predicts_a_change_of_the_input() -> None:
     """P_0 and p_0 are the optimal value as a function of δx_0, here against the dense joint problem in (δx_0, δθ)."""
     torch.manual_seed(2)
     problem = NETWORKS["tanh"]()

@@ -35,11 +35,11 @@ def assert_step_is_dense(problem: Problem, divergence: str, scale: str | float |
 
 
 @pytest.mark.parametrize(("divergence", "scale"), DIVERGENCES)
-def test_step_is_the_dense_step(problem: Problem, divergence: str, scale: str | float | None) -> None:
+def test_step_equals_the_dense_step(problem: Problem, divergence: str, scale: str | float | None) -> None:
     assert_step_is_dense(problem, divergence, scale)
 
 
-def test_costates_give_the_gradient_of_backward(problem: Problem) -> None:
+def test_costates_give_the_same_gradient_as_backward(problem: Problem) -> None:
     linear = linearise(problem.model, problem.loss_fn, problem.batch)
     loss = problem.loss_fn(problem.model(problem.inputs), problem.targets)
     loss.backward()
@@ -63,7 +63,7 @@ def test_dynamics_are_those_of_the_network(problem: Problem) -> None:
     assert relative(torch.cat(columns, dim=1), dense) < 1e-12
 
 
-def test_nothing_of_the_model_changes(problem: Problem) -> None:
+def test_the_model_is_not_modified(problem: Problem) -> None:
     before = {name: value.clone() for name, value in problem.model.state_dict().items()}
     rng, inputs = torch.get_rng_state(), problem.inputs.clone()
     exact_step(problem.model, problem.loss_fn, problem.batch, divergence="newton", damping=100.0)
@@ -74,7 +74,7 @@ def test_nothing_of_the_model_changes(problem: Problem) -> None:
     assert not any(m.training for m in problem.model.modules())
 
 
-def test_a_list_of_stages_is_the_sequential() -> None:
+def test_a_list_of_stages_equals_the_sequential() -> None:
     torch.manual_seed(1)
     problem = NETWORKS["tanh"]()
     kwargs = {"divergence": "ngd", "damping": 0.1}

@@ -1,4 +1,4 @@
-"""Many tensors are copied in as few kernels as they have kinds."""
+"""Many tensors are copied with one kernel per kind (dtypes, devices, memory order)."""
 
 import torch
 
@@ -14,11 +14,11 @@ def test_every_kind_is_copied_at_once():
         copy_each(targets, sources)
     for target, source in zip(targets, sources, strict=True):
         assert target.equal(source.to(target.dtype))
-    # Three that are rounded, three that lie alike, and two that do not, which have no kernel in common.
+    # Three that are rounded, three of equal memory order, and two of unequal order, which share no kernel.
     assert operators.by_name == {"_foreach_copy_": 1 + 1 + 2}
 
 
-def test_one_unlike_the_others_would_slow_all_of_them_down():
+def test_a_single_different_memory_order_would_cost_one_kernel_per_tensor():
     sources = [torch.randn(4, 3) for _ in range(5)] + [torch.randn(3, 4).t()]
     with Launches() as operators:
         torch._foreach_copy_([torch.zeros(4, 3) for _ in sources], sources)

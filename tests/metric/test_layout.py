@@ -86,7 +86,7 @@ def test_a_parameter_called_qkv_is_fused_and_others_are_not():
     assert shapes(odd) == {"qkv.weight": (4, 2), "qkv.bias": (4,)}
 
 
-def test_attention_with_widths_of_its_own_keeps_its_three_weights():
+def test_attention_with_different_widths_keeps_its_three_weights():
     attention = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
     found = shapes(attention)
     assert found["k_proj_weight"] == (4, 3)
@@ -113,7 +113,7 @@ def test_tied_parameters_are_one_block():
 @pytest.mark.parametrize(
     "kind", ["kfac", "kfac-psd", "e-kfac", "e-kfac-psd", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac"]
 )
-def test_vectors_get_a_diagonal_beside_a_matrix_structure(kind):
+def test_vectors_get_a_diagonal_beside_a_structure_of_matrices(kind):
     metric = Metric(mlp(), structure=kind)
     assert metric.kinds == {"0.weight": kind, "0.bias": "diagonal", "2.weight": kind, "2.bias": "diagonal"}
 
@@ -154,7 +154,7 @@ def test_large_blocks_fall_back_and_say_so(kind, cheaper):
         metric = Metric(mlp(), structure=kind, max_side=5)
     assert len(caught) == 1
     assert metric.kinds["0.weight"] == cheaper
-    # A side of exactly the limit still fits; the vector of a dense structure is measured by its length.
+    # A side of exactly the limit still fits; the side of a dense vector is its length.
     assert metric.kinds["0.bias"] == "diagonal"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

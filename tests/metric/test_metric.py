@@ -35,13 +35,13 @@ def random_like(parameters, seed=0):
 
 
 def in_blank_memory(metric, grads):
-    """`U g`, from gradients that are copied to where it is to be computed."""
-    factors = metric.lowered()
+    """`U g`, from gradients that are copied to `blank` memory first."""
+    factors = metric.apply_factors()
     packed = metric.blank(factors)
     for group, part in zip(metric.groups, packed, strict=True):
         for block, place in zip(group.blocks, group.unpack(part), strict=True):
             place.copy_(block.piece(grads[block.parameter]))
-    return metric.act(factors, packed, grads)
+    return metric.apply_packed(factors, packed, grads)
 
 
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])
@@ -66,11 +66,11 @@ def test_a_mixture_of_structures_equals_the_dense_metric():
     }
     metric = perturbed(Metric(model, structure=rules))
     grads = random_like(trainable(model))
-    moved = metric.apply(grads)
-    assert relative_error(flat(moved), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
-    acted = in_blank_memory(metric, grads)
-    assert all(acted[name].equal(moved[name]) for name in moved | acted)
-    assert moved["norm1.weight"].equal(grads["norm1.weight"])
+    Ug = metric.apply(grads)
+    assert relative_error(flat(Ug), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
+    packed = in_blank_memory(metric, grads)
+    assert all(packed[name].equal(Ug[name]) for name in Ug | packed)
+    assert Ug["norm1.weight"].equal(grads["norm1.weight"])
 
 
 @given(seed=st.integers(0, 2**31 - 1), a=st.floats(-3, 3), b=st.floats(-3, 3), kind=st.sampled_from(KINDS))
@@ -87,19 +87,19 @@ def test_apply_is_linear(seed, a, b, kind):
 @pytest.mark.parametrize("apply_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("model", [batch_norm_cnn, lambda: vit(fused=True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_acting_in_place_is_applying(kind, model, apply_dtype):
-    """Bit by bit, in the dtype and memory order of the gradients."""
+def test_applying_to_packed_gradients_is_applying(kind, model, apply_dtype):
+    """Bit-exact, in the dtype and memory order of the gradients."""
     network = model().float().to(memory_format=torch.channels_last)
     metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
     grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
-    applied, acted = metric.apply(grads), in_blank_memory(metric, grads)
-    assert list(acted) == list(applied)
-    for name, moved in applied.items():
-        assert acted[name].equal(moved)
-        assert (acted[name].dtype, acted[name].stride()) == (moved.dtype, moved.stride())
+    applied, packed = metric.apply(grads), in_blank_memory(metric, grads)
+    assert list(packed) == list(applied)
+    for name, Ug in applied.items():
+        assert packed[name].equal(Ug)
+        assert (packed[name].dtype, packed[name].stride()) == (Ug.dtype, Ug.stride())
 
 
-def test_an_unlearned_metric_returns_the_very_tensors():
+def test_an_unlearned_metric_returns_the_gradients_themselves():
     metric = Metric(mlp(), structure="e-kfac")
     grads = random_like(trainable(mlp()))
     assert not metric.learned
@@ -114,10 +114,10 @@ def test_some_parameters_only(kind):
     grads = random_like(trainable(model))
     whole = metric.apply(grads)
     some = {name: grads[name] for name in ("attention.qkv.bias", "head.weight", "token")} | {"other": torch.ones(2)}
-    moved = metric.apply(some)
-    assert set(moved) == set(some)
-    assert moved.pop("other").equal(torch.ones(2))
-    for name, part in moved.items():
+    Ug = metric.apply(some)
+    assert set(Ug) == set(some)
+    assert Ug.pop("other").equal(torch.ones(2))
+    for name, part in Ug.items():
         assert part.shape == grads[name].shape
         assert relative_error(part, whole[name]) < 1e-14
 
@@ -126,10 +126,10 @@ def test_candidates_are_tried_without_being_assigned():
     metric = Metric(mlp(), structure="kfac")
     candidate = perturbed(Metric(mlp(), structure="kfac")).factors()
     grads = random_like(trainable(mlp()))
-    moved = metric.apply(grads, candidate)
+    Ug = metric.apply(grads, candidate)
     assert not metric.learned
     metric.assign(candidate)
-    assert all(part.equal(moved[name]) for name, part in metric.apply(grads).items())
+    assert all(part.equal(Ug[name]) for name, part in metric.apply(grads).items())
 
 
 @pytest.mark.parametrize("kind", ["kfac", "e-kfac", "diagonal"])
@@ -145,9 +145,9 @@ def test_memory_formats_of_gradients_do_not_matter(kind):
     grads = random_like(trainable(model))
     strided = {n: g.to(memory_format=torch.channels_last) if g.ndim == 4 else g for n, g in grads.items()}
     assert not strided["qkv.weight"].is_contiguous()
-    moved = metric.apply(strided)
-    assert all(part.equal(moved[name]) for name, part in metric.apply(grads).items())
-    assert all(part.stride() == strided[name].stride() for name, part in moved.items())
+    Ug = metric.apply(strided)
+    assert all(part.equal(Ug[name]) for name, part in metric.apply(grads).items())
+    assert all(part.stride() == strided[name].stride() for name, part in Ug.items())
 
 
 def test_numbers_and_empty_shapes_survive():
@@ -158,9 +158,9 @@ def test_numbers_and_empty_shapes_survive():
 
     for kind in KINDS:
         metric = perturbed(Metric(Scaled(), structure=kind))
-        moved = metric.apply({"temperature": torch.tensor(3.0)})["temperature"]
-        assert moved.shape == ()
-        assert float(moved) != 3.0
+        Ug = metric.apply({"temperature": torch.tensor(3.0)})["temperature"]
+        assert Ug.shape == ()
+        assert float(Ug) != 3.0
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -220,9 +220,9 @@ def test_bfloat16_halves_the_bytes_and_stays_close(kind):
     narrow.assign([{n: f.bfloat16() for n, f in group.items()} for group in wide.factors()])
     assert narrow.memory()["allocated"] * 2 == wide.memory()["allocated"] == wide.memory()["total"]
     grads = random_like(trainable(model))
-    moved = narrow.apply(grads)
-    assert all(part.dtype == torch.float32 for part in moved.values())
-    assert 0 < relative_error(flat(moved), flat(wide.apply(grads))) < 0.02
+    Ug = narrow.apply(grads)
+    assert all(part.dtype == torch.float32 for part in Ug.values())
+    assert 0 < relative_error(flat(Ug), flat(wide.apply(grads))) < 0.02
 
 
 def test_apply_dtype_only_changes_the_product():
@@ -233,7 +233,7 @@ def test_apply_dtype_only_changes_the_product():
     assert all(a.equal(fast.named_factors()[name]) for name, a in plain.named_factors().items())
     grads = random_like(trainable(model))
     assert 0 < relative_error(flat(fast.apply(grads)), flat(plain.apply(grads))) < 0.02
-    # New factors must not meet the old ones' copies.
+    # New factors must not be used together with low-precision copies of the old ones.
     other = perturbed(Metric(model, structure="e-kfac"), seed=5)
     for metric in (fast, plain):
         metric.assign(other.factors())
@@ -355,7 +355,7 @@ def test_a_saved_state_does_not_change_with_the_metric():
 
 
 def test_the_state_does_not_depend_on_the_stacking():
-    """Names are one block at a time, so a state loads where other blocks share the stack."""
+    """Names refer to single blocks, so a state can be loaded where the stack has other members."""
     a, b = nn.Linear(3, 3), nn.Linear(3, 3)
     metric = perturbed(Metric(nn.Sequential(a, b), structure="kfac"))
     state = metric.state_dict()
@@ -398,4 +398,4 @@ def test_a_diagonal_that_was_replaced_is_not_applied_again():
     ones = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     for number in (2.0, 3.0):
         metric.assign([{"diagonal": torch.full((8,), number)}])
-        assert all(moved.eq(number).all() for moved in metric.apply(ones).values())
+        assert all(Ug.eq(number).all() for Ug in metric.apply(ones).values())

@@ -441,7 +441,7 @@ def test_hand_written_methods_equal_the_defaults(kind, m, n):
     assert list(slopes) == list(expected)
     for name, slope in slopes.items():
         assert relative_error(slope, expected[name]) < 1e-12
-    again = default_pull(r)  # a residual more, at the same factors
+    again = default_pull(r)  # may be called more than once
     assert all(again[name].equal(slope) for name, slope in expected.items())
 
 

@@ -1,4 +1,4 @@
-"""Probes and norms against formulas written out in numpy, in float64."""
+"""Probes and norms against their formulas in numpy, in float64."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def same(v):
 
 
 def positive_diagonal(v):
-    """A stand-in for `U`."""
+    """A substitute for `U`."""
     return [(1.5 + torch.arange(part.numel(), dtype=part.dtype).reshape(part.shape).sin()) * part for part in v]
 
 
@@ -40,7 +40,7 @@ def numbers(parts):
 
 
 def norm_of(norm, v, d):
-    """One divisor a parameter, by the definition."""
+    """One divisor per parameter, by definition."""
     squares = [(a * b).sum() for a, b in zip(v if norm.endswith("metric") else d, d, strict=True)]
     if not norm.startswith("layer-"):
         return [np.sqrt(sum(squares) + 1e-12)] * len(squares)
@@ -119,7 +119,7 @@ def test_friendly_sam_remembers(transport):
         g = numbers(at.grads)
         v = [a - b for a, b in zip(g, mean, strict=True)]
         d = numbers(transport([torch.from_numpy(np.asarray(part)) for part in v]))
-        expected = [0.3 * part / over for part, over in zip(d, norm_of("metric", v, d), strict=True)]
+        expected = [0.3 * part / over for part, over in zip(d, norm_of("euclidean", v, d), strict=True)]
         check(probe.displacement(at, transport, step), expected)
         mean = [0.8 * m + 0.2 * a for m, a in zip(mean, g, strict=True)]
 
@@ -134,8 +134,8 @@ def test_friendly_sam_does_not_touch_the_gradients():
 
 
 @pytest.mark.parametrize("transport", [same, positive_diagonal])
-def test_what_a_probe_of_ones_own_filters_is_not_written_to(transport):
-    """It may be somebody's: a momentum, here."""
+def test_what_a_custom_probe_filters_is_not_written_to(transport):
+    """It may belong to something else: a momentum, here."""
 
     class MomentumProbe(llqr.SAMProbe):
         def filtered(self, point):
@@ -161,8 +161,8 @@ def test_friendly_sams_memory_is_its_state():
         second.load_state_dict(first.state_dict(at.parameters), [torch.zeros(5), *at.parameters[1:]])
 
 
-def test_friendly_sam_meets_a_parameter_later():
-    """Its mean starts at 0 then, whatever the others' is."""
+def test_a_parameter_that_friendly_sam_sees_only_later():
+    """Its mean then starts at 0, whatever those of the others are."""
     probe = llqr.FriendlySAMProbe(0.3, lam=0.8)
     at = point()
     probe.displacement(Point(at.parameters[:2], at.grads[:2], LAYERS[:2], IS_BIAS[:2], at.rho[:2]), same, 0)
@@ -219,7 +219,7 @@ def test_where_the_metric_is_not_positive_the_probe_stays_at_the_centre(norm):
 
 
 def large(kind):
-    """A gradient as it may lie in memory, of as many entries as have a kernel of their own."""
+    """A gradient in some memory order, large enough to get its own kernel."""
     side = 64
     if kind == "channels last":
         return torch.randn(side, side, 8, 8, dtype=torch.float64).to(memory_format=torch.channels_last)
@@ -232,7 +232,7 @@ def large(kind):
 
 @pytest.mark.parametrize("kind", ["contiguous", "channels last", "part of a larger one", "one number"])
 @pytest.mark.parametrize("other", ["contiguous", "channels last"])
-def test_large_tensors_in_any_order_of_memory(kind, other):
+def test_large_tensors_in_any_memory_order(kind, other):
     assert large(kind).numel() in LARGE
     v = [large(kind), torch.randn(5, dtype=torch.float64)]
     d = [large(other), torch.randn(5, dtype=torch.float64)]
@@ -242,7 +242,7 @@ def test_large_tensors_in_any_order_of_memory(kind, other):
         assert float(found) == pytest.approx(np.sqrt(expected + 1e-12), rel=1e-12)
 
 
-def test_a_norm_of_ones_own():
+def test_a_custom_norm():
     def largest(v, d):
         top = torch.stack([part.abs().max() for part in d]).max()
         return [top] * len(d)
@@ -252,7 +252,7 @@ def test_a_norm_of_ones_own():
 
 
 def test_a_norm_for_every_row_of_one_parameter():
-    """Many trajectories in one tensor, also when there is only one."""
+    """Many trajectories in one tensor, or only one."""
     for rows in (1, 3):
         g = torch.randn(rows, 2, dtype=torch.float64)
         at = Point([torch.zeros_like(g)], [g], [0], [False], [None])
@@ -262,8 +262,8 @@ def test_a_norm_for_every_row_of_one_parameter():
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_any_order_in_memory(norm):
-    """Channels last, transposed, every other entry, none at all, an expanded number; and another order in `d`."""
+def test_any_memory_order(norm):
+    """Channels last, transposed, every other entry, empty, an expanded number; and another order in `d`."""
     one, images = torch.randn(6, 4, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     v = [images.to(memory_format=torch.channels_last), one.t(), one[:, ::2], one[:0], one[0, 0].expand(3)]
     d = [part * (2 + part.cos()) for part in v]
@@ -317,3 +317,9 @@ def test_norms_are_summed_in_float32(dtype):
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("probe", [llqr.SAMProbe, llqr.FriendlySAMProbe])
+def test_with_a_metric_the_default_displacement_has_euclidean_length_rho(probe):
+    eps = probe(0.3).displacement(point(), positive_diagonal, 0)
+    assert float(torch.cat([part.flatten() for part in eps]).norm()) == pytest.approx(0.3, rel=1e-9)

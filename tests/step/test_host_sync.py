@@ -1,4 +1,4 @@
-"""A step never waits for the device: nothing is read from it, nothing made on the host is copied to it."""
+"""A step never waits for the device: it reads nothing from it and copies nothing from the host to it."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from llqr.probes.norms import NORMS
 from traps.training import batches, closure_of, cross_entropy
 
 METHODS = ["sgdm", "sam", "asam", "fishersam", "fsam", "llqr", "llqr+sam", "llqr+fsam"]
-#: What reads a number from a device, or what torch does when Python asks a tensor for one.
+#: Operators that read a number from a device, also when Python asks a tensor for one.
 READS = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero"}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no device to wait for")
 
@@ -22,7 +22,7 @@ def network():
 
 
 def trained(method, norm, structure, device="cpu"):
-    """A model after two steps, the first with a refresh, and its third step, ready to be called."""
+    """The third step of a model, as a function to be called, after two steps of which the first had a refresh."""
     model = network().to(device)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     settings = {} if method in ("sgdm", "llqr") else {"norm": norm, "rho": 0.1}

@@ -1,4 +1,4 @@
-"""Contents are put back bit by bit, by one multi-tensor copy a dtype; memory that is kept is never a stale copy."""
+"""Contents are put back bit-exact, by one multi-tensor copy per dtype; memory that is kept never holds a stale copy."""
 
 import copy
 
@@ -12,7 +12,7 @@ KEEPING = pytest.mark.parametrize("keep_memory", [False, True])
 
 
 def mixed():
-    """Every dtype twice, among them numbers that adding and subtracting would not bring back."""
+    """Every dtype twice, with numbers that adding and subtracting would not restore."""
     return [
         torch.tensor([0.1, -0.0, 1e-42]),
         torch.tensor(7),
@@ -35,7 +35,7 @@ def bits(tensors):
 
 
 @KEEPING
-def test_contents_come_back_bit_by_bit_time_after_time(keep_memory):
+def test_contents_are_restored_bit_exact_every_time(keep_memory):
     snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
     for number in range(3):
         tensors[1].fill_(number)
@@ -50,7 +50,7 @@ def test_contents_come_back_bit_by_bit_time_after_time(keep_memory):
 
 
 @KEEPING
-def test_a_copy_a_dtype_and_not_a_copy_a_tensor(keep_memory):
+def test_one_copy_per_dtype_and_not_one_per_tensor(keep_memory):
     snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
     with Launches() as operators:
         snapshot.take(tensors)
@@ -59,7 +59,7 @@ def test_a_copy_a_dtype_and_not_a_copy_a_tensor(keep_memory):
 
 
 @KEEPING
-def test_memory_is_kept_only_where_asked_for(keep_memory):
+def test_memory_is_kept_only_on_request(keep_memory):
     snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
     total = sum(tensor.nbytes for tensor in tensors)
     assert snapshot.nbytes == 0
@@ -99,8 +99,8 @@ def test_other_tensors_of_the_same_form(keep_memory):
     [torch.full((4,), 0.1), torch.full((1,), 0.1), torch.full((3,), 0.1, dtype=torch.float64), torch.tensor([1, 2, 3])],
     ids=["larger", "smaller", "float64", "integers"],
 )
-def test_a_tensor_that_became_another_in_its_place(keep_memory, other):
-    """As `tensor.data = other` does; a copy of the old shape or dtype would lose numbers or digits."""
+def test_a_tensor_whose_data_was_replaced(keep_memory, other):
+    """By `tensor.data = other`; a copy of the old shape or dtype would lose numbers or digits."""
     snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.zeros(3)
     snapshot.take([tensor])
     snapshot.restore()
@@ -121,7 +121,7 @@ def test_nothing_to_remember(keep_memory):
 
 
 @KEEPING
-def test_a_copy_of_it_holds_nothing_and_works(keep_memory):
+def test_a_copied_snapshot_holds_nothing_and_works(keep_memory):
     snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.ones(2)
     snapshot.take([tensor])
     other = copy.deepcopy(snapshot)

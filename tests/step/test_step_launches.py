@@ -1,4 +1,4 @@
-"""How many kernels an optimizer step launches beside its passes: a few, and none that are counted in layers."""
+"""How many kernels an optimizer step launches besides its passes: a few, whatever the number of layers."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ MOST = {"sgdm": 4, "sam": 23, "fsam": 25, "asam": 27, "fishersam": 27, "llqr": 5
 
 
 def network(depth, width=8):
-    """Statistics of a BatchNorm are of two dtypes: running means, and a count of batches."""
+    """The statistics of a BatchNorm have two dtypes: running means, and a count of batches."""
     torch.manual_seed(0)
     layers = [(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(depth)]
     return nn.Sequential(*(layer for three in layers for layer in three), nn.Linear(width, 3))
 
 
 def of_one_step(method, depth, **settings):
-    """The operators of a step whose passes only put ready gradients in place."""
+    """The operators of a step whose passes only assign precomputed gradients."""
     model = network(depth)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     if method.startswith("llqr"):
@@ -54,8 +54,8 @@ def test_a_deeper_network_launches_no_more(method, norm):
     assert of_one_step(method, 2, norm=norm).by_name == of_one_step(method, 9, norm=norm).by_name
 
 
-def test_lists_of_several_dtypes_are_copied_one_by_one():
-    """What is avoided, and seen where it is not."""
+def test_lists_of_several_dtypes_would_be_copied_one_by_one():
+    """What the grouping by dtype avoids, and that it would be counted."""
     tensors = [torch.ones(2), torch.ones(2, dtype=torch.int64)]
     with Launches() as operators:
         torch._foreach_copy_([torch.empty_like(tensor) for tensor in tensors], tensors)

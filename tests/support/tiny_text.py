@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 
 from llqr.lab.text.corpus import RawCorpus, RawSplit
-from llqr.lab.text.prepare import Settings, prepare
-from llqr.lab.text.stream import StreamSettings, prepare_stream
+from llqr.lab.text.prepare import ParallelTextSettings, prepare
+from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru")
 
@@ -25,7 +25,7 @@ def reversal(root: Path, name: str = "reversal", train: int = 600, held_out: int
 
     splits = {"train": split("train", train), "valid": split("valid", held_out), "test": split("test", held_out)}
     corpus = RawCorpus(("de", "en"), splits)
-    prepare(corpus, Settings(("de", "en"), merges=60), root / name, processes=1)
+    prepare(corpus, ParallelTextSettings(("de", "en"), merges=60), root / name, processes=1)
     return root
 
 

@@ -37,7 +37,7 @@ def test_the_scalar_map_settles_on_the_two_cycle(rate, lambda_bar, lambda_eps, r
 
 
 @pytest.mark.parametrize("method", ["sam", "llqr+sam"])
-def test_the_optimizers_hover_at_the_two_cycle(method):
+def test_the_optimizers_hover_on_the_two_cycle(method):
     lambda_bar, lambda_eps = np.geomspace(0.5, 5, 9)[:, None], np.array([1.0, 4.0, 10.0])
     wells = hover(method, lambda_bar, lambda_eps, eta=0.05, rho=0.3, steps=1200)
     assert len(wells.measured) == 27
@@ -55,7 +55,7 @@ def test_the_localized_sharpness_cancels_from_the_envelope():
 def test_amplification_is_the_ratio_of_envelopes():
     bar = np.geomspace(0.01, 10, 7)
     np.testing.assert_allclose(hovering_envelope(0.7, bar), amplification(bar) * vanilla_envelope(0.7), rtol=1e-15)
-    # With the identity as metric LLQR+SAM is SAM.
+    # With the identity as metric, LLQR+SAM is SAM.
     np.testing.assert_allclose(
         two_cycle_amplitude(0.05, 0.7, 1.0, 3.0), vanilla_two_cycle_amplitude(0.05, 0.7, 4.0), rtol=1e-15
     )

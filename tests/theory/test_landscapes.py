@@ -1,11 +1,11 @@
-"""The toy landscapes: continuously differentiable, with the minima they claim to have."""
+"""The toy landscapes: continuously differentiable, with the minima they document."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.theory import SHOWN, Pothole, PotholeOnSlope, RingLandscape
+from llqr.theory import FIGURE_CONSTANTS, Pothole, PotholeOnSlope, RingLandscape
 
 wells = st.builds(
     Pothole,
@@ -43,7 +43,7 @@ def test_without_hardening_the_core_is_the_quadratic_model():
 @pytest.mark.parametrize("curvature", [(0.5, 0.5), (0.5, 1.0)])
 @pytest.mark.parametrize("angle", [0.0, 0.8, 2.5])
 def test_the_bottom_of_the_ring(curvature, angle):
-    ring = RingLandscape(curvature, SHOWN.landscape.well)
+    ring = RingLandscape(curvature, FIGURE_CONSTANTS.landscape.well)
     bottom = ring.bottom(angle)
     r = bottom.norm().clone().requires_grad_()
     (slope,) = torch.autograd.grad(ring.along_ray(r, angle), r)
@@ -55,7 +55,7 @@ def test_the_bottom_of_the_ring(curvature, angle):
 
 
 def test_the_flat_basin_is_lower_than_the_ring_and_flatter():
-    ring = SHOWN.landscape
+    ring = FIGURE_CONSTANTS.landscape
     hessian = torch.func.hessian(lambda theta: ring.loss(theta))
     flat, sharp = (torch.linalg.eigvalsh(hessian(p)) for p in (torch.full((2,), 1e-3).double(), ring.bottom(0.8)))
     assert float(ring.loss(torch.zeros(2).double())) == 0 < float(ring.loss(ring.bottom(0.8)))
@@ -63,11 +63,11 @@ def test_the_flat_basin_is_lower_than_the_ring_and_flatter():
 
 
 def test_the_metric_is_the_bowl_and_not_the_well():
-    ring = RingLandscape((0.5, 2.0), SHOWN.landscape.well)
+    ring = RingLandscape((0.5, 2.0), FIGURE_CONSTANTS.landscape.well)
     assert ring.metric(torch.tensor([[1.0, 1.0]]).double()).tolist() == [[2.0, 0.5]]
 
 
-def test_a_pothole_on_a_slope_has_its_minimum_where_it_says():
+def test_a_pothole_on_a_slope_has_its_minimum_as_documented():
     landscape = PotholeOnSlope(torch.tensor([0.5, 2.0]).double(), 1.0, Pothole(20.0, 1.0))
     x = landscape.minimum.unsqueeze(-1).requires_grad_()
     (slope,) = torch.autograd.grad(landscape.loss(x).sum(), x)
@@ -89,6 +89,6 @@ def test_bad_wells_are_named(arguments, message):
         Pothole(**({"sharpness": 1.0, "radius": 1.0} | arguments))
 
 
-def test_a_dent_that_holds_nothing_is_refused():
-    with pytest.raises(ValueError, match="the well holds nothing"):
+def test_a_well_without_a_minimum_is_refused():
+    with pytest.raises(ValueError, match="the well has no minimum"):
         RingLandscape((1.0, 1.0), Pothole(1.0, 0.1)).bottom()

@@ -1,10 +1,10 @@
-"""Escape phase diagrams: monotone, and where the paper's line says."""
+"""Escape phase diagrams: monotone, with the boundary on the paper's line."""
 
 import numpy as np
 import pytest
 
 from llqr.theory import PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
-from llqr.theory.phase import PhaseDiagram, leaves, near_line
+from llqr.theory.phase import PhaseDiagram, near_line, simulated_escapes
 
 SETTINGS = PhaseSettings()
 
@@ -14,13 +14,13 @@ def diagram(request):
     return request.param, escape_diagram(request.param, np.geomspace(0.1, 2, 10), np.geomspace(0.05, 4, 40))
 
 
-def test_a_larger_radius_never_brings_an_iterate_back(diagram):
+def test_a_larger_radius_never_traps_an_iterate_again(diagram):
     assert diagram[1].monotone
     assert not diagram[1].escaped[:, 0].any()
     assert diagram[1].escaped[:, -1].all()
 
 
-def test_a_flatter_average_helps_llqr_sam_and_not_sam(diagram):
+def test_a_flatter_average_helps_llqr_sam_but_not_sam(diagram):
     method, result = diagram
     if method == "llqr+sam":
         # Along lambda_bar: escaped cells stay escaped as the average gets flatter.
@@ -36,7 +36,7 @@ def test_agreement_with_the_predicted_line(diagram):
     assert diagram[1].agreement_off_line >= 0.95
 
 
-def test_what_remains_is_explained_by_the_finite_learning_rate(diagram):
+def test_the_remaining_cells_are_explained_by_the_finite_learning_rate(diagram):
     method, result = diagram
     sharpness = result.rows + SETTINGS.lambda_eps
     rate = SETTINGS.eta * (sharpness if method == "sam" else sharpness / result.rows)
@@ -48,18 +48,18 @@ def test_the_envelope_argument_fails_at_large_learning_rates():
     rates = np.array([0.1, 0.5, 1.0, 1.5, 2.2])
     result = rate_diagram(rates, np.geomspace(0.1, 4, 24))
     assert (np.diff(result.boundary[:4]) < 0).all()
-    assert result.boundary[3] < 0.3  # far inside the well the envelope says would hold
+    assert result.boundary[3] < 0.3  # deep inside a well that should trap according to the envelope
     assert result.escaped[4].all()  # plain descent is unstable there
     assert result.agreement_with(finite_rate_envelope(rates, SETTINGS)) >= 0.97
 
 
 def test_a_probe_that_reaches_past_the_flat_basin_traps_again():
-    # The bowl's minimum lies 8 well radii downhill; a probe of 20 sees the other side of the bowl and turns back.
-    escaped = leaves("sam", np.array([2.0, 2.0]), np.array([2.0, 20.0]), PhaseSettings(steps=2000))
+    # The bowl's minimum lies 8 well radii downhill; a probe of 20 ends on the far side, where the gradient points back.
+    escaped = simulated_escapes("sam", np.array([2.0, 2.0]), np.array([2.0, 20.0]), PhaseSettings(steps=2000))
     assert escaped.tolist() == [True, False]
 
 
-def test_bookkeeping():
+def test_agreement_and_boundary_of_a_small_diagram():
     predicted = np.array([[False, False, True, True], [False, True, True, True]])
     assert near_line(predicted).tolist() == [[True, True, True, False], [True, True, True, False]]
     escaped = np.array([[False, True, True, False], [False, False, False, False]])

@@ -1,29 +1,29 @@
-"""The regenerative model: its bounds hold in simulation, and the rate is the proposition's."""
+"""The regenerative model: its bounds hold in simulation, and the rate is that of the proposition."""
 
 import numpy as np
 import pytest
 
 from llqr.theory import flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound
 from llqr.theory.exits import ExitSettings, exit_times
-from llqr.theory.selection import exit_times as visit_times
+from llqr.theory.selection import simulate_exit_times
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.2])
 def test_exit_times_respect_their_bounds(sigma):
     rng = np.random.default_rng(0)
-    flat = visit_times(np.ones(4000), sigma, 1.0, rng)
-    # E[tau] of a visit has a relative deviation of about 0.8: 4000 visits know it to 1.3%.
+    flat = simulate_exit_times(np.ones(4000), sigma, 1.0, rng)
+    # E[tau] of a visit has a relative deviation of about 0.8: 4000 visits give a standard error of 1.3%.
     assert flat.mean() >= 0.96 * flat_exit_lower_bound(sigma, 1.0)
     assert flat.mean() <= 1.35 * flat_exit_lower_bound(sigma, 1.0)
     for growth in (1.1, 1.5, 3.0):
-        sharp = visit_times(np.full(4000, growth), sigma, 1.0, rng)
+        sharp = simulate_exit_times(np.full(4000, growth), sigma, 1.0, rng)
         assert sharp.mean() <= sharp_exit_upper_bound(sigma, 1.0, growth)
 
 
 def test_sharp_exit_times_are_logarithmic():
     sigma = 10.0 ** -np.arange(1, 9)
     bound = np.array([sharp_exit_upper_bound(s, 1.0, 1.5) for s in sigma])
-    # One more decade of R / sigma costs log(10) / log(growth) steps; whole steps make it wobble by a fraction of one.
+    # One more decade of R / sigma costs log(10) / log(growth) steps, up to a fraction of a step from rounding.
     wobble = bound - np.log(1 / sigma) / np.log(1.5)
     assert np.ptp(wobble[2:]) < 0.1
 
@@ -35,7 +35,7 @@ def test_occupation_of_sharp_wells_vanishes_at_the_rate_of_the_proposition():
     assert 1.5 < result.slope_in_sigma < 2
 
 
-def test_renewal_reward_is_what_the_simulation_measures():
+def test_the_simulation_agrees_with_renewal_reward():
     result = select([0.05], cycles=20000, sharp_fraction=0.7)
     shares = occupation([0.7, 0.3], [result.sharp_time[0], result.flat_time[0]])
     assert shares.sum() == pytest.approx(1)
@@ -62,7 +62,10 @@ def test_enough_noise_lets_sam_out_as_well():
     ("call", "message"),
     [
         (lambda: sharp_exit_upper_bound(0.1, 1.0, 1.0), "growth must exceed 1"),
-        (lambda: visit_times([0.5], 0.1, 1.0, np.random.default_rng(0)), "growth must be finite and at least 1"),
+        (
+            lambda: simulate_exit_times([0.5], 0.1, 1.0, np.random.default_rng(0)),
+            "growth must be finite and at least 1",
+        ),
         (lambda: select([0.1], sharp_fraction=1.0), "sharp_fraction must lie strictly between"),
         (lambda: occupation([0.5, 0.5], [1.0, 0.0]), "mean_exit_times must be positive"),
         (lambda: flat_exit_lower_bound(0.0, 1.0), "sigma must be positive"),

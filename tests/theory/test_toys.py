@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llqr.theory import SHOWN, ejection, escape
+from llqr.theory import FIGURE_CONSTANTS, ejection, escape
 from llqr.theory.toys import off_bottom_starts, shared_noise
 
 
@@ -21,7 +21,7 @@ def ejected():
 
 def test_the_constants_are_shared(escaped, ejected):
     """One landscape, one learning rate, one radius for both figures and all methods."""
-    assert escaped.constants == ejected.constants == SHOWN
+    assert escaped.constants == ejected.constants == FIGURE_CONSTANTS
 
 
 def test_starts_lie_inside_the_sharp_well_but_off_its_bottom(escaped):
@@ -33,7 +33,7 @@ def test_starts_lie_inside_the_sharp_well_but_off_its_bottom(escaped):
     assert all(torch.equal(run.positions[0], start) for run in escaped.trajectories.values())
 
 
-def test_escape_figure_without_sam_the_well_holds(escaped):
+def test_escape_figure_without_sam_iterates_stay_in_the_well(escaped):
     for method in ("sgd", "llqr"):
         assert bool(escaped.stays(method).all())
         end = escaped.trajectories[method].positions[-1]
@@ -43,7 +43,7 @@ def test_escape_figure_without_sam_the_well_holds(escaped):
 def test_escape_figure_both_sam_variants_leave_and_llqr_sam_is_faster(escaped):
     claims = escaped.escape_claims()
     assert {claim: int(holds.sum()) for claim, holds in claims.items()} == dict.fromkeys(claims, 32)
-    # Well before SAM does, LLQR+SAM has lost nearly all of its loss, from every start.
+    # From every start, LLQR+SAM has lost nearly all of its loss well before SAM has.
     arrived = escaped.flat_step("llqr+sam")
     assert int((arrived > 0).sum()) == 32
     late = int(arrived.max())
@@ -61,7 +61,7 @@ def test_noise_figure_starts_at_the_bottom_under_tiny_noise(ejected):
     assert float(gradient.abs().max()) < 1e-10
     noise = shared_noise(32, 1200, 1e-9)
     assert float(noise.var()) == pytest.approx(1e-9, rel=0.02)
-    # A seed's schedule is its own, however many seeds there are.
+    # The schedule of a seed does not depend on the number of seeds.
     torch.testing.assert_close(shared_noise(3, 1200, 1e-9), noise[:, :3], rtol=0, atol=0)
 
 
@@ -70,8 +70,8 @@ def test_noise_figure_total_path_is_shorter_too(ejected):
     assert float(total["llqr+sam"]) < float(total["sam"])
 
 
-def test_anisotropic_variant_keeps_the_trapping_and_the_escape():
-    runs = ejection(replace(SHOWN, anisotropy=2.0), seeds=8, steps=500)
+def test_anisotropic_variant_still_traps_and_escapes():
+    runs = ejection(replace(FIGURE_CONSTANTS, anisotropy=2.0), seeds=8, steps=500)
     claims = list(runs.ejection_claims().values())
     assert bool(claims[0].all())
     assert bool(claims[1].all())
@@ -80,8 +80,11 @@ def test_anisotropic_variant_keeps_the_trapping_and_the_escape():
 
 
 def test_repeated_starts_are_the_same_starts():
-    rows = replace(SHOWN, **{name: torch.full((8,), getattr(SHOWN, name), dtype=torch.float64) for name in ("rho",)})
-    torch.testing.assert_close(off_bottom_starts(rows, 4, repeats=2)[:4], off_bottom_starts(SHOWN, 4))
+    rows = replace(
+        FIGURE_CONSTANTS,
+        **{name: torch.full((8,), getattr(FIGURE_CONSTANTS, name), dtype=torch.float64) for name in ("rho",)},
+    )
+    torch.testing.assert_close(off_bottom_starts(rows, 4, repeats=2)[:4], off_bottom_starts(FIGURE_CONSTANTS, 4))
 
 
 def test_bad_variance_is_named():

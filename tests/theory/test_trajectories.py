@@ -24,14 +24,14 @@ def random_model(dim, commuting, rows=3):
 
 @pytest.mark.parametrize("dim", [1, 2, 10, 50])
 @pytest.mark.parametrize("commuting", [True, False])
-def test_llqr_sam_is_the_exact_recursion(dim, commuting):
+def test_llqr_sam_equals_the_exact_recursion(dim, commuting):
     model, e = random_model(dim, commuting)
     loss, metric = quadratic(model)
     eta, rho = 1.2 / model.mu[-1], 0.3
     run = simulate("llqr+sam", loss, torch.from_numpy(e), lr=eta, rho=rho, steps=150, metric=metric)
     points = run.positions.numpy()
     scale = np.abs(points).max()
-    # Step by step from the optimizer's own points, and the whole way from the start.
+    # Step by step from the optimizer's own points, and over the whole trajectory.
     assert np.abs(model.step(points[:-1], eta, rho) - points[1:]).max() <= 1e-12 * scale
     assert np.abs(model.trajectory(e, eta, rho, 150) - points).max() <= 1e-12 * scale
     whitened = roll(lambda y: model.whitened_step(y, eta, rho), e @ model.whitening, 150) @ model.unwhitening
@@ -48,7 +48,7 @@ def test_every_step_is_exact_at_any_learning_rate(eta_mu):
     assert np.abs(model.step(points[:-1], eta, 0.3) - points[1:]).max() <= 1e-12
 
 
-def test_sam_llqr_and_sgd_are_their_recursions():
+def test_sam_llqr_and_sgd_equal_their_recursions():
     model, e = random_model(6, False)
     loss, metric = quadratic(model)
     H, U, eta, rho = model.H, model.U, 0.05, 0.2
@@ -65,7 +65,7 @@ def test_sam_llqr_and_sgd_are_their_recursions():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_do_not_see_one_another(method):
+def test_rows_are_independent_of_each_other(method):
     model, e = random_model(3, False, rows=4)
     loss, metric = quadratic(model)
     rho = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

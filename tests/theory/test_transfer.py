@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from llqr.theory import Transfer, transfer
-from llqr.theory.transfer import RobustRegression, TurningMetric
+from llqr.theory.transfer import OscillatingMetric, RobustRegression
 
 
 @pytest.mark.parametrize("power", [0.5, 0.25])
@@ -16,14 +16,14 @@ def test_the_running_mean_falls_at_least_as_fast_as_the_inverse_root(power, batc
 
 
 def test_a_radius_that_does_not_decay_leaves_a_floor():
-    # What the schedule is for: with a constant, large radius and full gradients the mean stops falling.
+    # This is why the radius decays: with a large constant radius and full gradients the mean stops falling.
     decaying = transfer(steps=800, rho=1.0, power=0.5)
     constant = transfer(steps=800, rho=1.0, power=0.0)
     assert constant.stationarity[-200:].mean() > 10 * decaying.stationarity[-200:].mean()
 
 
 def test_the_metric_changes_inside_its_bounds():
-    metric = TurningMetric(6, 0.25, 4.0)
+    metric = OscillatingMetric(6, 0.25, 4.0)
     seen = []
     for metric.step in range(0, 4000, 50):
         basis = torch.eye(6, dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_the_problem_is_smooth_and_not_convex():
     assert float(torch.linalg.eigvalsh(hessian(10 * theta))[0]) < 0
 
 
-def test_slopes_are_fitted_right():
+def test_slopes_are_fitted_correctly():
     T = np.arange(1, 5001)
     assert Transfer(np.ones(5000)).slope() == pytest.approx(0, abs=1e-12)
     assert Transfer(0.5 * T**-0.5).slope() == pytest.approx(-0.5, abs=0.02)

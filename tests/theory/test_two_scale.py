@@ -20,14 +20,14 @@ def pair(dim, commuting, seed):
 
 
 def paper_step(H_bar, H_eps, e, eta, rho):
-    """Equation (dyn), letter by letter."""
+    """Equation (dyn), transcribed literally."""
     H, U, identity = H_bar + H_eps, np.linalg.inv(H_bar), np.eye(len(e))
     norm = np.sqrt((H @ e) @ U @ (H @ e))
     return (identity - eta * U @ H) @ e - eta * rho / norm * U @ H @ U @ H @ e
 
 
 @given(dim=st.integers(1, 50), commuting=st.booleans(), seed=st.integers(0, 10**6))
-def test_the_recursions_are_one_recursion(dim, commuting, seed):
+def test_the_three_recursions_agree(dim, commuting, seed):
     H_bar, H_eps, e = pair(dim, commuting, seed)
     model = TwoScale(H_bar, H_eps)
     eta, rho = 0.7 / model.mu[-1], 0.3
@@ -70,7 +70,7 @@ def test_perceived_sharpness(dim, commuting, seed):
         np.testing.assert_allclose(V @ np.diag(lambda_eps) @ V.T, H_eps, atol=1e-9)
 
 
-def test_repeated_sharpness_does_not_confuse_the_eigenbasis():
+def test_the_eigenbasis_is_right_for_repeated_sharpness():
     # mu = 3 twice with different lambda_bar: the eigenspace of A alone does not fix the directions.
     Q = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
     H_bar, H_eps = Q @ np.diag([1.0, 2.0, 5.0]) @ Q.T, Q @ np.diag([2.0, 4.0, 0.0]) @ Q.T
@@ -88,7 +88,7 @@ def test_one_direction_is_the_scalar_map():
         e = following
 
 
-def test_the_minimum_is_a_point_of_rest():
+def test_the_minimum_is_a_fixed_point():
     assert (TwoScale([0.3, 2.0], [4.0, 0.0]).step(np.zeros(2), 0.05, 0.2) == 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Trap 5: gradient accumulation. The closure replays all micro-batches, and micro-batches equal the full batch."""
+"""Gradient accumulation: the closure runs through all micro-batches, and the result equals that of the full batch."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_micro_batches_in_the_closure_equal_the_full_batch(method):
 
 
 def test_gradients_accumulated_before_a_step_without_closure():
-    """Without a probe the ordinary loop accumulates outside, and the wrapper must not touch what is there."""
+    """Without a probe the loop accumulates outside the step, and the wrapper must not touch these gradients."""
     data = batches(3, size=12, dtype=torch.float64)
     full, micro = mlp(torch.float64), mlp(torch.float64)
     whole, pieces = llqr.LLQR(sgd(full), quick_geometry(full)), llqr.LLQR(sgd(micro), quick_geometry(micro))

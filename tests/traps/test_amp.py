@@ -1,4 +1,4 @@
-"""Trap 2: `GradScaler`, whose second `unscale_` raises and which refuses closures; and autocast."""
+"""Mixed precision: `GradScaler`, whose second `unscale_` raises and which refuses closures, and autocast."""
 
 import warnings
 from collections.abc import Callable
@@ -33,9 +33,9 @@ def step_by_keyword(opt, closure, grad_scaler, batch):
 
 
 def step_by_scaler(opt, closure, grad_scaler, batch):
-    grad_scaler.scale(torch.zeros(()))  # torch refuses a step before the first scaled loss, which a closure makes later
+    grad_scaler.scale(torch.zeros(()))  # torch refuses a step before the first scaled loss, which the closure makes
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch plans to change how it hands itself over
+        warnings.simplefilter("ignore", FutureWarning)  # torch plans to change how the scaler passes itself
         return grad_scaler.step(opt, closure, batch=batch)
 
 
@@ -52,7 +52,7 @@ METHODS = {
 @STEPS
 @pytest.mark.parametrize("method", METHODS)
 def test_scaled_run_equals_the_unscaled_one(method, step):
-    """Bit by bit, because the scale is a power of two and nothing overflows."""
+    """Bit-exact, because the scale is a power of two and nothing overflows."""
     data = batches(4)
     plain, scaled = mlp(), mlp()
     losses = train(METHODS[method](plain), plain, data)
@@ -84,11 +84,11 @@ def test_an_overflow_in_either_pass_skips_the_step_and_shrinks_the_scale(method,
 
     step(opt, closure, grad_scaler, data[1])
     grad_scaler.update()
-    assert len(passes) == (1 if opt.probe is None else 2), "ranks of a distributed run must not part ways"
+    assert len(passes) == (1 if opt.probe is None else 2), "all ranks must make as many passes"
     assert_same_bits(weights(model), before)
     assert all(opt.state[p]["momentum_buffer"].equal(m) for p, m in zip(model.parameters(), momentum, strict=True))
     assert grad_scaler.get_scale() == SCALE / 2
-    # And the run goes on: nothing of the overflow is remembered.
+    # And the run continues: nothing of the overflow is remembered.
     for batch in data[2:]:
         step(opt, scaled_closure(opt, model, batch, grad_scaler.scale), grad_scaler, batch)
         grad_scaler.update()
@@ -117,7 +117,7 @@ def test_the_friendly_mean_does_not_see_an_overflow():
 
 @pytest.mark.parametrize("unscaled", ["wrapper", "base"])
 def test_unscale_and_clip_before_the_step_is_not_unscaled_twice(unscaled):
-    """`unscale_`, clip, `step`: the usual idiom, here without a probe (with one, clip in a hook of the base)."""
+    """`unscale_`, clip, `step` is the usual idiom; here without a probe (with one, clip in a hook of the base)."""
     data = batches(4)
     plain, scaled = mlp(), mlp()
     opt, other, grad_scaler = METHODS["llqr"](plain), METHODS["llqr"](scaled), scaler()
@@ -168,7 +168,7 @@ def test_a_disabled_scaler_changes_nothing():
 
 
 def test_scaler_beside_a_scheduler():
-    """A scheduler replaces `opt.step`; the scaler must still find that it takes a `grad_scaler`."""
+    """A scheduler replaces `opt.step`; the scaler must still see that it takes a `grad_scaler`."""
     model, data = mlp(), batches(2)
     opt, grad_scaler = METHODS["sam"](model), scaler()
     scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)

@@ -1,4 +1,4 @@
-"""Trap 9: normalisation statistics. They move once a step, by the first pass, whatever the class that keeps them."""
+"""Normalisation statistics are updated once per step, by the first pass, whatever the class that keeps them."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from .training import assert_same_bits, batches, closure_of, cross_entropy, quic
 
 
 class InPlaceNorm(nn.Module):
-    """Not a BatchNorm, and keeps its statistics in buffers that it writes in place, under names of its own."""
+    """Not a BatchNorm: it updates its statistics in place, in buffers with its own names."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class InPlaceNorm(nn.Module):
 
 
 class ReplacingNorm(InPlaceNorm):
-    """Puts new tensors in the place of its buffers."""
+    """Replaces its buffers by new tensors."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
@@ -48,7 +48,7 @@ def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def forward_only(model: nn.Module, batch) -> dict[str, torch.Tensor]:
-    """The buffers after one pass at the present weights, which is what a step must leave."""
+    """The buffers after one pass at the present weights, as they must be after a step."""
     before = weights(model)
     others = {name: b.clone() for name, b in model.named_buffers() if name not in before}
     with torch.no_grad():
@@ -62,7 +62,7 @@ def forward_only(model: nn.Module, batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_statistics_move_once_a_step(norm, given):
+def test_statistics_are_updated_once_per_step(norm, given):
     model = network(norm)
     opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None)
     for batch in batches(4):
@@ -86,7 +86,7 @@ def test_a_refresh_leaves_no_trace(norm):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_closure_that_raises_in_the_second_pass_leaves_the_first_ones_statistics(norm):
+def test_a_closure_that_raises_in_the_second_pass_leaves_the_statistics_of_the_first(norm):
     model, (batch,) = network(norm), batches(1)
     opt = llqr.SAM(sgd(model), rho=0.5)
     expected = forward_only(model, batch)
@@ -104,7 +104,7 @@ def test_a_closure_that_raises_in_the_second_pass_leaves_the_first_ones_statisti
     assert_same_bits(buffers(model), expected)
 
 
-def test_the_model_is_found_also_where_the_closure_calls_its_parts():
+def test_the_model_is_found_even_if_the_closure_calls_only_its_parts():
     encoder, head = network(nn.BatchNorm1d), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
     opt = llqr.SAM(torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1), rho=0.5)
     for steps, (x, y) in enumerate(batches(2), start=1):
@@ -120,7 +120,7 @@ def test_the_model_is_found_also_where_the_closure_calls_its_parts():
 
 
 class MovingCentre(nn.Module):
-    """A loss without parameters that moves a centre along, as in self-distillation."""
+    """A loss without parameters that keeps a moving average, as in self-distillation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trap 1: `step(closure)` that trusts gradients left by the caller, calls the closure once, or returns None."""
+"""`step(closure)` calls the closure twice, returns the first loss, and does not trust gradients left by the caller."""
 
 import functools
 
@@ -109,7 +109,7 @@ def test_a_probe_without_closure_is_an_error_and_changes_nothing():
     assert geometry.due
 
 
-def test_without_a_probe_gradients_may_be_there_already():
+def test_without_a_probe_gradients_may_be_computed_before_the_step():
     data = batches(4)
     given, called = mlp(), mlp()
     opt, other = llqr.LLQR(sgd(given), quick_geometry(given)), llqr.LLQR(sgd(called), quick_geometry(called))
@@ -164,7 +164,7 @@ def test_a_due_refresh_without_batch_is_an_error(make):
         opt.step(closure_of(opt, model, batch))
     assert_same_bits(weights(model), before)
     opt.step(closure_of(opt, model, batch), batch=batch)
-    opt.step(closure_of(opt, model, batch))  # not due: none needed
+    opt.step(closure_of(opt, model, batch))  # no refresh is due, so none is needed
 
 
 def test_a_batch_may_be_a_function_that_is_only_called_when_due():

@@ -1,4 +1,4 @@
-"""Trap 3: two processes under DDP. Weights and metrics stay equal; the probe is shared, or each rank's own."""
+"""Two processes under DDP: weights and metrics stay equal; the probe is shared, or each rank's own."""
 
 import contextlib
 import gc
@@ -31,7 +31,7 @@ CASES = {
 
 
 def optimizer(case: str, model: nn.Module, ddp: nn.Module) -> llqr.Optimizer:
-    """A method by its case; `own` makes the probe each rank's own."""
+    """The method of a case; `own` makes the probe each rank's own."""
     options = CASES[case]
     settings: dict = {"rho": 0.5}
     if "structure" in options:
@@ -50,8 +50,8 @@ def work(rank: int, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     torch.save({case: outcome(case, rank) for case in CASES}, Path(folder) / f"{rank}.pt")
-    # All models are gone before their process group is, and no rank leaves while another still talks to it: otherwise
-    # the end of a process may wait for ever.
+    # All models are freed before their process group, and no rank leaves while another still communicates with it:
+    # otherwise a process may never end.
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
@@ -86,7 +86,7 @@ def ranks(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_and_metrics_are_equal_on_all_ranks_bit_by_bit(ranks, case):
+def test_weights_and_metrics_are_bit_identical_on_all_ranks(ranks, case):
     for part in ("weights", "metric"):
         first, second = (rank[case][part] for rank in ranks)
         assert first.keys() == second.keys()
@@ -103,7 +103,7 @@ def test_a_shared_probe_equals_one_process_on_the_joined_batch(ranks, case):
 
 
 def test_a_metric_equals_the_one_learned_from_the_mean_of_the_ranks_curvatures(ranks):
-    """With `curvature_scale="sum"` a rank's curvature is a sum over its own half, and the mean is half the whole."""
+    """With `curvature_scale="sum"` a rank's curvature is a sum over its half of the batch: the mean is half of all."""
     model = mlp(torch.float64)
     half = batches(1, dtype=torch.float64)[0][1].numel() / RANKS
     geometry = quick_geometry(model, "kfac", curvature_scale=half)
@@ -113,8 +113,8 @@ def test_a_metric_equals_the_one_learned_from_the_mean_of_the_ranks_curvatures(r
     torch.testing.assert_close(ranks[0]["llqr+sam"]["weights"], weights(model), rtol=1e-8, atol=1e-10)
 
 
-def test_own_probes_equal_a_reference_made_by_hand(ranks):
-    """m-sharpness: every rank climbs its own loss; the update is the mean of the gradients at these places."""
+def test_own_probes_equal_a_hand_written_reference(ranks):
+    """m-sharpness: every rank climbs its own loss; the update is the mean of the gradients taken at these points."""
     model = mlp(torch.float64)
     base = sgd(model)
     parameters = list(model.parameters())

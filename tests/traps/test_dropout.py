@@ -1,4 +1,4 @@
-"""Dropout: by default both passes of a step see the same masks, and the random stream goes on as after one pass."""
+"""Dropout: by default both passes of a step see the same masks, and the random stream continues as after one pass."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_masks_differ_when_asked_to():
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_the_random_stream_goes_on_as_after_one_pass(learned):
+def test_the_random_stream_continues_as_after_one_pass(learned):
     """So that a SAM run draws the same data order and augmentation as its base optimizer's run."""
     model, (batch,) = with_dropout(), batches(1)
     geometry = quick_geometry(model, every=1) if learned else None

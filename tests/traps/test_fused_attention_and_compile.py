@@ -1,4 +1,4 @@
-"""Trap 8: fused attention and `torch.compile` have no forward mode or double backward. A fallback, named once."""
+"""Fused attention and `torch.compile` have no forward mode or double backward: a fallback is used, with one warning."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp,
 
 
 class Attention(nn.Module):
-    """Two tokens of eight features; the fused kernel of the CPU wants a batch, heads and a contiguous layout."""
+    """Two tokens of eight features; the fused CPU kernel needs a batch, heads and a contiguous layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_compiled_model_is_compiled_once_and_its_statistics_move_once_a_step(in_place):
-    """Looking for the model must not be compiled into it."""
+def test_a_compiled_model_is_compiled_once_and_its_statistics_are_updated_once_per_step(in_place):
+    """The search for the model must not become part of the compiled code."""
     torch.compiler.reset()
     graphs = []
 

@@ -1,4 +1,4 @@
-"""Trap 1 and the clipping point: hooks, schedulers and profilers keep working, and the base's hooks see `U g~`."""
+"""Hooks, schedulers and profilers keep working, and the base's hooks see `U g~`, which is where to clip."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ def scaled(model: nn.Module, factor: float) -> llqr.FixedGeometry:
     return llqr.FixedGeometry([(p, lambda g: factor * g) for p in model.parameters()])
 
 
-def test_step_hooks_of_wrapper_and_base_run_once_a_step_in_order():
+def test_step_hooks_of_wrapper_and_base_run_once_per_step_in_order():
     model, data = mlp(), batches(2)
     opt = llqr.SAM(sgd(model))
     seen = []
@@ -61,8 +61,8 @@ def test_clipping_between_transport_and_base_step():
 
     before = weights(model)
     opt.step(closure_of(opt, model, batch))
-    moved = torch.cat([(p - before[name]).flatten() for name, p in model.named_parameters()])
-    assert moved.norm().item() == pytest.approx(0.01, rel=1e-4)
+    change = torch.cat([(p - before[name]).flatten() for name, p in model.named_parameters()])
+    assert change.norm().item() == pytest.approx(0.01, rel=1e-4)
 
 
 def test_weight_decay_is_not_multiplied_by_the_metric():
@@ -134,7 +134,7 @@ def friendly(model: nn.Module) -> llqr.Optimizer:
     return llqr.FriendlySAM(sgd(model), 0.2, 0.5, geometry=quick_geometry(model, "kfac", every=2))
 
 
-def test_deepcopy_is_independent_and_goes_on_alike():
+def test_a_deepcopy_is_independent_and_continues_identically():
     data = batches(6)
     model = mlp()
     opt = friendly(model)
@@ -159,11 +159,11 @@ def test_deepcopy_under_a_scheduler_does_not_step_the_original():
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_pickle_goes_on_alike(scheduled):
+def test_a_pickled_copy_continues_identically(scheduled):
     data = batches(6)
     model = mlp()
     opt = friendly(model)
-    opt.register_step_pre_hook(lambda *_: None)  # as in torch, hooks do not travel
+    opt.register_step_pre_hook(lambda *_: None)  # as in torch, hooks are not pickled
     train(opt, model, data[:3])
     if scheduled:
         torch.optim.lr_scheduler.ConstantLR(opt, factor=1.0)

@@ -1,4 +1,4 @@
-"""Trap 12: memory nobody announced. `memory()` tells what a metric will take before it takes it."""
+"""No surprises in memory: `memory()` says what a metric will take before it is allocated."""
 
 import pytest
 import torch
@@ -8,10 +8,8 @@ import llqr
 
 from .training import batches, mlp, quick_geometry, sgd, train
 
-STRUCTURES = ["scalar", "diagonal", "kfac", "e-kfac", "diag-kfac", "dense", "kfac-psd", "e-kfac-psd", "identity"]
 
-
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", llqr.STRUCTURES)
 def test_what_is_announced_is_what_is_allocated(structure):
     model, data = mlp(), batches(4)
     geometry = quick_geometry(model, structure)
@@ -23,7 +21,7 @@ def test_what_is_announced_is_what_is_allocated(structure):
 
 
 def test_the_numbers_follow_from_the_shapes():
-    """Linear(5, 8) and Linear(8, 3) in e-kfac: m^2 + n^2 + mn a matrix, and a diagonal a bias, four bytes each."""
+    """Linear(5, 8) and Linear(8, 3) in e-kfac: m^2 + n^2 + mn per matrix, a diagonal per bias, four bytes each."""
     memory = quick_geometry(mlp(), "e-kfac").memory()
     assert memory["e-kfac"] == 4 * ((64 + 25 + 40) + (9 + 64 + 24))
     assert memory["diagonal"] == 4 * (8 + 3)
@@ -46,8 +44,8 @@ def test_a_plan_for_a_model_that_would_not_fit():
     assert memory["allocated"] == 0
 
 
-def test_a_probe_takes_one_copy_of_the_weights_and_gives_it_back():
-    """Held during the second pass, and nothing afterwards: no state of its own beside the base's."""
+def test_a_probe_takes_one_copy_of_the_weights_and_frees_it():
+    """The copy is held during the second pass only, and there is no state besides that of the base."""
     model, data = mlp(), batches(3)
     opt = llqr.SAM(sgd(model))
     held = []

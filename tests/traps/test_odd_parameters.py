@@ -1,4 +1,4 @@
-"""Trap 11: frozen, unused, tied, sparse, complex, mixed-dtype and 0-d parameters."""
+"""Frozen, unused, tied, sparse, complex, mixed-dtype and 0-d parameters: supported, or refused by name."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def both_ways(make, model: nn.Module) -> list[llqr.Optimizer]:
 
 
 @pytest.mark.parametrize("make", PROBES)
-def test_frozen_parameters_stay_where_they_are(make):
+def test_frozen_parameters_do_not_change(make):
     model = mlp()
     model[0].requires_grad_(False)
     frozen = {name: p.clone() for name, p in model[0].named_parameters()}
@@ -29,7 +29,7 @@ def test_frozen_parameters_stay_where_they_are(make):
         assert not model[2].weight.equal(before)
 
 
-def test_a_parameter_may_be_thawed_in_mid_run():
+def test_a_parameter_may_be_unfrozen_during_a_run():
     model, data = mlp(), batches(4)
     model[0].requires_grad_(False)
     opt = llqr.FriendlySAM(sgd(model), geometry=quick_geometry(model))
@@ -130,7 +130,7 @@ def test_sparse_gradients_are_refused_by_number_where_there_is_no_module():
         opt.step(closure)
 
 
-def test_sparse_gradients_are_the_bases_business_without_probe_and_metric():
+def test_sparse_gradients_are_left_to_the_base_without_probe_and_metric():
     plain, wrapped = Sparse(), Sparse()
     base = torch.optim.SGD(plain.parameters(), lr=0.1)
     opt = llqr.Optimizer(torch.optim.SGD(wrapped.parameters(), lr=0.1))

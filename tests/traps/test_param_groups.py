@@ -1,4 +1,4 @@
-"""Trap 4: `param_groups` that stop being the base optimizer's objects."""
+"""`param_groups` and `state` are and remain the base optimizer's own objects."""
 
 import pytest
 import torch

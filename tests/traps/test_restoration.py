@@ -1,4 +1,4 @@
-"""Trap 10: weights left at the probe. They come back bit by bit, from a copy, whatever the closure does."""
+"""Weights are never left at the probe: they are restored bit-exact, from a copy, whatever the closure does."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_a_parameter_with_a_gradient_in_one_pass_only(used_in, set_to_none):
     assert_same_bits(seen[0], before)
     for name, p in model.right.named_parameters():
         moved = not p.equal(before[f"right.{name}"])
-        assert moved == (used_in == 2), "the update follows the gradient at the probe, and there is none without it"
+        assert moved == (used_in == 2), "the update needs a gradient at the probe"
     assert not model.left.weight.equal(before["left.weight"])
 
 
@@ -80,11 +80,11 @@ def test_a_closure_that_raises(learned, failing_pass, where):
     assert len(passes) == failing_pass
     assert_same_bits(weights(model), before)
     assert opt.steps == steps
-    opt.step(closure_of(opt, model, data[2]))  # and goes on
+    opt.step(closure_of(opt, model, data[2]))  # and the run continues
     assert not model[0].weight.equal(before["0.weight"])
 
 
-def test_weights_come_back_bit_by_bit_where_adding_and_subtracting_would_not():
+def test_weights_are_restored_bit_exact_where_adding_and_subtracting_would_fail():
     """A radius far above the weights: `(w + eps) - eps` would lose every bit of `w`."""
     model, (batch,) = mlp(), batches(1)
     opt = llqr.SAM(sgd(model, lr=0.0), rho=1e12)
@@ -93,7 +93,7 @@ def test_weights_come_back_bit_by_bit_where_adding_and_subtracting_would_not():
     assert_same_bits(weights(model), before)
 
 
-def test_the_probe_really_is_elsewhere():
+def test_the_second_pass_is_at_the_probe():
     model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
     opt = llqr.SAM(sgd(model), rho=0.7)
     places = []
@@ -106,7 +106,7 @@ def test_the_probe_really_is_elsewhere():
     assert (places[1] - places[0]).norm().item() == pytest.approx(0.7, rel=1e-6)
 
 
-def test_a_norm_of_ones_own_that_returns_nonsense():
+def test_a_custom_norm_that_returns_nonsense():
     """The displacement cannot be added; nothing may have moved."""
     model, (batch,) = mlp(), batches(1)
     opt = llqr.SAM(sgd(model), norm=lambda v, d: [torch.ones(7, 1, 1) for _ in d])

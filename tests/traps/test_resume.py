@@ -1,4 +1,4 @@
-"""Trap 6: resume that loses momentum, the metric, the friendly mean or a counter. Here it is bit-exact."""
+"""Resume is bit-exact: momentum, the metric, the F-SAM mean and the counters are all saved."""
 
 import io
 
@@ -72,7 +72,7 @@ def test_bit_exact(name, base, structure):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_also_when_saved_on_a_refresh_or_before_anything_was_learned(steps):
+def test_bit_exact_when_saved_at_a_refresh_or_before_anything_was_learned(steps):
     data = batches(5)
     straight = run("llqr+fsam", "sgdm", "e-kfac", start_after=0)
     advance(*straight, data)
@@ -86,7 +86,7 @@ def test_also_when_saved_on_a_refresh_or_before_anything_was_learned(steps):
 
 
 def test_a_run_may_go_back_to_an_earlier_state():
-    """Loading replaces everything that was learned since, also where the saved state had nothing."""
+    """Loading replaces everything that was learned since, even where the saved state had nothing."""
     data = batches(6)
     model, opt, scheduler = run("llqr+fsam", "sgdm", "diagonal", start_after=0)
     start = through_a_file([part.state_dict() for part in (model, opt, scheduler)])
@@ -155,7 +155,7 @@ def test_names_are_compared_where_they_are_known():
     one = llqr.SAM(torch.optim.SGD(named, lr=0.1))
     other = llqr.SAM(torch.optim.SGD([*named[2:], *named[:2]], lr=0.1))
     one.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"'0\.weight' stands where this optimizer has '1\.weight'"):
+    with pytest.raises(ValueError, match=r"'0\.weight' is in the place of '1\.weight' here"):
         other.load_state_dict(one.state_dict())
 
 
@@ -170,7 +170,7 @@ def test_a_refused_state_changes_nothing():
 
 
 def test_the_base_may_load_what_a_plain_optimizer_saved():
-    """How a run that was started without the wrapper goes on with it."""
+    """This is how a run that was started without the wrapper continues with it."""
     model, plain, data = mlp(), mlp(), batches(3)
     base = sgd(plain)
     for batch in data:

@@ -1,4 +1,4 @@
-"""Trap 1, for loops that cannot use closures: `first_step` and `second_step`."""
+"""`first_step` and `second_step`, for loops that cannot use closures."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def normalised() -> nn.Sequential:
 @pytest.mark.parametrize("by_argument", [True, False])
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_closure_form(method, by_argument):
-    """Statistics included. (A refresh reads them, before the first pass in one form and after it in the other.)"""
+    """Statistics included, but not with a refresh, which reads them before the first pass here and after it there."""
     data = batches(4)
     make = mlp if method == "llqr+sam" else normalised
     called, looped = make(), make()
@@ -61,7 +61,7 @@ def test_calls_out_of_order_are_named():
     opt.step(closure)
 
 
-def test_restore_gives_up_a_step():
+def test_restore_abandons_a_step():
     model, (batch,) = normalised(), batches(1)
     opt = llqr.SAM(sgd(model), rho=0.5, model=model)
     closure = closure_of(opt, model, batch)

@@ -1,4 +1,4 @@
-"""The small networks, batches and closures the trap tests share."""
+"""Small networks, batches and closures that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sgd(model: nn.Module, **settings: float) -> torch.optim.SGD:
 
 
 def quick_geometry(model: nn.Module, structure: str = "diagonal", **settings: object) -> llqr.Geometry:
-    """A geometry whose metric leaves the identity visibly within a few inner steps."""
+    """A geometry whose metric visibly differs from the identity after a few inner steps."""
     fast = {"every": 3, "steps": 5, "lr": 1e-2, "ema": 0.5, "engine": "double-backward"}  # needs no tracing
     return flat_geometry(model, cross_entropy, structure=structure, **(fast | settings))
 
@@ -64,7 +64,7 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
 
 
 def assert_same_state(actual: object, expected: object, path: str = "state") -> None:
-    """Nested state dictionaries, equal bit by bit."""
+    """Nested state dictionaries, bit for bit."""
     assert type(actual) is type(expected), path
     if isinstance(actual, dict):
         assert actual.keys() == expected.keys(), path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,13 +43,35 @@ class Curvature:
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
 
-    def model(self) -> QuadraticModel:
-        """Loss, gradient and product; only the model holds the gradient."""
-        return QuadraticModel(self.loss, self.gradient(), self.product)
+    def model(self, gradients: int = 1) -> QuadraticModel:
+        """Loss, product, and the gradients of so many shares of the batch; only the model holds the gradients."""
+        if gradients == 1:
+            return QuadraticModel(self.loss, self.gradient(), self.product)
+        shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
+        mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
+        return QuadraticModel(self.loss, mean, self.product, shares)
 
     def gradient(self) -> Named:
         """`g = J^T w`, with `w` the loss's slope in the outputs."""
-        walk = zip(self._linearised(), self._cut(self._slope), strict=True)
+        return self._pulled(self._slope)
+
+    def _shares(self, count: int) -> list[slice]:
+        """Consecutive rows of the outputs, as evenly as they can be divided."""
+        rows = self._slope.shape[0] if self._slope.ndim else 1
+        if rows < count:
+            raise ValueError(f"gradients: {count} of them need an inner batch of as many samples, got {rows}")
+        ends = [rows * k // count for k in range(count + 1)]
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def _share(self, rows: slice, count: int) -> Named:
+        """The gradient of some rows of the outputs, scaled so that the mean over all shares is `g`."""
+        slope = torch.zeros_like(self._slope)
+        slope[rows] = count * self._slope[rows]
+        return self._pulled(slope)
+
+    def _pulled(self, slope: Tensor) -> Named:
+        """`J^T slope`."""
+        walk = zip(self._linearised(), self._cut(slope), strict=True)
         gradient = self._sum(network.vjp(w) for network, w in walk)
         for name, part in gradient.items():
             if part.layout != torch.strided:

@@ -29,6 +29,7 @@ class Engine(ABC):
     Args:
         divergence: what `H` measures.
         scale: multiplies the curvature of the mean loss (default: the divergence's).
+        gradients: in how many shares of the batch the model's gradient is given.
         compile: use `torch.compile` where the engine can.
     """
 
@@ -40,9 +41,12 @@ class Engine(ABC):
     #: Whether products are exact up to rounding.
     exact: ClassVar[bool] = True
 
-    def __init__(self, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False) -> None:
+    def __init__(
+        self, divergence: Divergence, scale: Scale | None = None, *, gradients: int = 1, compile: bool = False
+    ) -> None:
         self.divergence = divergence
         self.scale = scale
+        self.gradients = gradients
         self.compile = compile
 
     @abstractmethod
@@ -59,7 +63,7 @@ class Direct(Engine):
         return Curvature(problem, self.divergence, self.derivatives, self.scale)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        return self.curvature(problem).model()
+        return self.curvature(problem).model(self.gradients)
 
 
 class ForwardEngine(Direct):
@@ -85,16 +89,13 @@ class LinearisedEngine(Engine):
 
     name = "linearised"
     micro_batches = False
-
-    def __init__(self, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False) -> None:
-        super().__init__(divergence, scale, compile=compile)
-        self._trace: Trace | None = None
+    _trace: Trace | None = None
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         if self._trace is None or not self._trace.fits(problem):
             from llqr.curvature.linearised import Trace  # slow to import, and rarely needed
 
-            self._trace = Trace(problem, self.divergence, self.scale, compile=self.compile)
+            self._trace = Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
         return self._trace.linearise(problem)
 
 

@@ -32,6 +32,7 @@ class Trace:
     Args:
         problem: an example.
         divergence, scale: as in `Curvature`.
+        gradients: in how many shares of the batch the gradient is given.
         compile: hand both halves to `torch.compile`, which fuses their pointwise operations.
     """
 
@@ -41,15 +42,17 @@ class Trace:
         divergence: Divergence,
         scale: Scale | None = None,
         *,
+        gradients: int = 1,
         compile: bool = False,
     ) -> None:
         if len(problem.pieces) > 1:
             raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         self._names = list(problem.parameters)
         self._signature = problem_signature(problem)
-        graph = _product_graph(problem, divergence, scale)
+        graph = _product_graph(problem, divergence, scale, gradients)
         count = len(self._names)
-        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count)
+        self._shares = gradients if gradients > 1 else 0
+        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count * (1 + self._shares))
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
 
@@ -60,17 +63,18 @@ class Trace:
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
         count = len(self._names)
-        loss, *rest = self._once(*problem.parameters.values(), *problem.surroundings())
-        gradient, saved = dict(zip(self._names, rest[:count], strict=True)), rest[count:]
+        loss, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
+        sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
+        saved = rest[count * len(sets) :]
 
         def product(v: Mapping[str, Tensor]) -> Named:
             return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-        return QuadraticModel(loss, gradient, product)
+        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]))
 
 
-def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
-    """Tensors `theta..., v..., surroundings...` -> `loss, g..., H v...`, without mutation and without repetition."""
+def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:
+    """Tensors `theta..., v..., surroundings...` -> `loss, g..., g_k..., H v...`, without mutation or repetition."""
     names = list(problem.parameters)
     count = len(names)
 
@@ -78,10 +82,12 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         theta = dict(zip(names, tensors[:count], strict=True))
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
         curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
-        return [curvature.loss, *curvature.gradient().values(), *curvature.product(v).values()]
+        model = curvature.model(gradients)
+        sets = [model.gradient, *model.gradients, curvature.product(v)]
+        return [model.loss, *(part for named in sets for part in named.values())]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
-    example = (*theta, *map(torch.ones_like, theta), *problem.surroundings())
+    example = (*theta, *map(torch.ones_like, theta), *problem.other_tensors())
     with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
@@ -135,5 +141,5 @@ def _unfused_attention() -> Iterator[None]:
 
 def problem_signature(problem: Problem) -> Any:
     """What a trace holds fixed."""
-    tensors = [*problem.parameters.values(), *problem.surroundings()]
+    tensors = [*problem.parameters.values(), *problem.other_tensors()]
     return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]

@@ -16,16 +16,16 @@ Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[[Tensor, Any], Tensor]
 Batch = tuple[Any, Any] | Mapping[str, Any]
 
-#: Where the targets are looked for in a batch that is a mapping, in this order: beside "labels", a sequence model's
-#: "target" is an input.
+#: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
+#: input of a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 
 
 class Problem:
     """`theta -> outputs` and `outputs -> mean loss` on one batch.
 
-    The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers and with the
-    random state put back, so that nothing of it changes. With `micro_batch` the outputs are made in pieces.
+    The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers, and the random
+    state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Problem:
         self._buffers = dict(self._caller.named_buffers())
         self._places = _places(self._caller)
 
-    def standing(self) -> list[Tensor]:
-        """The model's other tensors that outputs are made from: parameters not learned, and buffers."""
+    def fixed_tensors(self) -> list[Tensor]:
+        """The model's tensors that are not learned but that outputs depend on: other parameters, and buffers."""
         return [*self._held.values(), *self._buffers.values()]
 
-    def surroundings(self) -> list[Tensor]:
-        """Every tensor besides the learned parameters that outputs and loss are made from, the batch last."""
-        return [*self.standing(), *tensors_of((self.inputs, self.targets))]
+    def other_tensors(self) -> list[Tensor]:
+        """Every tensor besides the learned parameters that outputs and loss depend on, the batch last."""
+        return [*self.fixed_tensors(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -65,10 +65,10 @@ class Problem:
         leaves, structure = pytree.tree_flatten((self.inputs, self.targets))
         return structure, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-    def at(self, parameters: Mapping[str, Tensor], surroundings: Sequence[Tensor]) -> Problem:
-        """The same problem with other tensors, given in the order of `surroundings`."""
+    def at(self, parameters: Mapping[str, Tensor], others: Sequence[Tensor]) -> Problem:
+        """The same problem with other tensors, given in the order of `other_tensors`."""
         moved = copy.copy(self)
-        rest = iter(surroundings)
+        rest = iter(others)
         moved.parameters = dict(parameters)
         moved._held = {name: next(rest) for name in self._held}
         moved._buffers = {name: next(rest) for name in self._buffers}
@@ -88,7 +88,7 @@ class Problem:
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any, *, plain: bool = True) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters.
 
-        `plain` runs modules that were compiled in place as they were written: what is compiled has first derivatives
+        `plain` runs modules that were compiled in place in their original form: compiled code has first derivatives
         only.
         """
         tensors = {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
@@ -133,7 +133,7 @@ class _Caller(nn.Module):
 
 @contextmanager
 def _as_written(root: nn.Module) -> Iterator[None]:
-    """Without what `module.compile()` put in the place of modules' calls."""
+    """Undo `module.compile()` for as long as this is entered."""
     compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
     try:
         for module, _ in compiled:

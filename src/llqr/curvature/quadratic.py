@@ -18,6 +18,7 @@ class QuadraticModel:
         loss: the mean loss.
         gradient: `g`, by parameter name.
         product: `v -> H v`, for vectors by parameter name.
+        gradients: `g_1 ... g_K`, the gradients of equal shares of the batch, whose mean is `g`; empty for `K = 1`.
 
     Example (`H = 2 I`):
         >>> import torch
@@ -29,3 +30,4 @@ class QuadraticModel:
     loss: Tensor
     gradient: Named
     product: Callable[[Mapping[str, Tensor]], Named]
+    gradients: tuple[Named, ...] = ()

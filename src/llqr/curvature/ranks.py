@@ -9,7 +9,7 @@ from llqr.curvature.quadratic import Named, QuadraticModel
 
 
 def averaged_over_ranks(local: QuadraticModel, group: dist.ProcessGroup | None = None) -> QuadraticModel:
-    """Loss, gradient and products, each the mean over all ranks."""
+    """Loss, gradients and products, each the mean over all ranks."""
 
     def mean(named: Named) -> Named:
         flat = torch.cat([part.reshape(-1) for part in named.values()])
@@ -19,7 +19,8 @@ def averaged_over_ranks(local: QuadraticModel, group: dist.ProcessGroup | None =
         return {name: part.view_as(named[name]).to(named[name].dtype) for name, part in zip(named, parts, strict=True)}
 
     loss = mean({"loss": local.loss})["loss"]
-    return QuadraticModel(loss, mean(local.gradient), lambda v: mean(local.product(v)))
+    gradients = tuple(mean(share) for share in local.gradients)
+    return QuadraticModel(loss, mean(local.gradient), lambda v: mean(local.product(v)), gradients)
 
 
 def several_ranks() -> bool:

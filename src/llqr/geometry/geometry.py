@@ -13,17 +13,23 @@ from torch import Tensor, nn
 from llqr.curvature import Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.runtime import Runtime
+from llqr.geometry.summary import summarise, weak_metric
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
+from llqr.refresh.effect import WEAK, Effect
 from llqr.refresh.guards import Findings, examine, objection
-from llqr.refresh.inner_loop import InnerProblem
+from llqr.refresh.inner_loop import InnerProblem, Solution
 from llqr.refresh.progress import Progress
 from llqr.refresh.refresher import Refresher
 from llqr.refresh.report import Refresh, RefreshError, RefreshWarning
 from llqr.schedule import Schedule, at, check
 from llqr.solvers import SOLVERS, Inner
+from llqr.solvers.damping import Damping
 from llqr.solvers.objective import PRECISIONS
+
+#: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
+WEAK_REFRESHES = 3
 
 
 class Geometry:
@@ -36,7 +42,8 @@ class Geometry:
         divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
         every: steps between refreshes (the first comes before step 0), a number or a function of the step.
         ema: `beta` of the moving average (default: the divergence's, 0.95 for ngd and 0.9 for newton), likewise.
-        damping: weight of `1/2 |delta|^2` in the objective.
+        damping: weight of `1/2 |delta|^2` in the objective: a number, or a share of the curvature along the gradient,
+            such as `"10%"` of `g.Hg / g.g`.
         bounds: `(u_min, u_max)` that the spectrum of `U` is kept in.
         inner: how a refresh minimises the objective, see `llqr.Inner`.
         runtime: how a refresh is computed (engine, precision, CUDA graphs, memory), see `llqr.Runtime`.
@@ -60,7 +67,7 @@ class Geometry:
         divergence: str | Divergence = "ngd",
         every: Schedule = 500,
         ema: Schedule | None = None,
-        damping: float = 0.0,
+        damping: float | str = 0.0,
         bounds: Bounds = None,
         inner: Inner | None = None,
         runtime: Runtime | None = None,
@@ -73,10 +80,14 @@ class Geometry:
         ema = self.divergence.ema if ema is None else ema
         check("every", every, 1)
         check("ema", ema, 0, 1)
-        if isinstance(damping, bool) or not isinstance(damping, int | float) or not damping >= 0:
-            raise ValueError(f"damping: expected a number >= 0, got {damping!r}")
         self.linearizer = Linearizer(
-            model, loss_fn, self.divergence, runtime, scale=inner.curvature_scale, forward=forward
+            model,
+            loss_fn,
+            self.divergence,
+            runtime,
+            scale=inner.curvature_scale,
+            gradients=inner.gradients,
+            forward=forward,
         )
         self.metric = Metric(
             self.model,
@@ -89,7 +100,7 @@ class Geometry:
         )
         if runtime.capture:
             self._check_capturable()
-        problem = InnerProblem(self.metric, inner, damping, self._precision(), fuse=runtime.compile)
+        problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
@@ -97,8 +108,11 @@ class Geometry:
         self.refreshes = 0
         self.failures = 0
         self._failures_in_a_row = 0
+        self._weak_in_a_row = 0
         self._step = 0
         self._next = 0
+        self._effect: Effect | None = None
+        self._layers: Mapping[str, Effect] = {}
 
     def _check_capturable(self) -> None:
         if not SOLVERS[self.inner.solver].capturable:
@@ -202,14 +216,27 @@ class Geometry:
                 if loop is None:
                     return None
                 solution = loop.solution()
-                blended = self.metric.blend(solution.factors, at(self._ema, progress.step))
+                blended = self.metric.blend(self._scaled(solution, loop.quadratic), self._beta(progress.step))
                 found = examine(self.metric, loop.quadratic, solution, blended)
                 reason = objection(found)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             found, reason = Findings(), f"a decomposition failed ({error})"
         if not reason:
             self.metric.assign(blended)
+            self._effect, self._layers = found.effect, found.layers
         return self._finish(progress, found, reason)
+
+    def _scaled(self, solution: Solution, quadratic: QuadraticModel) -> list[Factors]:
+        """What was learned, scaled so that `g.Ug = g.g` on average if that is asked for."""
+        if not self.inner.normalise or not self.metric.stored():
+            return solution.factors
+        return self.metric.normalised(solution.factors, quadratic.gradients or (quadratic.gradient,))
+
+    def _beta(self, step: int) -> float:
+        """The weight of the old metric in the moving average."""
+        beta = at(self._ema, step)
+        accepted = self.refreshes - self.failures
+        return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 
     def _finish(self, progress: Progress, found: Findings, reason: str) -> Refresh:
         self._refresher.release()
@@ -225,6 +252,8 @@ class Geometry:
             objective_after=found.after,
             loss=found.loss,
             gradient_norm=found.gradient_norm,
+            change=found.effect.change,
+            cosine=found.effect.cosine,
             engine=self.engine,
             seconds=progress.seconds,
         )
@@ -232,7 +261,31 @@ class Geometry:
             self._on_refresh(report)
         if reason:
             self._complain(report)
+        elif self.metric.stored():
+            self._check_effect(report)
         return report
+
+    def _check_effect(self, report: Refresh) -> None:
+        """Warn once when several refreshes in a row have left `U` next to the identity."""
+        self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
+        if self._weak_in_a_row == WEAK_REFRESHES:
+            warnings.warn(weak_metric(report.change, self._structures()), RefreshWarning, stacklevel=5)
+
+    def _structures(self) -> set[str]:
+        """Of the matrices, or of everything in a network without any."""
+        matrices = {self.metric.kinds[block.name] for block in self.metric.blocks if block.is_matrix}
+        return matrices or set(self.metric.kinds.values())
+
+    def summary(self) -> str:
+        """What `U` does to a gradient, in a sentence, and the layers that it changes most and least.
+
+        Measured on the inner gradient of the last accepted refresh.
+        """
+        return summarise(self._effect, self._layers, self._structures(), self.refreshes - self.failures)
+
+    def layer_effects(self) -> dict[str, Effect]:
+        """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
+        return dict(self._layers)
 
     def _complain(self, report: Refresh) -> None:
         message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"

@@ -44,6 +44,7 @@ class Linearizer:
         runtime: Runtime,
         *,
         scale: Scale | None = None,
+        gradients: int = 1,
         forward: Forward | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -59,7 +60,7 @@ class Linearizer:
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
-        self._runtime, self._scale = runtime, scale
+        self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._engine: Engine | None = None
         self.use(runtime.engine)
 
@@ -74,7 +75,7 @@ class Linearizer:
             self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def _made(self, kind: type[Engine]) -> Engine:
-        return kind(self.divergence, self._scale, compile=self._runtime.compile)
+        return kind(self.divergence, self._scale, gradients=self._gradients, compile=self._runtime.compile)
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""

@@ -1,10 +1,10 @@
-"""The exact layerwise LQR of a small sequential network: the reference every approximation is measured against.
+"""The exact layerwise LQR of a small sequential network: the reference for every approximation.
 
     linearise  ->  costs  ->  solve            A_i, B_i   ->   Q_i, R_i, M_i, Q_N   ->   Riccati step
                      |
                      +---->  relaxed_objective, metric_objective     J of a given δθ, or of δθ = -U g
 
-`exact_step` does the first row in one call. Everything is dense and meant for problems of a few thousand dimensions.
+`exact_step` does the first line in one call. Everything is dense and meant for problems of a few thousand dimensions.
 """
 
 from llqr.lqr.cost_blocks import LayerwiseLQR, StageBlocks, costs

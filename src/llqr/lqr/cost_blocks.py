@@ -14,15 +14,15 @@ from torch.func import grad, jacrev
 from llqr.lqr.linearisation import Linearisation, LinearStage
 from llqr.lqr.stages import Stage
 
-Divergence = Literal["newton", "gauss-newton", "ngd"]
+DivergenceName = Literal["newton", "gauss-newton", "ngd"]
 CurvatureScale = Literal["sum", "mean"] | float
 
 
 @dataclass(frozen=True)
 class StageBlocks:
-    """Everything the recursion needs of one stage: dynamics A_i, B_i and costs Q_i, R_i (damped), M_i.
+    """What the recursion needs from one stage: dynamics A_i, B_i and costs Q_i, R_i (damped), M_i.
 
-    The cost is ½ δx^T Q δx + ½ δθ^T R δθ + δθ^T M δx, so M_i has a row for each parameter.
+    The cost is ½ δx^T Q δx + ½ δθ^T R δθ + δθ^T M δx, so M_i has one row per parameter.
     """
 
     stage: Stage
@@ -40,15 +40,15 @@ class LayerwiseLQR:
     stages: tuple[StageBlocks, ...]
     Q_N: Tensor
     output_gradient: Tensor
-    """∇_{x_N} ℓ, the only linear term: it reaches θ through the dynamics."""
+    """∇_{x_N} ℓ, the only linear term; the dynamics carry it to θ."""
     gradient: dict[str, Tensor]
-    divergence: Divergence
+    divergence: DivergenceName
     damping: float
 
 
 def costs(
     linearisation: Linearisation,
-    divergence: Divergence,
+    divergence: DivergenceName,
     *,
     damping: float = 0.0,
     curvature_scale: CurvatureScale | None = None,
@@ -56,11 +56,11 @@ def costs(
     """The cost blocks of a divergence.
 
     - "newton": H is the Hessian of the loss. Q_N = ∇²ℓ, and the block of stage i is the second derivative of
-      λ_{i+1} . f_i(x_i, θ_i): what the curvature of the stage itself adds to that of the loss.
+      λ_{i+1} . f_i(x_i, θ_i): the contribution of the stage's own curvature.
     - "gauss-newton": Q_N = ∇²ℓ and no stage costs, H = J^T ∇²ℓ J.
     - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. Outputs are
-      (batch, classes). `curvature_scale` is "sum" over the batch (the default, beside a mean loss), "mean", or a
-      number that multiplies the sum.
+      (batch, classes). `curvature_scale` is "sum" over the batch (the default, although the loss is a mean), "mean", or
+      a number that multiplies the sum.
 
     `damping` is added to the diagonal of every R_i.
 
@@ -73,12 +73,12 @@ def costs(
     >>> [tuple(block.M.shape) for block in lqr.stages], tuple(lqr.Q_N.shape)
     ([(16, 15), (0, 20), (10, 20)], (10, 10))
     """
-    if divergence not in get_args(Divergence):
-        raise ValueError(f"`divergence` must be one of {', '.join(get_args(Divergence))}, got {divergence!r}.")
+    if divergence not in get_args(DivergenceName):
+        raise ValueError(f"`divergence` must be one of {', '.join(get_args(DivergenceName))}, got {divergence!r}.")
     if not isfinite(damping) or damping < 0:
         raise ValueError(f"`damping` must be a finite number >= 0, got {damping}.")
     if curvature_scale is not None and divergence != "ngd":
-        raise ValueError(f"`curvature_scale` belongs to 'ngd'; {divergence!r} has the scale of the loss itself.")
+        raise ValueError(f"`curvature_scale` applies to 'ngd' only; {divergence!r} has the scale of the loss.")
 
     with torch.no_grad():
         if divergence == "ngd":

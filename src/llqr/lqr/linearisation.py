@@ -1,4 +1,4 @@
-"""The linearised dynamics δx_{i+1} = A_i δx_i + B_i δθ_i, and the costates that carry the loss back through them."""
+"""The linearised dynamics δx_{i+1} = A_i δx_i + B_i δθ_i, and the costates that propagate the loss backwards."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def linearise(
     *,
     max_dimension: int = DEFAULT_MAX_DIMENSION,
 ) -> Linearisation:
-    """Linearises `model` on `batch` = (inputs, targets): A_i and B_i by autodiff, λ_i = A_i^T λ_{i+1} from λ_N = ∇ℓ.
+    """Linearise `model` on `batch` = (inputs, targets): A_i and B_i by autodiff, λ_i = A_i^T λ_{i+1} from λ_N = ∇ℓ.
 
-    `model` is an nn.Sequential or a list of stages, in eval mode, of which nothing is changed. `loss_fn(x_N, targets)`
-    returns a scalar. Matrices are dense, so a stage whose state and parameters together exceed `max_dimension` is
-    refused before anything large is allocated.
+    `model` is an nn.Sequential or a list of stages, in eval mode; it is not modified. `loss_fn(x_N, targets)` returns a
+    scalar. Matrices are dense, so a stage whose state and parameters together exceed `max_dimension` is refused before
+    anything large is allocated.
 
     >>> import torch
     >>> from torch import nn
@@ -78,7 +78,7 @@ def linearise(
     ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     inputs, targets = _unpack_batch(batch)
-    # Derivatives below are taken by torch.func, which does not mind; no outer graph is wanted.
+    # The derivatives below come from torch.func, which works under no_grad; no outer graph is needed.
     with torch.no_grad():
         stages, outputs = run_stages(model, inputs)
         if not outputs.is_floating_point():
@@ -100,7 +100,7 @@ def linearise(
 
 
 def _jacobians(stage: Stage, after: Tensor) -> tuple[Tensor, Tensor]:
-    """(A_i, B_i); `after` is the x_{i+1} of the forward pass, which a stage that draws random numbers cannot repeat."""
+    """(A_i, B_i); `after` is x_{i+1} of the forward pass, which a stage that draws random numbers will not match."""
     rows, columns = state_dim(after), stage.point.numel()
     if rows and columns:
 
@@ -110,7 +110,7 @@ def _jacobians(stage: Stage, after: Tensor) -> tuple[Tensor, Tensor]:
 
         jacobian, again = jacrev(flat, has_aux=True)(stage.point)
         if not torch.allclose(again, after, equal_nan=True):
-            raise ValueError(f"{stage.title} of `model` gave two outputs for one input, so it is no fixed map f_i.")
+            raise ValueError(f"{stage.title} of `model` is not a fixed map f_i: one input gave two different outputs.")
     else:
         jacobian = stage.point.new_zeros(rows, columns)
     A, B = jacobian.split_with_sizes([stage.state_dim, stage.parameter_dim], dim=1)

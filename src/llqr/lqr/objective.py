@@ -1,4 +1,4 @@
-"""The relaxed LQR objective, evaluated by rolling a given δθ, or δθ = -U g, through the linearised dynamics."""
+"""The relaxed LQR objective at a given δθ, or at δθ = -U g, by a rollout of the linearised dynamics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def relaxed_objective(lqr: LayerwiseLQR, delta: Mapping[str, Tensor]) -> Tensor:
     states, controls = rollout(lqr, lambda index, _: packed[index])
     final = states[-1]
     total = lqr.output_gradient @ final + final @ lqr.Q_N @ final / 2
-    for block, dx, dtheta in zip(lqr.stages, states, controls, strict=False):  # δx_N was paid for above
+    for block, dx, dtheta in zip(lqr.stages, states, controls, strict=False):  # the cost of δx_N is counted above
         total = total + dx @ block.Q @ dx / 2 + dtheta @ block.R @ dtheta / 2 + dtheta @ block.M @ dx
     return total
 
@@ -48,8 +48,8 @@ def metric_objective(lqr: LayerwiseLQR, apply: Callable[[dict[str, Tensor]], Map
     >>> bool(short < 0)
     True
     """
-    transported = apply(dict(lqr.gradient))
-    return relaxed_objective(lqr, {name: -value for name, value in transported.items()})
+    Ug = apply(dict(lqr.gradient))
+    return relaxed_objective(lqr, {name: -value for name, value in Ug.items()})
 
 
 def _check_delta(lqr: LayerwiseLQR, delta: Mapping[str, Tensor]) -> None:

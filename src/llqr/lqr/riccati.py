@@ -17,7 +17,7 @@ class NoMinimiserError(ValueError):
 
 @dataclass(frozen=True)
 class StagePolicy:
-    """The best response δθ_i = -(K_i δx_i + k_i), and the cost to go ½ δx_i^T P_i δx_i + p_i . δx_i it leaves."""
+    """The best response δθ_i = -(K_i δx_i + k_i), and the remaining cost ½ δx_i^T P_i δx_i + p_i . δx_i."""
 
     K: Tensor
     k: Tensor
@@ -26,7 +26,7 @@ class StagePolicy:
 
 
 def riccati(lqr: LayerwiseLQR) -> tuple[StagePolicy, ...]:
-    """The backward recursion from P_N = Q_N, p_N = ∇ℓ; one policy for each stage, first stage first.
+    """The backward recursion from P_N = Q_N, p_N = ∇ℓ; one policy per stage, first stage first.
 
     With P, p the cost to go after stage i:
 
@@ -46,14 +46,14 @@ def riccati(lqr: LayerwiseLQR) -> tuple[StagePolicy, ...]:
         G, h = block.M + PB.mT @ A, B.mT @ p
         K, k = torch.cholesky_solve(G, factor), torch.cholesky_solve(h.unsqueeze(1), factor).squeeze(1)
         P = block.Q + A.mT @ P @ A - G.mT @ K
-        P = (P + P.mT) / 2  # symmetric in exact arithmetic; rounding must not build up over the depth
+        P = (P + P.mT) / 2  # symmetric in exact arithmetic; rounding must not accumulate with depth
         p = A.mT @ p - G.mT @ k
         policies.append(StagePolicy(K, k, P, p))
     return tuple(reversed(policies))
 
 
 def rollout(lqr: LayerwiseLQR, control: Callable[[int, Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Runs δx_{i+1} = A_i δx_i + B_i δθ_i from δx_0 = 0 with δθ_i = control(i, δx_i): (δx_0..δx_N, δθ_0..δθ_{N-1})."""
+    """Run δx_{i+1} = A_i δx_i + B_i δθ_i from δx_0 = 0 with δθ_i = control(i, δx_i): (δx_0..δx_N, δθ_0..δθ_{N-1})."""
     states = [lqr.Q_N.new_zeros(lqr.stages[0].A.shape[1])]
     controls: list[Tensor] = []
     for index, block in enumerate(lqr.stages):
@@ -96,7 +96,7 @@ def _cholesky(pivot: Tensor, block: StageBlocks, lqr: LayerwiseLQR) -> Tensor:
         return factor
     if not bool(pivot.isfinite().all()):
         raise NoMinimiserError(f"The Riccati pivot of {block.stage.title} is not finite.")
-    # A pivot at the level of rounding factorises or not by luck, and its solution means nothing either way.
+    # Whether a pivot at the level of rounding factorises is luck, and its solution is meaningless either way.
     rounding = len(pivot) * torch.finfo(pivot.dtype).eps * pivot.diagonal().abs().amax()
     if int(info) or bool(factor.diagonal().square().amin() <= rounding):
         smallest = float(torch.linalg.eigvalsh(pivot)[0])

@@ -1,7 +1,7 @@
-"""A network as an ordered list of stages x_{i+1} = f_i(x_i, θ_i), each seen as a function of one flat vector.
+"""A network as an ordered list of stages x_{i+1} = f_i(x_i, θ_i), each as a function of one flat vector.
 
-The state x_i is the *whole batch*, flattened: parameters are shared by the samples, so the value function of the LQR
-couples them, and a stage that mixes samples is then as exact as one that does not.
+The state x_i is the *whole batch*, flattened: the samples share the parameters, so the value function of the LQR
+couples them, and a stage that mixes samples is as exact as one that does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.func import functional_call
 class Stage:
     """One stage f_i at its input x_i.
 
-    `shapes` names the trainable parameters θ_i as the module does; frozen parameters belong to the map f_i.
+    `shapes` names the trainable parameters θ_i as the module does; frozen parameters are part of the map f_i.
     A state that is not floating point (token indices) has no tangent, so it counts as a state of dimension 0.
     """
 
@@ -28,7 +28,7 @@ class Stage:
     inputs: Tensor
     shapes: dict[str, torch.Size]
     point: Tensor
-    """z_i = (x_i, θ_i), flattened and joined; every derivative is taken here."""
+    """z_i = (x_i, θ_i), flattened and concatenated; every derivative is taken here."""
 
     @property
     def state_dim(self) -> int:
@@ -56,7 +56,7 @@ class Stage:
         return outputs
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
-        """A flat vector over θ_i as tensors, under the names the whole network gives them."""
+        """A flat vector over θ_i as tensors, under their names in the whole network."""
         return {f"{self.name}.{local}": value for local, value in self._local(theta).items()}
 
     def pack(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -74,7 +74,7 @@ def state_dim(x: Tensor) -> int:
 
 
 def run_stages(model: nn.Sequential | Iterable[nn.Module], inputs: Tensor) -> tuple[list[Stage], Tensor]:
-    """Runs the network once and returns its stages, each holding its own input, and the output x_N."""
+    """Run the network once; returns its stages, each with its input, and the output x_N."""
     modules = _named_modules(model)
     dtype = _common_dtype(modules)
     stages: list[Stage] = []
@@ -95,7 +95,7 @@ def run_stages(model: nn.Sequential | Iterable[nn.Module], inputs: Tensor) -> tu
 
 def _named_modules(model: nn.Sequential | Iterable[nn.Module]) -> list[tuple[str, nn.Module]]:
     if isinstance(model, nn.Sequential | nn.ModuleList):
-        # Not named_children(): it drops the second use of a module, and a shared activation is two stages.
+        # Not named_children(), which drops the second use of a module: a shared activation is two stages.
         named = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if n and "." not in n]
     elif isinstance(model, nn.Module) or not isinstance(model, Iterable):
         raise TypeError(f"`model` must be an nn.Sequential or a list of stages, got {type(model).__name__}.")
@@ -109,7 +109,7 @@ def _named_modules(model: nn.Sequential | Iterable[nn.Module]) -> list[tuple[str
         if any(part.training for part in module.modules()):
             raise ValueError(
                 f"Stage {name!r} ({type(module).__name__}) of `model` is in training mode, where dropout and batch "
-                "statistics are no fixed map f_i; call model.eval() first."
+                "statistics are not a fixed map f_i; call model.eval() first."
             )
     _refuse_tied(named)
     return named

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from llqr.lqr.cost_blocks import CurvatureScale, Divergence, costs
+from llqr.lqr.cost_blocks import CurvatureScale, DivergenceName, costs
 from llqr.lqr.linearisation import DEFAULT_MAX_DIMENSION, LossFunction, linearise
 from llqr.lqr.riccati import solve
 
@@ -16,7 +16,7 @@ def exact_step(
     loss_fn: LossFunction,
     batch: tuple[Tensor, Tensor],
     *,
-    divergence: Divergence,
+    divergence: DivergenceName,
     damping: float,
     curvature_scale: CurvatureScale | None = None,
     max_dimension: int = DEFAULT_MAX_DIMENSION,

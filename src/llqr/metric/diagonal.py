@@ -19,6 +19,7 @@ class Diagonal(Flat):
 
     name = "diagonal"
     linear_in = (("diagonal",),)
+    scales_entries = True
     _seen: tuple[Tensor, list[Tensor]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -55,6 +55,9 @@ class EKFAC(Stacked):
 
         return wide_product(by_rows(g_lifted), q_in.mT).view(g.shape), pull
 
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
+
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         # A sufficient bound: each of Q_out Q_out^T, Q_in Q_in^T and S takes a third of the range (in the logarithm).
         if bounds is None:
@@ -87,6 +90,9 @@ class PositiveEKFAC(EKFAC):
             return slopes | {"scale": 2 * factors["scale"] * slopes["scale"]}
 
         return Ug, pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return super().times(factors, number.sqrt())
 
     def _constrain_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
         return scale.abs().clamp(lower**0.5, upper**0.5)

@@ -19,8 +19,8 @@ ROW = 64
 class Flat(Structure):
     """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped.
 
-    Each block lies there in its parameter's own memory order, so that a few multi-tensor kernels serve all of them. A
-    factor has one number per entry or one per layer.
+    Each block keeps its parameter's memory order, so that a few multi-tensor kernels serve all of them. A factor
+    has one number per entry or one per layer.
     """
 
     takes_vectors = True

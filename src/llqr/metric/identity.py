@@ -24,6 +24,10 @@ class Identity(Flat):
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         return g, lambda r: {}
 
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        """Blocks that are left as they are stay so."""
+        return factors
+
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         return factors
 

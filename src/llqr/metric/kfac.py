@@ -61,6 +61,9 @@ class PositiveKFAC(KFAC):
 
         return Ug, pull
 
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"out": factors["out"] * number.sqrt().to(factors["out"])}
+
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         if bounds is None:
             return factors

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
 from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
-from llqr.metric.packed import Packed
+from llqr.metric.packed import Packed, dot
 from llqr.metric.structure import Bounds, Factors, Structure
 
 
@@ -93,6 +93,21 @@ class Metric:
             blended.append({name: kept[name].to(old[name].dtype) for name in old})
         return blended
 
+    def normalised(self, factors: Sequence[Factors], gradients: Sequence[Mapping[str, Tensor]]) -> list[Factors]:
+        """The factors of a multiple of `U` for which `g.Ug = g.g` on average over these gradients.
+
+        Unchanged if `g.Ug` is not positive on average.
+        """
+        squares, along = [], []
+        for g in gradients:
+            Ug = self.apply(g, factors)
+            pairs = [(g[name], Ug[name]) for name in dict.fromkeys(block.parameter for block in self.blocks)]
+            along.append(dot([a for a, _ in pairs], [b for _, b in pairs]))
+            squares.append(dot([a for a, _ in pairs], [a for a, _ in pairs]))
+        ratio = torch.stack(squares).sum() / torch.stack(along).sum()
+        number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+        return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
+
     def assign(self, factors: Sequence[Factors]) -> None:
         """Make these the factors of `U`."""
         self._factors = [dict(group) for group in factors]
@@ -113,23 +128,23 @@ class Metric:
         if factors is None:
             if not self.learned:
                 return dict(grads)
-            self._cast = self._cast or self.lowered()
+            self._cast = self._cast or self.apply_factors()
             factors = self._cast
         Ug: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
                 continue
             with torch.autocast(group.blocks[0].device.type, enabled=False):  # the metric chooses its own dtype
-                applied = group.apply_pieces(own, self._pieces(group, grads), self._acting_dtype(group, own))
+                applied = group.apply_pieces(own, self._pieces(group, grads), self._dtype_of_apply(group, own))
             Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | self._assembled(Ug, grads)
 
     def blank(self, factors: Sequence[Factors]) -> Packed:
         """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
         pairs = zip(self.groups, factors, strict=True)
-        return [group.blank(self._acting_dtype(group, own), group.blocks[0].device) for group, own in pairs]
+        return [group.blank(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
 
-    def act(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def apply_packed(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`U g` for gradients of all parameters in `blank` memory, in the dtypes and memory order of `like`."""
         Ug: Packed = []
         for group, own, part in zip(self.groups, factors, packed, strict=True):
@@ -137,7 +152,7 @@ class Metric:
                 Ug.append(group.apply(own, part).to(group.blocks[0].dtype))
         return self.unpack(Ug, like)
 
-    def _acting_dtype(self, group: Structure, own: Factors) -> torch.dtype:
+    def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
         return next(iter(own.values())).dtype if own else group.blocks[0].dtype
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
@@ -184,7 +199,7 @@ class Metric:
                 pieces.append(block.piece(gradient))
         return pieces
 
-    def lowered(self) -> list[Factors]:
+    def apply_factors(self) -> list[Factors]:
         """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
         if self.apply_dtype is None:
             return self.factors()

@@ -65,6 +65,9 @@ class OneSidedEKFAC(Stacked):
         g_scaled = scale * g_basis
         return wide_product(g_scaled, q.mT) if right else wide_product(q, g_scaled), pull
 
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
+
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         # A sufficient bound: Q Q^T and S each take half of the range (in the logarithm).
         if bounds is None:

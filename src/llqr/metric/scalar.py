@@ -13,6 +13,7 @@ from llqr.metric.structure import Bounds, Factors, Pull
 class Scalar(Flat):
     name = "scalar"
     linear_in = (("scalar",),)
+    scales_entries = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"scalar": (len(self.layers),)}

@@ -46,6 +46,8 @@ class Structure(ABC):
     #: Sets of factors in each of which `U` is linear while the other factors are fixed. The relaxed objective is
     #: quadratic in such a set; solvers that need this alternate between the sets, and refuse a structure without any.
     linear_in: ClassVar[FactorSets] = ()
+    #: Whether every factor entry multiplies entries of `g` of its own, so that `U g` is `u * g`.
+    scales_entries: ClassVar[bool] = False
     #: Whether `U g` is made of matrix products, which may run in a lower precision than the factors are held in.
     multiplies: ClassVar[bool] = False
 
@@ -84,6 +86,12 @@ class Structure(ABC):
             return dict(zip(leaves, slopes, strict=True))
 
         return Ug.detach(), pull
+
+    def times(self, factors: Factors, number: Tensor) -> Factors:
+        """The factors of `number U`, for a positive number."""
+        if not self.linear_in:
+            raise ValueError(f"normalise: the structure {self.name!r} has no `times` that would scale it")
+        return factors | {name: factors[name] * number.to(factors[name]) for name in self.linear_in[0]}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         """Keep the spectrum of `U` inside `bounds`; without bounds, do what the paper's runs do, which is nothing."""
@@ -124,7 +132,7 @@ class Structure(ABC):
         """The longest side a factor of this block has, which `max_side` limits."""
         return max(block.shape)
 
-    # -- the layout: how the group's blocks lie in one tensor (`Stacked` and `Flat`) -----------------------------------
+    # -- the layout: how the group's blocks are stored in one tensor (`Stacked` and `Flat`) ----------------------------
 
     @classmethod
     @abstractmethod

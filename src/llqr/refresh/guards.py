@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan, sqrt
 
 import torch
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
+from llqr.refresh.effect import Effect, by_layer, inner_products
 from llqr.refresh.inner_loop import Solution
 
 #: An objective may rise by this share of its own terms before a refresh counts as failed: near the minimum, rounding
@@ -19,35 +20,52 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Findings:
-    """The numbers of one refresh: `J` before and after, the loss, `|g|`, `g.Ug`, and whether all factors are finite."""
+    """The numbers of one refresh.
+
+    Attributes:
+        before, after: `J` at the start and at the end.
+        along: `g.Ug`, for the metric as it would become.
+        finite: whether all factors are.
+        effect, layers: what that metric does to the inner gradient, and to each layer's part of it.
+    """
 
     before: float = nan
     after: float = nan
     loss: float = nan
+    finite: bool = False
     gradient_norm: float = nan
     along: float = nan
-    finite: float = nan
+    effect: Effect = field(default_factory=Effect)
+    layers: Mapping[str, Effect] = field(default_factory=dict)
 
 
 def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
     """Everything the guards check, in one transfer from the device."""
     g = quadratic.gradient
-    Ug = metric.apply(g, candidate)
-    along = [(g[name].double() * Ug[name].double()).sum() for name in g]
-    squares = [part.double().square().sum() for part in g.values()]
+    products = inner_products(g, metric.apply(g, candidate))
     finite = [torch.isfinite(factor).all() for group in candidate for factor in group.values()]
     loss = quadratic.loss.double()
-    numbers = torch.stack(
-        [
-            solution.before.to(loss.device),
-            solution.after.to(loss.device),
-            loss,
-            torch.stack(squares).sum().sqrt(),
-            torch.stack(along).sum(),
-            torch.stack([loss.new_ones(()).bool(), *finite]).all().double(),
-        ]
+    numbers = [
+        solution.before.to(loss.device),
+        solution.after.to(loss.device),
+        loss,
+        torch.stack([loss.new_ones(()).bool(), *(flag.to(loss.device) for flag in finite)]).all().double(),
+    ]
+    before, after, value, all_finite, *rest = torch.cat(
+        [torch.stack(numbers), products.flatten().to(loss.device)]
+    ).tolist()
+    rows = [rest[i : i + 3] for i in range(0, len(rest), 3)]
+    gg, gUg, UgUg = (sum(column) for column in zip(*rows, strict=True))
+    return Findings(
+        before,
+        after,
+        value,
+        bool(all_finite),
+        sqrt(gg) if gg >= 0 else nan,
+        gUg,
+        Effect.of(gg, gUg, UgUg),
+        by_layer(list(g), rows),
     )
-    return Findings(*numbers.tolist())
 
 
 def objection(found: Findings) -> str:

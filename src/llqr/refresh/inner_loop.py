@@ -12,6 +12,7 @@ from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
 from llqr.schedule import at
 from llqr.solvers import SOLVERS, Inner, Objective, Solver, SolverSettings, Step
+from llqr.solvers.damping import Damping
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,14 @@ class InnerProblem:
     """What a refresh solves, apart from the batch: a metric, and how its factors are learned.
 
     Attributes:
-        damping: weight of `1/2 |delta|^2` in the objective.
+        damping: weight of `1/2 |delta|^2` in the objective, a number or a share of the curvature.
         precision: of the factors' matrix products, see `Objective`.
         fuse: run the steps of large stacks of matrices through `torch.compile`.
     """
 
     metric: Metric
     inner: Inner
-    damping: float = 0.0
+    damping: Damping | float = 0.0
     precision: torch.dtype | None = None
     fuse: bool = False
 
@@ -96,9 +97,10 @@ class InnerLoop:
 
 def perform(step: Step, solver: Solver | None, objective: Objective) -> Tensor | None:
     """Do one step of a plan; returns the objective where the step reads it."""
-    if step is Step.LAST:
+    if solver is None:
         return objective.exact.at(factors_of(solver, objective)).value
-    assert solver is not None
+    if step is Step.LAST:
+        return solver.value(objective)
     if step is Step.FIRST:
         return solver.step(objective.exact)
     if step is Step.EXTRAPOLATE:

@@ -17,7 +17,13 @@ class RefreshWarning(UserWarning):
 class Refresh:
     """What happened in one refresh; `reason` says why the old metric was kept, and is empty when it was not.
 
-    `step` is where it began, `seconds` what the host spent on it, in one step or spread over many.
+    Attributes:
+        step: where it began.
+        objective_before, objective_after: `J` at the start and at the end of the inner loop.
+        loss, gradient_norm: on the inner batch.
+        change: `|Ug - g| / |g|` on the inner gradient, for the metric that the refresh leads to.
+        cosine: of the angle between `g` and `Ug`.
+        seconds: what the host spent on it, in one step or spread over many.
 
     Example:
         >>> import llqr, torch
@@ -34,5 +40,7 @@ class Refresh:
     objective_after: float
     loss: float
     gradient_norm: float
+    change: float
+    cosine: float
     engine: str
     seconds: float

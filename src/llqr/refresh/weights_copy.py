@@ -19,11 +19,11 @@ class WeightsCopy:
 
     def __init__(self, problem: Problem) -> None:
         self._parameters = {name: parameter.clone() for name, parameter in problem.parameters.items()}
-        self._others = [tensor.clone() for tensor in problem.standing()]
+        self._others = [tensor.clone() for tensor in problem.fixed_tensors()]
 
     def refill(self, problem: Problem) -> None:
         """Copy again into the same memory, which captured graphs read."""
-        torch._foreach_copy_(self._tensors(), [*problem.parameters.values(), *problem.standing()])
+        torch._foreach_copy_(self._tensors(), [*problem.parameters.values(), *problem.fixed_tensors()])
 
     def place(self, problem: Problem) -> Problem:
         """The problem at the copies, on its own batch."""
@@ -38,7 +38,7 @@ class WeightsCopy:
 
 def at_saved(problem: Problem, saved: Sequence[Tensor]) -> Problem:
     """The problem at what `WeightsCopy.state` returned."""
-    mine = [*problem.parameters.values(), *problem.standing()]
+    mine = [*problem.parameters.values(), *problem.fixed_tensors()]
     if [tensor.shape for tensor in saved] != [tensor.shape for tensor in mine]:
         raise ValueError("state_dict: saved in the middle of a refresh of a model with other parameters or buffers")
     placed = [tensor.to(own) for tensor, own in zip(saved, mine, strict=True)]

@@ -81,7 +81,7 @@ class LineSearch(Solver):
     def _move(self, objective: Objective, slopes: list[Factors], direction: list[Factors]) -> None:
         """To the lowest point of `J` along the direction, with the residual and the value there."""
         Ug, HUg = objective.along(self.factors, direction)
-        fall, curvature = -_inner_product(slopes, direction), dot(Ug, HUg)
+        fall, curvature = -_inner_product(slopes, direction), objective.dot(Ug, HUg)
         length = torch.where(curvature > 0, fall / curvature, 0.0)
         for own, step in zip(self.factors, direction, strict=True):
             for name, part in step.items():

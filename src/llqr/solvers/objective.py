@@ -2,6 +2,9 @@
 
 With `delta = -U g` the objective is `J(U) = g.delta + 1/2 delta.H delta + 1/2 damping |delta|^2`. Its gradient in `U g`
 is the residual `r = (H + damping) U g - g`, and pulling `r` back through `U -> U g` gives the gradient of every factor.
+
+With several gradients `g_1 ... g_K` of shares of the batch the objective is the mean over them, with the same `H`: one
+gradient is noisy, and a diagonal that fits it reproduces `(H^-1 g)_i / g_i` of one batch.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
 from llqr.metric.packed import Packed, dot
 from llqr.metric.structure import Pull, Structure
+from llqr.solvers.damping import Damping
 from llqr.solvers.extrapolation import Extrapolation
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
@@ -26,9 +30,9 @@ PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`J` at some factors, from one product with `H`; the value and the slopes are computed when asked for."""
+    """`J` at some factors, from one product with `H` per gradient; value and slopes are computed when asked for."""
 
-    g: Packed
+    objective: Objective
     Ug: Packed
     residual: Packed
     pulls: list[Pull]
@@ -36,36 +40,73 @@ class Evaluation:
     @property
     def value(self) -> Tensor:
         """`J = 1/2 (r - g).U g`, because `r + g` is the quadratic part applied to `U g`."""
-        return 0.5 * (dot(self.residual, self.Ug) - dot(self.g, self.Ug))
+        dot = self.objective.dot
+        return 0.5 * (dot(self.residual, self.Ug) - dot(self.objective.g, self.Ug))
 
     def slopes(self) -> list[Factors]:
         """The gradient of `J` in every factor, in the dtype the products ran in."""
-        return [pull(r) for pull, r in zip(self.pulls, self.residual, strict=True)]
+        return self.objective.pulled(self.pulls, self.residual)
 
 
 class Objective:
-    """`J` for the gradient and the curvature of one batch.
+    """`J` for the gradients and the curvature of one batch.
+
+    Vectors are in the metric's packed layout: one tensor per group, and for several gradients one such list after the
+    other.
 
     Args:
-        quadratic: loss, gradient and products. Its gradient is copied into the packed layout; `self.quadratic` is the
-            same model with views of that copy, so that whoever goes on with it lets the first copy be freed.
+        quadratic: loss, gradients and products. Its gradients are copied into the packed layout; `self.quadratic` is
+            the same model with views of that copy, so that whoever goes on with it lets the first copy be freed.
         damping: weight of `1/2 |delta|^2`.
         precision: what structures with matrix products compute `U g` and its pull-back in (default: the factors'
             dtype). Factors and vectors are held in their own dtype, and `J` is summed in float64.
     """
 
     def __init__(
-        self, metric: Metric, quadratic: QuadraticModel, damping: float = 0.0, precision: torch.dtype | None = None
+        self,
+        metric: Metric,
+        quadratic: QuadraticModel,
+        damping: float | Damping = 0.0,
+        precision: torch.dtype | None = None,
     ) -> None:
         if precision not in (None, *PRECISIONS):
             names = ", ".join(map(str, PRECISIONS))
             raise ValueError(f"precision: the factors' products run in one of {names}, got {precision}")
         self.metric = metric
-        self.damping = damping
         self.precision = precision
-        self.g: Packed = metric.pack(quadratic.gradient)
-        self.quadratic = QuadraticModel(quadratic.loss, metric.unpack(self.g, quadratic.gradient), quadratic.product)
-        self._operands = [self._lowered(group, part) for group, part in zip(metric.groups, self.g, strict=True)]
+        given = getattr(quadratic, "gradients", ()) or (quadratic.gradient,)
+        self.count = len(given)
+        packed = [metric.pack(gradient) for gradient in given]
+        self.g: Packed = [part for own in packed for part in own]
+        views = [metric.unpack(own, quadratic.gradient) for own in packed]
+        several = len(views) > 1
+        self.quadratic = QuadraticModel(
+            quadratic.loss,
+            quadratic.gradient if several else views[0],
+            quadratic.product,
+            tuple(views) if several else (),
+        )
+        self._operands = [self._lowered(group, part) for group, part in zip(self._groups(), self.g, strict=True)]
+        self._damping: float | Tensor = self._resolved(damping if isinstance(damping, Damping) else Damping(damping))
+
+    def _groups(self) -> list[Structure]:
+        """The group of every packed tensor."""
+        return list(self.metric.groups) * self.count
+
+    def _resolved(self, damping: Damping) -> float | Tensor:
+        """`lambda`; a share is taken of `|g.Hg| / (g.g)`, which a Newton curvature may make negative."""
+        if not damping.relative:
+            return damping.value
+        g = self.quadratic.gradient
+        Hg = self.quadratic.product(g)
+        parts = list(g.values())
+        along, square = dot(parts, [Hg[name] for name in g]), dot(parts, parts)
+        return damping.value * torch.where(square > 0, along.abs() / square, 0.0)
+
+    def dot(self, a: Packed, b: Packed) -> Tensor:
+        """The inner product, as a mean over the gradients."""
+        total = dot(a, b)
+        return total if self.count == 1 else total / self.count
 
     @property
     def exact(self) -> Objective:
@@ -77,7 +118,7 @@ class Objective:
         return exact
 
     def at(self, factors: Sequence[Factors], products: Extrapolation | None = None) -> Evaluation:
-        """With one product with `H`, which `products` remembers."""
+        """With one product with `H` per gradient, which `products` remembers."""
         Ug, pulls = self._trace(factors)
         HUg = self._multiply(Ug)
         if products is not None:
@@ -92,29 +133,51 @@ class Objective:
     def _evaluation(self, Ug: Packed, HUg: Packed, pulls: list[Pull]) -> Evaluation:
         """Turns `HUg` into the residual, in place."""
         torch._foreach_sub_(HUg, self.g)
-        return Evaluation(self.g, Ug, HUg, pulls)
+        return Evaluation(self, Ug, HUg, pulls)
 
     def along(self, factors: Sequence[Factors], direction: Sequence[Factors]) -> tuple[Packed, Packed]:
         """How `U g` and `r` change, each linearly, when those factors that are in `direction` move along it.
 
-        One product with `H`. In every group `U` must be linear in what moves while the other factors stay.
+        One product with `H` per gradient. In every group `U` must be linear in what moves while the other factors stay.
         """
         Ug, _ = self._trace([own | step for own, step in zip(factors, direction, strict=True)])
-        Ug = [part if step else torch.zeros_like(part) for part, step in zip(Ug, direction, strict=True)]
+        steps = list(direction) * self.count
+        Ug = [part if step else torch.zeros_like(part) for part, step in zip(Ug, steps, strict=True)]
         return Ug, self._multiply(Ug)
+
+    def value(self, factors: Sequence[Factors], residual: Packed) -> Tensor:
+        """`J`, from a known residual: no product with `H`."""
+        Ug, pulls = self._trace(factors)
+        return Evaluation(self, Ug, residual, pulls).value
 
     def slopes(self, factors: Sequence[Factors], residual: Packed) -> list[Factors]:
         """The gradient of `J` in every factor, from a known residual: no product with `H`."""
         _, pulls = self._trace(factors)
-        return [pull(r) for pull, r in zip(pulls, residual, strict=True)]
+        return self.pulled(pulls, residual)
+
+    def pulled(self, pulls: list[Pull], residual: Packed) -> list[Factors]:
+        """The gradient of every factor, as a mean over the gradients `g_k`."""
+        each = [pull(r) for pull, r in zip(pulls, residual, strict=True)]
+        groups = len(self.metric.groups)
+        total = each[:groups]
+        for start in range(groups, len(each), groups):
+            for own, more in zip(total, each[start : start + groups], strict=True):
+                for name, slope in own.items():
+                    own[name] = slope + more[name]
+        if self.count > 1:
+            total = [{name: slope / self.count for name, slope in own.items()} for own in total]
+        return total
 
     def _trace(self, factors: Sequence[Factors]) -> tuple[Packed, list[Pull]]:
         """`U g` in the dtype of `g`, and the way back."""
+        lowered = [
+            {name: self._lowered(group, factor) for name, factor in own.items()}
+            for group, own in zip(self.metric.groups, factors, strict=True)
+        ]
         Ug: Packed = []
         pulls: list[Pull] = []
-        for group, own, operand, g in zip(self.metric.groups, factors, self._operands, self.g, strict=True):
-            lowered = {name: self._lowered(group, factor) for name, factor in own.items()}
-            part, pull = group.trace(lowered, operand)
+        for group, own, operand, g in zip(self._groups(), lowered * self.count, self._operands, self.g, strict=True):
+            part, pull = group.trace(own, operand)
             Ug.append(part.to(g.dtype))
             pulls.append(partial(self._pull, group, pull))
         return Ug, pulls
@@ -127,8 +190,14 @@ class Objective:
 
     def _multiply(self, Ug: Packed) -> Packed:
         """`(H + damping) U g`."""
-        model = self.quadratic
-        HUg = self.metric.pack(model.product(self.metric.unpack(Ug, model.gradient)))
-        if self.damping:
-            torch._foreach_add_(HUg, Ug, alpha=self.damping)
+        model, groups = self.quadratic, len(self.metric.groups)
+        HUg: Packed = []
+        for start in range(0, len(Ug), groups):
+            v = self.metric.unpack(Ug[start : start + groups], model.gradient)
+            HUg += self.metric.pack(model.product(v))
+        if isinstance(self._damping, Tensor):
+            for part, own in zip(HUg, Ug, strict=True):
+                part.addcmul_(own, self._damping.to(part))
+        elif self._damping:
+            torch._foreach_add_(HUg, Ug, alpha=self._damping)
         return HUg

@@ -36,4 +36,4 @@ def check_groups(saved: Groups, groups: Groups) -> None:
     names = ([name for group in some for name in group.get("param_names", ())] for some in (saved, groups))
     for their_name, our_name in zip(*names, strict=False):
         if their_name != our_name:
-            raise ValueError(f"state_dict: saved parameter {their_name!r} stands where this optimizer has {our_name!r}")
+            raise ValueError(f"state_dict: saved parameter {their_name!r} is in the place of {our_name!r} here")

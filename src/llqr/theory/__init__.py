@@ -1,4 +1,4 @@
-"""The two-scale pothole model of the paper's analysis: closed forms, toy landscapes, and simulations of both."""
+"""The two-scale pothole model of the paper's analysis: closed forms, toy landscapes, and simulations."""
 
 from llqr.theory.envelopes import (
     amplification,
@@ -13,18 +13,18 @@ from llqr.theory.envelopes import (
 )
 from llqr.theory.hover import Hovering, hover
 from llqr.theory.landscapes import PotholeOnSlope, RingLandscape
-from llqr.theory.noise import one_step_motion, simulate_mode, stationary_variance
+from llqr.theory.noise_damping import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.phase import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.pothole import Pothole
 from llqr.theory.selection import Selection, flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound
-from llqr.theory.toys import SHOWN, ToyConstants, ToyRuns, ejection, escape
+from llqr.theory.toys import FIGURE_CONSTANTS, ToyConstants, ToyRuns, ejection, escape
 from llqr.theory.trajectories import METHODS, Method, Trajectory, iterate, simulate
 from llqr.theory.transfer import Transfer, transfer
 from llqr.theory.two_scale import TwoScale, roll
 
 __all__ = [
+    "FIGURE_CONSTANTS",
     "METHODS",
-    "SHOWN",
     "Hovering",
     "Method",
     "PhaseDiagram",

@@ -1,4 +1,4 @@
-"""Checks of arguments shared by the closed forms: one sentence that names the argument, or the float64 array."""
+"""Argument checks of the closed forms: the float64 array, or an error that names the argument."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 SYMMETRY_TOLERANCE = 1e-10
-"""Relative size of the skew part, and of a negative eigenvalue, that is still rounding."""
+"""Relative size of a skew part, or of a negative eigenvalue, that still counts as rounding."""
 
 
 def positive(name: str, value: npt.ArrayLike) -> Array:
@@ -42,6 +42,6 @@ def symmetric(name: str, value: npt.ArrayLike) -> Array:
 
 
 def stable_rate(eta_sharpness: Array, what: str) -> None:
-    """Without eta * sharpness < 2 the well repels plain descent and no bounded two-cycle exists."""
+    """Refuse eta * sharpness >= 2, where the well repels plain descent and no bounded two-cycle exists."""
     if (eta_sharpness >= 2).any():
         raise ValueError(f"eta is too large: {what} must stay below 2, got {float(eta_sharpness.max()):g}.")

@@ -1,8 +1,8 @@
 """Scalar closed forms of a well: hovering envelopes, the exact two-cycle, and the escape criterion.
 
 Along one eigendirection, LLQR+SAM with `U = 1 / lambda_bar` is the map `z -> a z - b sign(z)` with
-`a = 1 - eta mu` and `b = eta rho mu / sqrt(lambda_bar)`; vanilla SAM is the same map with `lambda` in the place of
-`mu` and 1 in the place of `lambda_bar`. All functions broadcast over arrays.
+`a = 1 - eta mu` and `b = eta rho mu / sqrt(lambda_bar)`; vanilla SAM is the same map with `lambda` instead of `mu` and
+1 instead of `lambda_bar`. All functions broadcast over arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llqr.theory.arguments import Array, at_least, positive, stable_rate
 
 
 def perceived_sharpness(lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike) -> Array:
-    """`mu = (lambda_bar + lambda_eps) / lambda_bar`: the sharpness of the well as the metric sees it."""
+    """`mu = (lambda_bar + lambda_eps) / lambda_bar`: the sharpness of the well in the metric."""
     return 1 + at_least("lambda_eps", lambda_eps, 0) / positive("lambda_bar", lambda_bar)
 
 
@@ -24,7 +24,7 @@ def amplification(lambda_bar: npt.ArrayLike) -> Array:
 
 
 def hovering_envelope(rho: npt.ArrayLike, lambda_bar: npt.ArrayLike) -> Array:
-    """`rho / sqrt(lambda_bar)`, the scale `b / (1 - a)` of LLQR+SAM's oscillation and the exact reach of its probe."""
+    """`rho / sqrt(lambda_bar)`, the scale `b / (1 - a)` of LLQR+SAM's oscillation and the exact length of its probe."""
     return positive("rho", rho) * amplification(lambda_bar)
 
 
@@ -55,7 +55,7 @@ def escapes(rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, r_eps: npt.ArrayLike)
 
 
 def probe_reach(eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike) -> Array:
-    """How far from the minimum the hovering probe looks: envelope plus two-cycle, `2 / (2 - eta mu)` envelopes.
+    """How far from the minimum the hovering probe reaches: envelope plus two-cycle, `2 / (2 - eta mu)` envelopes.
 
     The well stops restoring once this exceeds `r_eps`, so that the criterion at a finite learning rate reads
     `rho / sqrt(lambda_bar) > r_eps (1 - eta mu / 2)`; it tends to the paper's as `eta mu -> 0`.

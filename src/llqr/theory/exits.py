@@ -25,7 +25,7 @@ class ExitSettings:
     edge: float = 0.05
     eta: float = 0.005
     steps: int = 2000
-    """Runs are cut here: a mean over visits that had not ended by then is a lower bound."""
+    """Runs are cut off here: a mean that includes unfinished visits is a lower bound."""
 
     @property
     def landscape(self) -> PotholeOnSlope:
@@ -34,7 +34,7 @@ class ExitSettings:
 
 @dataclass(frozen=True)
 class ExitTimes:
-    """Exit times (in steps) at every pair of `rho` and `sigma`: the mean over seeds and the share cut off."""
+    """Exit times (in steps) at every pair of `rho` and `sigma`: the mean over seeds and the fraction cut off."""
 
     rho: Array
     sigma: Array
@@ -52,7 +52,7 @@ def exit_times(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExitTimes:
-    """Start `seeds` iterates at the well's bottom for each pair `(rho[i], sigma[i])` and time their way out.
+    """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 
     `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
     """

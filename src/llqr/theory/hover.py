@@ -1,4 +1,4 @@
-"""Hovering measured by the real optimizers, beside the closed forms of `llqr.theory.envelopes`."""
+"""Hovering of the real optimizers, compared with the closed forms of `llqr.theory.envelopes`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llqr.theory.trajectories import Method, iterate
 
 @dataclass(frozen=True)
 class Hovering:
-    """Amplitudes of the two-cycle in wells `(lambda_bar, lambda_eps)`: as measured, and in closed form."""
+    """Amplitudes of the two-cycle in wells `(lambda_bar, lambda_eps)`: measured, and in closed form."""
 
     lambda_bar: Array
     lambda_eps: Array
@@ -38,7 +38,7 @@ def hover(
     steps: int = 2000,
     start: float = 1.0,
 ) -> Hovering:
-    """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, until they hover; measure how far."""
+    """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, and measure the final amplitude."""
     bar, eps = (np.ascontiguousarray(a, dtype=np.float64).ravel() for a in np.broadcast_arrays(lambda_bar, lambda_eps))
     if method == "sam":
         predicted = vanilla_two_cycle_amplitude(eta, rho, bar * perceived_sharpness(bar, eps))

@@ -1,7 +1,7 @@
 """Differentiable toy landscapes: a flat bowl with a sharp ring, its one-dimensional slice, and a pothole on a slope.
 
-Each landscape knows its average geometry, so that `metric` (`U = H_bar^-1` as a map of gradients) is what a perfectly
-slow LLQR would have learned: the bowl, never the well. `loss` maps points `(..., dim)` to `(...)`; the constants may be
+Each landscape has an average geometry, so that `metric` (`U = H_bar^-1` as a map of gradients) is what an infinitely
+slow LLQR would learn: the bowl without the well. `loss` maps points `(..., dim)` to `(...)`; the constants may be
 tensors with one value per row, so that one call evaluates many landscapes.
 """
 
@@ -20,7 +20,7 @@ from llqr.theory.pothole import Number, Pothole
 class RingLandscape:
     """`L = 1/2 theta.H_bar theta + well(|theta| - radius)` in the plane, with `H_bar = diag(curvature)`.
 
-    The flat basin is the bowl's bottom at the origin, the sharp one an annular well; `curvature=(a, a)` is the
+    The flat basin is the bottom of the bowl at the origin, the sharp one an annular well; `curvature=(a, a)` gives the
     isotropic landscape, two different values the anisotropic variant.
     """
 
@@ -60,7 +60,7 @@ class RingLandscape:
         bowl = (self.average_curvature(direction) * direction**2).sum(-1)
         wall = bowl * (self.radius - self.well.core) < self.well.wall_slope
         if not bool(torch.as_tensor(wall).all()):
-            raise ValueError("the well holds nothing: its walls must be steeper than the bowl is there.")
+            raise ValueError("the well has no minimum: its walls must be steeper than the bowl at that radius.")
         low, high = bowl * 0 + self.radius - self.well.core, bowl * 0 + self.radius
         for _ in range(80):
             middle = 0.5 * (low + high)
@@ -71,7 +71,7 @@ class RingLandscape:
 
 @dataclass(frozen=True)
 class PotholeOnSlope:
-    """`L = 1/2 lambda_bar x^2 + tilt x + well(x)`: one pothole direction, with a way down out of the well.
+    """`L = 1/2 lambda_bar x^2 + tilt x + well(x)`: one pothole direction, on a slope that leads out of the well.
 
     The bowl's own minimum lies at `-tilt / lambda_bar`; inside the core the loss is the paper's quadratic model around
     a minimum moved by `tilt / (lambda_bar + lambda_eps)`. Points have shape `(..., 1)`.
@@ -85,7 +85,7 @@ class PotholeOnSlope:
     def tilted(
         cls, lambda_bar: Number, lambda_eps: float, r_eps: float, tilt_fraction: float, edge: float
     ) -> PotholeOnSlope:
-        """With the slope given as a fraction of the well's steepest, `lambda_eps r_eps`."""
+        """With the tilt given as a fraction of the well's steepest slope, `lambda_eps r_eps`."""
         return cls(lambda_bar, tilt_fraction * lambda_eps * r_eps, Pothole(lambda_eps, r_eps, edge=edge))
 
     def loss(self, x: Tensor) -> Tensor:

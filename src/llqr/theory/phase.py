@@ -1,6 +1,6 @@
-"""Escape phase diagrams, measured: in which cells of a grid does the iterate leave its pothole?
+"""Measured escape phase diagrams: in which cells of a grid does the iterate leave its pothole?
 
-Every cell is one row of one real optimizer: a pothole on a slope (`PotholeOnSlope`), started next to the bottom of the
+Every cell is one row of a real optimizer: a pothole on a slope (`PotholeOnSlope`), started next to the bottom of the
 well. A cell counts as escaped once its iterate has been outside the well. `rho / sqrt(lambda_bar) = r_eps` is the
 paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 """
@@ -24,7 +24,7 @@ Cells = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """The pothole of every cell. The tilt is what leads out of it once the well no longer restores."""
+    """The pothole of every cell. The tilt leads out of it once the well no longer restores."""
 
     r_eps: float = 1.0
     lambda_eps: float = 200.0
@@ -42,9 +42,10 @@ class PhaseSettings:
 
     @property
     def restoring_radius(self) -> float:
-        """How far downhill of its minimum the well still pulls back harder than it does closer in.
+        """How far downhill from its minimum the well's restoring force keeps growing.
 
-        The tilt moves the minimum downhill by `tilt_fraction r_eps`, and the last `edge` of the well is its rim.
+        The tilt moves the minimum downhill by `tilt_fraction r_eps`, and the outermost fraction `edge` of the well is
+        its rim.
         """
         return (1 - self.edge - self.tilt_fraction) * self.r_eps
 
@@ -54,7 +55,7 @@ class PhaseSettings:
 
 @dataclass(frozen=True)
 class PhaseDiagram:
-    """`escaped[i, j]` at `rows[i]`, `columns[j]`, beside the prediction; columns are `rho` or probe lengths."""
+    """`escaped[i, j]` at `rows[i]`, `columns[j]`, and the prediction; columns are `rho` or probe lengths."""
 
     rows: Array
     columns: Array
@@ -68,7 +69,7 @@ class PhaseDiagram:
 
     @property
     def agreement_off_line(self) -> float:
-        """The same, without cells that touch the predicted line: those with a neighbour predicted otherwise."""
+        """The same without the cells that touch the predicted line: those with a neighbour predicted differently."""
         far = ~near_line(self.predicted)
         return float((self.escaped == self.predicted)[far].mean())
 
@@ -78,7 +79,7 @@ class PhaseDiagram:
 
     @property
     def monotone(self) -> bool:
-        """Once a radius escapes, all larger ones do: no row goes back from escaped to trapped."""
+        """Whether all radii above one that escapes escape too: no row goes back from escaped to trapped."""
         return bool((np.diff(self.escaped.astype(np.int8), axis=1) >= 0).all())
 
     @property
@@ -111,7 +112,7 @@ def escape_diagram(
     """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
     bar, radius = positive("lambda_bar", lambda_bar), positive("rho", rho)
     grid_bar, grid_rho = np.meshgrid(bar, radius, indexing="ij")
-    escaped = leaves(method, grid_bar.ravel(), grid_rho.ravel(), settings, progress=progress)
+    escaped = simulated_escapes(method, grid_bar.ravel(), grid_rho.ravel(), settings, progress=progress)
     envelope = grid_rho / np.sqrt(grid_bar) if method == "llqr+sam" else grid_rho
     return PhaseDiagram(bar, radius, escaped.reshape(grid_bar.shape), envelope > settings.r_eps)
 
@@ -125,8 +126,8 @@ def rate_diagram(
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 
-    A learning rate belongs to a whole optimizer, so each row of the diagram is an optimizer of its own. `settings.eta`
-    is not used, and each row runs long enough for the slope alone to carry an iterate out of the well.
+    An optimizer has one learning rate, so each row of the diagram uses its own optimizer. `settings.eta` is not used,
+    and each row runs long enough for the slope alone to carry an iterate out of the well.
     """
     rates, reach = positive("rate", rate), positive("envelope", envelope)
     mu = 1 + settings.lambda_eps / lambda_bar
@@ -136,7 +137,7 @@ def rate_diagram(
         at = PhaseSettings(
             settings.r_eps, settings.lambda_eps, settings.tilt_fraction, settings.edge, float(value / mu), steps
         )
-        cells.append(leaves("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
+        cells.append(simulated_escapes("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
         progress(done + 1, len(rates))
     predicted = np.broadcast_to(reach > settings.r_eps, (len(rates), len(reach)))
     return PhaseDiagram(rates, reach, np.stack(cells), predicted.copy())
@@ -145,13 +146,13 @@ def rate_diagram(
 def finite_rate_envelope(rate: npt.ArrayLike, settings: PhaseSettings) -> Array:
     """The envelope above which the *probe* of a hovering iterate leaves the restoring part: `(1 - eta mu / 2)` of it.
 
-    From `probe_reach`: a probe looks `2 / (2 - eta mu)` envelopes far. Zero from `eta mu = 2` on, where plain descent
-    leaves the well as well.
+    From `probe_reach`: a probe reaches `2 / (2 - eta mu)` envelopes. Zero from `eta mu = 2` on, where plain descent
+    leaves the well too.
     """
     return np.maximum(settings.restoring_radius * (1 - positive("rate", rate) / 2), 0.0)
 
 
-def leaves(
+def simulated_escapes(
     method: Method,
     lambda_bar: Array,
     rho: Array,

@@ -40,7 +40,7 @@ class Pothole:
 
     @property
     def core(self) -> Number:
-        """Half-width of the part in which the well restores as a spring does."""
+        """Half-width of the part in which the restoring force grows with the distance."""
         return (1 - self.edge) * self.radius
 
     @property
@@ -53,7 +53,7 @@ class Pothole:
         return self._spring(self.core) + 0.5 * self.wall_slope * (self.radius - self.core)
 
     def loss(self, z: Tensor) -> Tensor:
-        """The well's share of the loss: `-depth` at the centre, zero outside."""
+        """The well's contribution to the loss: `-depth` at the centre, zero outside."""
         distance = z.abs()
         inside = torch.minimum(distance, torch.as_tensor(self.core, dtype=z.dtype))
         to_rim = (self.radius - distance).clamp(min=0)

@@ -1,9 +1,9 @@
 """How the constants of the toy figures were found: a seeded random search, every candidate run by the real optimizers.
 
 Landscapes and radii are drawn at one fixed learning rate, rounded to three digits, and judged by the claims of both
-figures on more and more starts and seeds, the last time on sixteen times as many as the figures show. Of those that
-never fail, the winner keeps the claims in the most copies whose constants are jittered: the figures should not hang on
-a third digit.
+figures on more and more starts and seeds, finally on sixteen times as many as the figures show. Of those that never
+fail, the winner is the one for which the claims hold in the most copies with jittered constants: the figures should
+not depend on a third digit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VARIED = ("lambda_bar", "sharpness", "well_radius", "hardening", "edge", "rho")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A finalist of the search and how well it did."""
+class Finalist:
+    """A finalist of the search, with its scores."""
 
     constants: ToyConstants
     robustness: float
@@ -40,31 +40,31 @@ def search(
     jitter: float = 0.01,
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
-) -> list[Found]:
+) -> list[Finalist]:
     """The finalists, most robust first (ties: the larger worst-case path ratio)."""
     generator = torch.Generator().manual_seed(seed)
     drawn = draw(candidates, generator)
     pool = _take(drawn, _worth_running(drawn))
     pool = _take(pool, _traps_plain_descent(pool))
-    progress(f"{candidates} landscapes drawn, {_count(pool)} with a well that holds and can be left")
+    progress(f"{candidates} landscapes drawn, {_count(pool)} with a well that traps plain descent and can be left")
     for count in (4, seeds, 16 * seeds):
         holds, ratio = _judge(pool, count, steps)
         order = torch.argsort(ratio, descending=True)
         pool = _take(pool, order[holds[order]])
-        progress(f"{_count(pool)} keep every claim on {count} starts and seeds")
+        progress(f"{_count(pool)} satisfy every claim on {count} starts and seeds")
         pool = _take(pool, torch.arange(_count(pool)) < (finalists if count >= seeds else candidates))
     _, ratio = _judge(pool, seeds, steps)
     holds, _ = _judge(_jittered(pool, copies, jitter, generator), seeds, steps)
     robustness = holds.view(_count(pool), copies).double().mean(1)
-    found = [Found(_row(pool, i), float(robustness[i]), float(ratio[i])) for i in range(_count(pool))]
+    found = [Finalist(_row(pool, i), float(robustness[i]), float(ratio[i])) for i in range(_count(pool))]
     return sorted(found, key=lambda one: (one.robustness, one.worst_ratio), reverse=True)
 
 
 def draw(count: int, generator: torch.Generator) -> ToyConstants:
     """`count` random landscapes, one per row: `0.2 < eta mu < 1.5` at the well's centre, probes shorter than the well.
 
-    That the probes end inside the well matters: an iterate whose probe reaches past it can come to rest one probe
-    length away from the ring, with the probe at the bottom of the well, and then never sees the flat basin.
+    The probes must end inside the well: an iterate whose probe reaches past it can come to rest one probe length away
+    from the ring, with the probe at the bottom of the well, and then never reaches the flat basin.
     """
 
     def uniform(low: float, high: float) -> Tensor:
@@ -100,9 +100,9 @@ def _judge(constants: ToyConstants, seeds: int, steps: int) -> tuple[Tensor, Ten
 
 
 def _worth_running(constants: ToyConstants) -> Tensor:
-    """The ring is a well, though one that lies above the flat minimum, and a kick off its wall can clear it.
+    """The ring is a well that lies above the flat minimum, and a kick off its wall can clear it.
 
-    SAM's kick has to clear well and probe; LLQR+SAM's, longer by `1 / lambda_bar`, has to stay in the bowl.
+    SAM's kick must clear well and probe; LLQR+SAM's, longer by a factor of `1 / lambda_bar`, must stay in the bowl.
     """
     ring = constants.landscape
     kick = constants.lr * ring.well.wall_slope
@@ -130,7 +130,7 @@ def _jittered(constants: ToyConstants, copies: int, jitter: float, generator: to
 
 
 def _take(constants: ToyConstants, rows: Tensor) -> ToyConstants:
-    """The rows named by indices or by a mask."""
+    """The rows given by indices or by a mask."""
     return replace(constants, **{name: getattr(constants, name)[rows] for name in VARIED})
 
 
@@ -143,6 +143,6 @@ def _count(constants: ToyConstants) -> int:
 
 
 def _three_digits(values: Tensor) -> Tensor:
-    """Rounded, so that the constants that are printed are the ones that were run."""
+    """Rounded, so that the printed constants are exactly those that were simulated."""
     scale = 10.0 ** (2 - values.abs().log10().floor())
     return (values * scale).round() / scale

@@ -1,8 +1,8 @@
 """Selection between wells: the regenerative model of Appendix B, its bound, and its simulation.
 
 A cycle picks a well, starts at its centre and lasts until `|e| >= R`. Locally `e <- a e + sigma xi` with standard
-normal `xi`: a flat well has `a = 1` (nothing restores, nothing ejects), a sharp
-unstable one `a > 1` (the SAM kick ejects).
+normal `xi`: a flat well has `a = 1` (no restoring force, no ejection), a sharp unstable one `a > 1` (SAM's kick
+ejects).
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ def sharp_exit_upper_bound(sigma: float, R: float, growth: float) -> float:
     positive("R", R)
     if growth <= 1:
         raise ValueError(f"growth must exceed 1 for an unstable well, got {growth!r}.")
-    # s_n grows like growth^n: far beyond the last term that matters at double precision.
+    # s_n grows like growth^n; this many terms go far beyond the last one that matters in double precision.
     terms = int(np.ceil((np.log(R / sigma) + 40) / np.log(growth))) + 1
     n = np.arange(1, max(terms, 2))
     log_deviation = np.log(sigma) + 0.5 * (np.log(np.expm1(2 * n * np.log(growth))) - np.log(growth**2 - 1))
     return float(1 + np.minimum(1.0, np.sqrt(2 / np.pi) * R * np.exp(-log_deviation)).sum())
 
 
-def exit_times(growth: npt.ArrayLike, sigma: float, R: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Simulated exit times, one visit for each entry of `growth`."""
+def simulate_exit_times(
+    growth: npt.ArrayLike, sigma: float, R: float, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Simulated exit times, one visit per entry of `growth`."""
     a = at_least("growth", growth, 1.0).ravel()
     positive("sigma", sigma)
     positive("R", R)
@@ -78,12 +80,12 @@ class Selection:
 
     @property
     def slope_in_rate(self) -> float:
-        """Slope of `log(occupation)` against the log of the proposition's rate; the proposition says 1 or more."""
+        """Slope of `log(occupation)` against the log of the proposition's rate; at least 1 by the proposition."""
         return _slope(np.log(self.rate), np.log(self.simulated))
 
     @property
     def slope_in_sigma(self) -> float:
-        """Slope against `log sigma`: 2, less what the logarithm takes."""
+        """Slope against `log sigma`: 2, minus the effect of the logarithm."""
         return _slope(np.log(self.sigma), np.log(self.simulated))
 
 
@@ -96,7 +98,7 @@ def select(
     cycles: int = 8000,
     seed: int = 0,
 ) -> Selection:
-    """Run `cycles` regeneration cycles at each noise scale; a cycle falls into a sharp well with `sharp_fraction`."""
+    """Run `cycles` cycles at each noise scale; a cycle picks a sharp well with probability `sharp_fraction`."""
     scales = positive("sigma", sigma).ravel()
     if not 0 < sharp_fraction < 1:
         raise ValueError(f"sharp_fraction must lie strictly between 0 and 1, got {sharp_fraction!r}.")
@@ -104,7 +106,7 @@ def select(
     columns = []
     for scale in scales:
         sharp = rng.random(cycles) < sharp_fraction
-        times = exit_times(np.where(sharp, growth, 1.0), float(scale), R, rng)
+        times = simulate_exit_times(np.where(sharp, growth, 1.0), float(scale), R, rng)
         most = sharp_fraction * sharp_exit_upper_bound(float(scale), R, growth)
         least = (1 - sharp_fraction) * float(flat_exit_lower_bound(scale, R))
         share = times[sharp].sum() / times.sum()

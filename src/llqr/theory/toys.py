@@ -1,7 +1,7 @@
 """The two toy figures: escape from inside the sharp well, and ejection from its bottom by gradient noise.
 
 Both use one landscape (a flat bowl with a sharp ring, `RingLandscape`), one learning rate for all four methods and one
-radius for the two SAM methods. `SHOWN` holds the constants; `llqr.theory.search` is how they were found.
+radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, which `llqr.theory.search` found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN_METHODS: tuple[Method, ...] = ("sgd", "llqr")
 
 @dataclass(frozen=True)
 class ToyConstants:
-    """What the toy figures need to know. Any field but `lr` may hold one value per row of the simulation."""
+    """The constants of the toy figures. Any field but `lr` may hold one value per row of the simulation."""
 
     lambda_bar: Number
     sharpness: Number
@@ -66,7 +66,7 @@ class ToyRuns:
         return self.trajectories[method].first(self.landscape.in_flat_basin)
 
     def path_to_flat(self, method: Method) -> Tensor:
-        """Per row, the path length until the flat basin is first entered (all of it where that never happens)."""
+        """Per row, the path length until the flat basin is first entered (the whole path where it never is)."""
         return self.trajectories[method].path_length(self.flat_step(method))
 
     def escape_claims(self) -> dict[str, Tensor]:
@@ -90,19 +90,19 @@ class ToyRuns:
         }
 
 
-SHOWN = ToyConstants(
+FIGURE_CONSTANTS = ToyConstants(
     lambda_bar=0.565, sharpness=29.3, well_radius=0.407, hardening=3.3, edge=0.123, rho=0.0977, lr=0.02
 )
 """The constants of both figures, found by `llqr.theory.search.search()`."""
 
 
-def escape(constants: ToyConstants = SHOWN, starts: int = 32, steps: int = 1200, seed: int = 0) -> ToyRuns:
+def escape(constants: ToyConstants = FIGURE_CONSTANTS, starts: int = 32, steps: int = 1200, seed: int = 0) -> ToyRuns:
     """The first figure: `starts` points inside the sharp well but off its bottom, no noise."""
     return run(constants, off_bottom_starts(constants, starts, seed), steps)
 
 
 def ejection(
-    constants: ToyConstants = SHOWN,
+    constants: ToyConstants = FIGURE_CONSTANTS,
     seeds: int = 32,
     steps: int = 1200,
     variance: float = NOISE_VARIANCE,
@@ -114,9 +114,9 @@ def ejection(
 
 
 def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repeats: int = 1) -> Tensor:
-    """Points all around the ring, 5% to 20% of the core's half-width off its bottom, on either side.
+    """Points around the ring, off its bottom by 5% to 20% of the core's half-width, on either side.
 
-    `repeats` gives the same `starts` points over and over, for constants that have one value per row.
+    `repeats` repeats the same `starts` points, for constants that have one value per row.
     """
     bottom = constants.landscape.bottom(spread_angles(starts).repeat(repeats))
     generator = torch.Generator().manual_seed(seed)
@@ -128,7 +128,7 @@ def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repea
 
 
 def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
-    """Gaussian schedules `(steps, seeds, 2)`; column `s` is seeded by `s` alone, whatever `seeds` is."""
+    """Gaussian schedules `(steps, seeds, 2)`; column `s` is seeded by `s` and does not depend on `seeds`."""
     if variance <= 0:
         raise ValueError(f"variance must be positive, got {variance!r}.")
     columns = [

@@ -1,7 +1,7 @@
 """Trajectories of the library's own optimizers on toy losses: many independent points in one parameter.
 
-Every row of a parameter `(rows, dim)` is its own trajectory. The loss is summed over rows, so each row's gradient is
-its own, and the probe is normalised row by row. Nothing of SAM or LLQR is written here: `torch.optim.SGD`, `llqr.SAM`,
+Every row of a parameter `(rows, dim)` is an independent trajectory: the loss is summed over rows, so that gradients do
+not mix, and the probe is normalised row by row. SAM and LLQR are not reimplemented here: `torch.optim.SGD`, `llqr.SAM`,
 `llqr.LLQR` and `llqr.LLQRSAM` take the steps, with the metric `U` given as a `llqr.FixedGeometry`.
 """
 
@@ -42,7 +42,7 @@ def iterate(
         method: `sgd`, `llqr` (transport by `U`), `sam` (Euclidean probe) or `llqr+sam` (probe and transport by `U`).
         start: float64 points, shape `(rows, dim)`.
         lr: the learning rate `eta`, one for all rows.
-        rho: the probe radius of the SAM methods; a tensor `(rows,)` gives every row its own.
+        rho: the probe radius of the SAM methods; a tensor `(rows,)` gives one radius per row.
         metric: `g -> U g`, needed by the LLQR methods.
         noise: step -> a perturbation, broadcastable to `(rows, dim)`, of the gradient that updates the weights. It is
             added *before* `U` transports that gradient, as minibatch noise would be, and never enters the probe.
@@ -104,10 +104,10 @@ def _radius(rho: float | Tensor | None) -> float:
 
 
 def _row_norm(rho: float | Tensor | None) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
-    """`sqrt(v . U v)` of each row, so that rows do not see one another, over the row's own `rho` if it has one."""
+    """`sqrt(v . U v)` of each row, so that rows stay independent, divided by `rho` if it has one value per row."""
 
     def norm(v: list[Tensor], d: list[Tensor]) -> list[Tensor]:
-        # The smallest normal number keeps a row that sits exactly on a minimum from dividing zero by zero.
+        # The smallest normal number avoids dividing zero by zero in a row that sits exactly on a minimum.
         tiny = torch.finfo(torch.float64).tiny
         divisors = [((a * b).sum(-1, keepdim=True) + tiny).sqrt() for a, b in zip(v, d, strict=True)]
         if isinstance(rho, Tensor):

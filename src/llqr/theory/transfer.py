@@ -1,9 +1,9 @@
 """Convergence transfer: with a bounded, changing metric and decaying schedules, the mean of `g.U g` falls like T^-1/2.
 
-The problem is smooth and non-convex: robust regression with the Cauchy loss `log(1 + r^2)`. The metric turns and
-stretches as it goes, inside `[u_min, u_max]`, and is frozen within each step. Step size and radius fall as
-`(t + 1)^-1/2` and `(t + 1)^-power`: `power = 1/2` is the schedule of Euclidean SAM's analysis, `1/4` a slower decay of
-the radius (at the price of a factor `log T` in the bound).
+The problem is smooth and non-convex: robust regression with the Cauchy loss `log(1 + r^2)`. The eigenvalues of the
+metric change from step to step inside `[u_min, u_max]`. Step size and radius decay as `(t + 1)^-1/2` and
+`(t + 1)^-power`: `power = 1/2` is the schedule of Euclidean SAM's analysis, `1/4` a slower decay of the radius (at the
+cost of a factor `log T` in the bound).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llqr.theory.arguments import Array, positive
 
 @dataclass(frozen=True)
 class RobustRegression:
-    """`L(theta) = mean_n phi(x_n . theta - y_n)` with `phi(r) = log(1 + r^2)`, and 20% of the targets wild."""
+    """`L(theta) = mean_n phi(x_n . theta - y_n)` with `phi(r) = log(1 + r^2)`, and 20% of the targets outliers."""
 
     inputs: Tensor
     targets: Tensor
@@ -31,9 +31,9 @@ class RobustRegression:
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.randn(samples, dim, generator=generator, dtype=torch.float64)
         truth = torch.randn(dim, generator=generator, dtype=torch.float64) / dim**0.5
-        wild = torch.rand(samples, generator=generator, dtype=torch.float64) < 0.2
+        outlier = torch.rand(samples, generator=generator, dtype=torch.float64) < 0.2
         noise = torch.randn(samples, generator=generator, dtype=torch.float64)
-        return RobustRegression(inputs, inputs @ truth + torch.where(wild, 4.0, 0.1) * noise)
+        return RobustRegression(inputs, inputs @ truth + torch.where(outlier, 4.0, 0.1) * noise)
 
     def loss(self, theta: Tensor, samples: Tensor | None = None) -> Tensor:
         inputs = self.inputs if samples is None else self.inputs[samples]
@@ -42,13 +42,13 @@ class RobustRegression:
         return torch.log1p(residual**2).mean()
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Of the full loss, in closed form."""
+        """The gradient of the full loss, in closed form."""
         residual = self.inputs @ theta - self.targets
         return self.inputs.T @ (2 * residual / (1 + residual**2)) / len(self.targets)
 
 
-class TurningMetric:
-    """`U_t = Q diag(u_t) Q^T`: every eigenvalue wanders over `[u_min, u_max]` at its own pace."""
+class OscillatingMetric:
+    """`U_t = Q diag(u_t) Q^T`: every eigenvalue oscillates in `[u_min, u_max]` at its own frequency."""
 
     def __init__(self, dim: int, u_min: float, u_max: float, seed: int = 0) -> None:
         if not 0 < u_min <= u_max:
@@ -56,20 +56,20 @@ class TurningMetric:
         generator = torch.Generator().manual_seed(seed)
         self.Q = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
         self._phase = torch.rand(dim, generator=generator, dtype=torch.float64) * 2 * torch.pi
-        self._pace = 0.002 + 0.02 * torch.rand(dim, generator=generator, dtype=torch.float64)
+        self._frequency = 0.002 + 0.02 * torch.rand(dim, generator=generator, dtype=torch.float64)
         self._low, self._high = float(np.log(u_min)), float(np.log(u_max))
         self.step = 0
 
     @property
     def eigenvalues(self) -> Tensor:
-        wave = 0.5 + 0.5 * torch.sin(self._phase + self._pace * self.step)
+        wave = 0.5 + 0.5 * torch.sin(self._phase + self._frequency * self.step)
         values: Tensor = torch.exp(self._low + (self._high - self._low) * wave)
         return values
 
     def apply(self, gradient: Tensor) -> Tensor:
         """`U_t g`."""
-        moved: Tensor = self.Q @ (self.eigenvalues * (self.Q.T @ gradient))
-        return moved
+        Ug: Tensor = self.Q @ (self.eigenvalues * (self.Q.T @ gradient))
+        return Ug
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Transfer:
         return np.asarray(np.cumsum(self.stationarity) / np.arange(1, len(self.stationarity) + 1))
 
     def slope(self, skip: float = 0.02) -> float:
-        """Slope of log(running mean) against log T over the run, without its first `skip`."""
+        """Slope of log(running mean) against log T over the run, without the first fraction `skip`."""
         T = np.unique(np.geomspace(max(2, skip * len(self.stationarity)), len(self.stationarity), 60).astype(int))
         return float(np.polyfit(np.log(T), np.log(self.running_mean[T - 1]), 1)[0])
 
@@ -107,10 +107,10 @@ def transfer(
     dim = problem.inputs.shape[1]
     generator = torch.Generator().manual_seed(seed + 1)
     theta = torch.nn.Parameter(2 * torch.randn(dim, generator=generator, dtype=torch.float64) / dim**0.5)
-    metric = TurningMetric(dim, u_min, u_max, seed)
+    metric = OscillatingMetric(dim, u_min, u_max, seed)
     base = torch.optim.SGD([theta], lr=lr)
     optimizer = llqr.LLQRSAM(
-        base, llqr.FixedGeometry([(theta, metric.apply)]), rho=lambda step: rho * (step + 1) ** -power
+        base, llqr.FixedGeometry([(theta, metric.apply)]), rho=lambda step: rho * (step + 1) ** -power, norm="metric"
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(base, lambda step: (step + 1) ** -0.5)
     stationarity = np.empty(steps)

@@ -14,8 +14,8 @@ from llqr.theory.arguments import SYMMETRY_TOLERANCE, Array, positive, symmetric
 class TwoScale:
     """A minimum at the origin of `L = 1/2 e.H e` with `H = H_bar + H_eps` and the metric `U = H_bar^-1`.
 
-    `H_bar` (SPD) is the average geometry that the slow metric has learned, `H_eps` (PSD) the pothole it has not.
-    The two need not commute. A number stands for a 1 x 1 matrix, a vector for a diagonal.
+    `H_bar` (SPD) is the average geometry that the slow metric has learned, `H_eps` (PSD) the pothole that it has not.
+    The two need not commute. A number stands for a 1 x 1 matrix, a vector for a diagonal matrix.
     """
 
     def __init__(self, H_bar: npt.ArrayLike, H_eps: npt.ArrayLike) -> None:
@@ -142,5 +142,5 @@ def roll(step: Callable[[Array], Array], start: Array, steps: int) -> Array:
 
 
 def _off_zero(norm: Array) -> Array:
-    """At the minimum itself the probe has no direction and stays put: its norm may be anything but zero."""
+    """At the minimum itself the probe has no direction and does not move, so any nonzero norm will do."""
     return np.where(norm > 0, norm, 1.0)

@@ -89,7 +89,7 @@ def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
     assert (code, "# too large, and stored as diag-kfac: tokens.weight (10000, 384)" in out) == (0, True)
 
 
-def test_compare_prints_a_row_a_method_and_leaves_the_runs(llqr, tmp_path):
+def test_compare_prints_a_row_per_method_and_leaves_the_runs(llqr, tmp_path):
     arguments = ("compare", "--data", "digits", "--model", "mlp", "--methods", "sgdm,llqr+sam", "--seeds", "2", *QUICK)
     code, out, _ = llqr(*arguments, "--out", "runs/demo", "--json")
     assert code == 0
@@ -155,7 +155,7 @@ def test_a_run_and_its_kept_line_name_the_commit_of_every_command(llqr, tmp_path
         assert (one["commit"], one["dirty"], later["commit"], later["dirty"]) == ("0123abc", False, "4567def", True)
 
 
-def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_goes_on(llqr, tmp_path, monkeypatch):
+def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llqr, tmp_path, monkeypatch):
     # A clock that goes a second further each time it is looked at.
     monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
     arguments = ("train", "digits/mlp", *QUICK)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from llqr.lab.cli import data as cli_data
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.text import prepared, stream
+from llqr.lab.text import parallel_text, token_stream
 from parallel_text import write_folder
 
 
@@ -38,7 +38,7 @@ def source(tmp_path):
 def test_a_folder_is_prepared_and_told_of(run, source, tmp_path):
     result = run("mine", "--source", source)
     assert result.exit_code == 0, result.output
-    text = prepared.load(tmp_path / "data" / "mine")
+    text = parallel_text.load(tmp_path / "data" / "mine")
     assert len(text.train) == 300
     rows = {line.strip().rpartition("  ")[0].split("  ")[0]: line.split()[-3:] for line in result.output.splitlines()}
     assert rows["read"] == ["300", "20", "20"]
@@ -56,13 +56,13 @@ def test_files_are_prepared_and_told_of_in_json(run, source, tmp_path):
     assert told["prepared_now"] is True
     assert told["settings"]["languages"] == ["en", "de"]
     assert told["counts"]["train"]["held_out"] == told["counts"]["valid"]["kept"] + told["counts"]["test"]["kept"] > 0
-    assert prepared.load(told["folder"]).key == told["key"]
+    assert parallel_text.load(told["folder"]).key == told["key"]
 
 
 def test_one_text_is_prepared(run, source, tmp_path):
     result = run("novel", "--text", source / "train.en", "--held-out", "0.1")
     assert result.exit_code == 0, result.output
-    assert stream.load(tmp_path / "data" / "novel").counts["valid"]["kept"] == 30
+    assert token_stream.load(tmp_path / "data" / "novel").counts["valid"]["kept"] == 30
 
 
 @pytest.mark.parametrize(

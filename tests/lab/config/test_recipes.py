@@ -12,9 +12,9 @@ from llqr.lab.config import recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, Probe
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.folder import plain
+from llqr.lab.runs.json_files import plain
 from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
-from llqr.lab.text import prepared
+from llqr.lab.text import parallel_text
 from tiny_text import reversal
 
 NETWORKS = ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110")
@@ -93,7 +93,7 @@ def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
     reversal(tmp_path)
     overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
     run = recipe.load(f"{TRANSLATION}@tiny", overrides).run("adamw")
-    assert run.build_model().head.out_features == prepared.load(tmp_path / "reversal").vocabulary.size
+    assert run.build_model().head.out_features == parallel_text.load(tmp_path / "reversal").vocabulary.size
     assert not run.task_type.remark(run)
     missing = dataclasses.replace(run, data=dataclasses.replace(run.data, name="nothing"))
     assert "not prepared yet" in missing.task_type.remark(missing)
@@ -288,7 +288,8 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("probes.sam.lam=0.5", r"probes.sam: lam belongs to fsam"),
         ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to asam and fishersam"),
         ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, got 'same'"),
-        ("geometries.ngd.divergence=kl", r"geometries.ngd.divergence must be one of ngd, newton"),
+        ("geometries.ngd.divergence=kl", r"geometries.ngd: divergence must be one of ngd, newton, got 'kl'"),
+        ("geometries.ngd.structure=kfacc", r"geometries.ngd: structure must be one of .*, got 'kfacc'"),
         ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
         ("geometries.ngd.lr=1e-2", r"unknown key geometries.ngd.lr; known here: divergence, .*inner, runtime"),
         ("geometries.ngd.inner.lr=slow", r"geometries.ngd.inner.lr must be a number, got 'slow'"),

@@ -1,4 +1,4 @@
-"""Reading data sets: the real layouts in small, label noise, and what is said of missing and damaged files."""
+"""Reading data sets: small copies of the real layouts, label noise, and errors for missing and damaged files."""
 
 import os
 import pickle
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from llqr.lab import data
-from llqr.lab.data.noise import corrupt_labels
+from llqr.lab.data.label_noise import corrupt_labels
 from llqr.lab.data.restricted_pickle import load_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the complete CIFAR:UserWarning")
@@ -31,7 +31,7 @@ def rows(images: np.ndarray) -> np.ndarray:
 
 
 def write_cifar10(root: Path, layout: str, protocol: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """A tiny CIFAR-10, four images a file; returns the training images and labels."""
+    """A tiny CIFAR-10, four images per file; returns the training images and labels."""
     images, labels = images_and_labels(20, 10)
     test_images, test_labels = images_and_labels(4, 10, seed=1)
     parts = [(f"data_batch_{i + 1}", images[4 * i : 4 * i + 4], labels[4 * i : 4 * i + 4]) for i in range(5)]
@@ -64,7 +64,7 @@ def write_cifar100(root: Path, layout: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_folders(root: Path, size: int, ending: str, per_class: int = 3) -> None:
-    """``train/<class>/`` and ``val/<class>/`` with flat images of one colour a class."""
+    """``train/<class>/`` and ``val/<class>/`` with images of a single colour per class."""
     for split in ("train", "val"):
         for index, name in enumerate(("n01", "n02")):
             (root / split / name).mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_cifar100_takes_the_fine_labels(tmp_path, layout):
     assert torch.equal(loaded.train.labels, torch.from_numpy(labels))
 
 
-def test_an_incomplete_cifar_is_said_to_be_incomplete(tmp_path):
+def test_an_incomplete_cifar_warns(tmp_path):
     write_cifar100(tmp_path, "binary")
     with pytest.warns(UserWarning, match=r"holds 8 images in train.bin; the complete CIFAR-100 has 50000"):
         data.load("cifar100", tmp_path)
@@ -178,7 +178,7 @@ def test_damaged_pickles_name_the_file(tmp_path, content):
         data.load("cifar100", tmp_path)
 
 
-def test_digits_are_embedded_and_split_once_and_for_all():
+def test_digits_are_embedded_and_have_a_fixed_split():
     first, second = data.load("digits"), data.load("digits")
     assert torch.equal(first.train.images, second.train.images)
     assert (len(first.train), len(first.test)) == (data.source("digits").train_count, 360)
@@ -239,7 +239,7 @@ def test_imagenet_folders_are_streamed(tmp_path, workers):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_streaming_goes_on_in_the_middle_of_an_epoch(tmp_path):
+def test_streaming_resumes_in_the_middle_of_an_epoch(tmp_path):
     for label in range(2):
         for split in ("train", "val"):
             (tmp_path / "imagenet" / split / str(label)).mkdir(parents=True)
@@ -280,7 +280,7 @@ def test_missing_imagenet_says_what_is_expected_where(tmp_path):
     seed=st.integers(0, 2**31),
 )
 @settings(deadline=None, max_examples=50)
-def test_noise_flips_exactly_the_asked_fraction(count, classes, rate, seed):
+def test_noise_flips_exactly_the_requested_fraction(count, classes, rate, seed):
     labels = torch.arange(count) % classes
     noisy = corrupt_labels(labels, classes, rate, seed)
     assert int((noisy != labels).sum()) == round(rate * count)  # so no flip keeps the class

@@ -1,4 +1,4 @@
-"""Batches of resident data: augmentation against a plain loop, order, last batches, and going on mid-epoch."""
+"""Batches of resident data: augmentation against a plain loop, order, last batches, and resuming in mid-epoch."""
 
 import io
 
@@ -14,7 +14,7 @@ from llqr.lab.data.resident import ResidentBatches, ResidentData, ResidentOption
 
 
 def image_set(count: int, size: int = 6, channels: int = 2) -> ImageSet:
-    """Images with no two pixels alike (up to 255), labels that number the samples."""
+    """Images whose pixels all differ (up to 255), and labels that number the samples."""
     pixels = torch.arange(count * size * size * channels).remainder(255).add(1).to(torch.uint8)
     return ImageSet(pixels.reshape(count, size, size, channels), torch.arange(count))
 
@@ -51,7 +51,7 @@ def reference(image, top, left, flip, hole_row, hole_column, augmentation, mean,
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None, max_examples=60)
-def test_augmentation_is_the_plain_loop(padding, flip, cutout, probability, seed):
+def test_augmentation_equals_a_plain_loop(padding, flip, cutout, probability, seed):
     data = image_set(9)
     augmentation = Augmentation(padding, flip, cutout, probability)
     mean, deviation = (t.double() for t in data.statistics())
@@ -64,7 +64,7 @@ def test_augmentation_is_the_plain_loop(padding, flip, cutout, probability, seed
         torch.testing.assert_close(made[i], expected, rtol=0, atol=1e-12)
 
 
-def test_draws_reach_every_value_and_no_other():
+def test_draws_take_every_allowed_value_and_no_other():
     draws = Augmentation(crop_padding=4, flip=True, cutout=16).draw(5000, 32, 32, torch.Generator().manual_seed(0))
     assert draws.top.unique().tolist() == draws.left.unique().tolist() == list(range(9))
     assert draws.hole_row.unique().tolist() == draws.hole_column.unique().tolist() == list(range(32))
@@ -114,7 +114,7 @@ def test_epochs_differ_and_seeds_repeat():
     assert not torch.equal(torch.cat(first), torch.cat(other))
 
 
-def test_how_many_batches_are_made_at_once_changes_nothing(monkeypatch):
+def test_the_number_of_batches_made_at_once_does_not_matter(monkeypatch):
     options = {"count": 30, "crop_padding": 1, "flip": True, "cutout": 2, "last": "keep"}
     together = [(images, labels) for images, labels in batches(**options)]
     monkeypatch.setattr(resident, "BYTES_AT_ONCE", 1)
@@ -126,7 +126,7 @@ def test_how_many_batches_are_made_at_once_changes_nothing(monkeypatch):
 
 @given(stop=st.integers(0, 9), last=st.sampled_from(["fill", "drop", "keep"]))
 @settings(deadline=None, max_examples=30)
-def test_a_saved_state_goes_on_with_the_next_batch(stop, last):
+def test_a_saved_state_resumes_with_the_next_batch(stop, last):
     options = {"crop_padding": 1, "flip": True, "cutout": 2, "last": last}
     whole = batches(**options)
     expected = [batch for _ in range(5) for batch in whole]
@@ -160,7 +160,7 @@ def test_the_global_generator_is_left_alone():
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_is_the_asked_one(memory_format):
+def test_batches_have_the_requested_memory_format(memory_format):
     data = image_set(10)
     held = ResidentData(data, data, 10, ResidentOptions(crop_padding=1))
     for loader in (
@@ -172,7 +172,7 @@ def test_memory_format_is_the_asked_one(memory_format):
         assert images.is_contiguous(memory_format=memory_format)
 
 
-def test_test_batches_are_every_sample_in_order_from_the_start():
+def test_test_batches_hold_every_sample_in_order():
     data = image_set(10)
     held = ResidentData(data, data, 10, ResidentOptions(crop_padding=1, flip=True, cutout=2))
     loader = held.test_batches(4)
@@ -183,7 +183,7 @@ def test_test_batches_are_every_sample_in_order_from_the_start():
     torch.testing.assert_close(images.double(), expected.permute(0, 3, 1, 2), rtol=0, atol=1e-5)
 
 
-def test_batches_handed_out_stay_what_they_were():
+def test_later_batches_do_not_overwrite_earlier_ones():
     loader = batches(crop_padding=1)
     kept = [(images, images.clone()) for images, _ in loader]
     assert all(torch.equal(images, copy) for images, copy in kept)

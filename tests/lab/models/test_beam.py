@@ -18,13 +18,13 @@ SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS}
 
 
 def decoder(seed: int, vocabulary: int, sharpness: float = 1.0, towards_the_end: float = 0.0) -> TranslationTransformer:
-    """A small model, with logits spread out by ``sharpness``, that likes to end."""
+    """A small model with logits scaled by ``sharpness`` and a high probability of the end token."""
     torch.manual_seed(seed)
     model = TranslationTransformer(vocabulary, width=8, feed_forward=8, heads=2, layers=1, tie="none", max_length=32)
     model = model.double().eval()
     with torch.no_grad():
         model.head.weight.mul_(sharpness)
-        # One constant among the last norm's outputs, read by the row of the end.
+        # A constant among the outputs of the last norm, which only the row of the end token reads.
         last = model.decoder[0].around_feed_forward.norm
         last.weight[0], last.bias[0] = 0.0, 1.0
         model.head.weight[EOS, 0] = towards_the_end
@@ -40,7 +40,7 @@ def sources(vocabulary: int, *lengths: int) -> Tensor:
 
 @torch.no_grad()
 def log_probabilities(model: TranslationTransformer, source: Tensor, prefix: tuple[int, ...]) -> Tensor:
-    """Of the token after ``prefix``, by a pass over all of it."""
+    """Of the token after ``prefix``, from a pass over the whole prefix."""
     return model(source.unsqueeze(0), torch.tensor([[BOS, *prefix]]))[0, -1].log_softmax(0)
 
 
@@ -53,7 +53,7 @@ def best_first(found: list[tuple[list[int], float]]) -> list[Hypothesis]:
 
 
 def exhaustive(model, source, max_length, penalty, min_length) -> list[Hypothesis]:
-    """Every sequence there is."""
+    """All possible sequences."""
     words = [token for token in range(model.vocabulary) if token not in (PAD, EOS)]
     found = []
     for length in range(min_length, limit(source, max_length) + 1):
@@ -65,7 +65,7 @@ def exhaustive(model, source, max_length, penalty, min_length) -> list[Hypothesi
 
 
 def step_by_step(model, source, beam, max_length, penalty, min_length) -> list[Hypothesis]:
-    """fairseq's rules on lists."""
+    """fairseq's rules, written with lists."""
     going_on, finished, last = [((), 0.0)], [], limit(source, max_length)
     for step in range(last + 1):
         candidates = []
@@ -100,7 +100,7 @@ settings_of_a_search = {
 
 @given(**settings_of_a_search)
 def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty, min_length):
-    """Two words beside the beginning: 40 sequences of up to three tokens, of which at most 36 are in play at a time."""
+    """Three tokens can follow: 40 sequences of up to three tokens, of which at most 36 are candidates at a time."""
     model = decoder(seed, vocabulary=5, sharpness=sharpness)
     source = sources(5, 2, 3)
     found = beam_search(
@@ -111,7 +111,7 @@ def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty,
 
 
 @given(**settings_of_a_search, beam=st.integers(1, 5), towards_the_end=st.sampled_from([-2.0, 0.0, 2.0]))
-def test_a_narrow_beam_is_fairseqs(seed, sharpness, penalty, min_length, beam, towards_the_end):
+def test_a_narrow_beam_matches_fairseq(seed, sharpness, penalty, min_length, beam, towards_the_end):
     model = decoder(seed, 7, sharpness, towards_the_end)
     source = sources(7, 3, 1, 4)
     found = beam_search(
@@ -121,8 +121,8 @@ def test_a_narrow_beam_is_fairseqs(seed, sharpness, penalty, min_length, beam, t
         assert_same(hypotheses, step_by_step(model, row, beam, (1.2, 3), penalty, min_length))
 
 
-def test_both_ways_to_finish_were_seen():
-    """The examples above would say little if every sentence ran to its greatest length, or none did."""
+def test_the_examples_cover_both_ways_to_finish():
+    """The tests above would show little if every sentence, or none, reached its maximum length."""
     model = decoder(1, 7, towards_the_end=2.0)
     (eager,) = beam_search(model, sources(7, 4), beam=3, max_length=(0, 20), **SPECIAL)
     assert len(eager) == 3
@@ -133,13 +133,13 @@ def test_both_ways_to_finish_were_seen():
 
 
 @given(seed=st.integers(0, 10_000), lengths=st.lists(st.integers(0, 6), min_size=2, max_size=4))
-def test_a_batch_is_its_sentences_one_by_one(seed, lengths):
+def test_a_batch_gives_the_same_as_its_sentences_one_by_one(seed, lengths):
     model = decoder(seed, 9, sharpness=2.0, towards_the_end=1.0)
     source = sources(9, *lengths, 6)
     together = beam_search(model, source, beam=3, **SPECIAL)
     for length, row, hypotheses in zip([*lengths, 6], source, together, strict=True):
         if length == 0:
-            assert hypotheses == []  # a row of padding alone
+            assert hypotheses == []  # a row of padding only
             continue
         (alone,) = beam_search(model, row[:length].unsqueeze(0), beam=3, **SPECIAL)
         assert_same(hypotheses, alone)
@@ -155,13 +155,13 @@ def test_the_score_is_the_log_probability_over_the_length():
         assert hypothesis.score == pytest.approx(logp / len(sequence) ** 0.6, abs=1e-12)
 
 
-def test_a_hypothesis_never_outgrows_the_positions():
+def test_a_hypothesis_never_exceeds_the_positions():
     model = decoder(0, 7, towards_the_end=-20.0)
     ((hypothesis,),) = beam_search(model, sources(7, 4), beam=1, max_length=(10, 10), **SPECIAL)
-    assert len(hypothesis.tokens) == 31  # and the end, of which there is no position
+    assert len(hypothesis.tokens) == 31  # plus the end token, which needs no position
 
 
-def test_logits_that_are_not_numbers_give_no_hypotheses():
+def test_nan_logits_give_no_hypotheses():
     model = decoder(0, 7)
     with torch.no_grad():
         model.head.weight[3] = torch.nan
@@ -169,7 +169,7 @@ def test_logits_that_are_not_numbers_give_no_hypotheses():
 
 
 class HostReads(TorchDispatchMode):
-    """Counts operations that make the host wait for numbers of the device."""
+    """Counts operations that make the host wait for the device."""
 
     waiting = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "repeat_interleave")
 
@@ -182,7 +182,7 @@ class HostReads(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def test_the_host_waits_for_the_device_only_now_and_then():
+def test_the_host_rarely_waits_for_the_device():
     model = decoder(0, 7, towards_the_end=-20.0)
     with HostReads() as reads:
         bool(torch.ones(1).all())
@@ -207,5 +207,5 @@ def test_bad_requests_name_the_argument():
         beam_search(model, source, bos=1, eos=0, pad=0)
     with pytest.raises(ValueError, match="max_length and min_length must not be negative"):
         beam_search(model, source, max_length=(-1, 5), **SPECIAL)
-    with pytest.raises(ValueError, match="model: a search wants a model in eval mode"):
+    with pytest.raises(ValueError, match="model must be in eval mode"):
         beam_search(model.train(), source, **SPECIAL)

@@ -1,4 +1,4 @@
-"""The cache returns what was put into it, in the order asked for."""
+"""The cache returns what was appended to it, in the requested order."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from llqr.lab.models.decoding import Cache
 
 
-def test_all_tokens_come_back_and_rows_change_places():
+def test_appended_tokens_are_returned_and_rows_can_be_reordered():
     layers, rows, heads, width = 2, 3, 2, 4
     cache = Cache(layers, length=5)
     tokens = torch.randn(5, layers, 2, rows, heads, 1, width)
@@ -23,7 +23,7 @@ def test_all_tokens_come_back_and_rows_change_places():
         known = known[:, :, order]
 
 
-def test_it_is_made_where_and_as_the_keys_are():
+def test_it_has_the_device_and_dtype_of_the_keys():
     cache = Cache(1, 2)
     cache.reorder(torch.tensor([0]))  # nothing to change yet
     keys, _ = cache.append(0, *torch.ones(2, 1, 1, 1, 4, dtype=torch.bfloat16))

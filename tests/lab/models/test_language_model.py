@@ -1,4 +1,4 @@
-"""The language model: GPT-2's sizes and start, PyTorch's layers as reference, causality."""
+"""The language model: GPT-2's sizes and initialisation, PyTorch's layers as reference, causality."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_parameter_counts_are_the_published_ones(width, heads, layers, count):
     assert parameters(untied) == count + 50257 * width
 
 
-def test_the_layers_are_those_of_pytorch():
+def test_the_layers_equal_those_of_pytorch():
     model = small()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,7 +67,7 @@ def test_the_layers_are_those_of_pytorch():
     torch.testing.assert_close(differentiable_forward(model, rows), expected, rtol=0, atol=1e-12)
 
 
-def test_no_token_is_seen_before_its_time():
+def test_no_token_depends_on_later_tokens():
     model = small()
     rows = tokens(2, 6)
     later = rows.clone()
@@ -77,7 +77,7 @@ def test_no_token_is_seen_before_its_time():
     assert (changed[:, 3:] - logits[:, 3:]).abs().amax(dim=2).min() > 1e-3
 
 
-def test_the_start_is_gpt2s():
+def test_the_initialisation_is_that_of_gpt2():
     model = LanguageModel(2000, width=256, heads=4, layers=8, context=64)
     block = model.blocks[3]
     widths = {
@@ -94,7 +94,7 @@ def test_the_start_is_gpt2s():
     assert model.head.weight is model.tokens.weight
 
 
-def test_a_pass_asks_the_device_nothing():
+def test_a_forward_pass_never_reads_from_the_device():
     with torch.device("meta"):
         model = LanguageModel(11, width=16, heads=2, layers=1, context=8)
         logits = model(torch.zeros(3, 5, dtype=torch.int64))
@@ -115,5 +115,5 @@ def test_bad_requests_name_the_argument():
         small(heads=5)
     with pytest.raises(ValueError, match="vocabulary, layers and context must be at least 1, got 11, 0 and 8"):
         small(layers=0)
-    with pytest.raises(ValueError, match="tokens: 9 tokens are more than context=8"):
+    with pytest.raises(ValueError, match="tokens: 9 tokens exceed context=8"):
         small()(tokens(1, 9))

@@ -1,4 +1,4 @@
-"""The networks: sizes of the literature, shapes, and derivatives of the kinds a curvature product needs."""
+"""The networks: published sizes, shapes, and the derivatives that a curvature product needs."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, jvp, vjp
 from llqr.lab import models
 from llqr.lab.models.vit import ViT
 
-# name, arguments, parameters: original papers and the reference implementations they point to.
+# name, arguments, parameters: from the original papers and the reference implementations they refer to.
 PUBLISHED = [
     ("vgg16-bn", {"classes": 10}, 14_728_266),
     ("vgg16-bn", {"classes": 100}, 14_774_436),
@@ -55,7 +55,7 @@ def test_parameter_counts_are_the_published_ones(name, arguments, count):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_attention_projections_have_the_promised_names_and_the_same_size(fused):
+def test_attention_projections_have_the_documented_names_and_the_same_size(fused):
     with torch.device("meta"):
         model = models.build("vit-b", fused=fused)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("blocks.0.attn.")}
@@ -80,7 +80,7 @@ def test_fused_and_separate_projections_compute_the_same():
     torch.testing.assert_close(separate(images), fused(images), rtol=0, atol=1e-13)
 
 
-def test_explicit_attention_is_the_fused_kernel_written_out():
+def test_explicit_attention_equals_the_fused_kernel():
     torch.manual_seed(0)
     model = models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5).double()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_every_model_has_forward_mode_and_second_derivatives(name):
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if name != "mlp"])
-def test_channels_last_changes_the_layout_and_nothing_else(name):
+def test_channels_last_changes_only_the_layout(name):
     torch.manual_seed(0)
     arguments = SMALL[name]
     model = models.build(name, classes=5, **arguments).double().eval()
@@ -137,7 +137,7 @@ def test_a_wider_image_is_pooled_rather_than_refused():
             assert model(torch.empty(2, 3, 64, 64)).shape == (2, 200)
 
 
-def test_the_start_is_decided_by_the_seed():
+def test_the_seed_determines_the_initial_weights():
     torch.manual_seed(3)
     first = models.build("cnn")
     torch.manual_seed(3)

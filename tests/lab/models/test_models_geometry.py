@@ -8,7 +8,7 @@ import llqr
 from geometries import flat_geometry
 from llqr.lab import models
 
-# Small members of every family: no block has more than a few hundred entries, so that a dense metric fits.
+# A small member of every family: no block has more than a few hundred entries, so that a dense metric fits.
 SMALL = {
     "mlp": {"image_size": 4, "channels": 3, "hidden": [8]},
     "cnn": {"image_size": 8, "width": 2, "channels": 3},

@@ -1,4 +1,4 @@
-"""The translation transformer: fairseq's sizes and start, PyTorch's layers as reference, padding, decoding."""
+"""The translation transformer: fairseq's sizes and initialisation, PyTorch's layers as reference, padding, decoding."""
 
 import functools
 import math
@@ -53,7 +53,7 @@ def test_sizes_of_the_variants(tie, matrices, norm, final_norms):
     assert parameters(model) == by_hand(1000 * matrices, final_norms=final_norms)
 
 
-def test_every_projection_is_a_matrix_of_its_own_and_the_tied_one_is_there_once():
+def test_every_projection_is_a_separate_matrix_and_the_tied_one_counts_once():
     shapes = {name: tuple(parameter.shape) for name, parameter in small().named_parameters()}
     layer = {name.removeprefix("decoder.0.") for name in shapes if name.startswith("decoder.0.")}
     assert {f"{kind}.{part}.weight" for kind in ("attention", "source_attention") for part in "qkv"} < layer
@@ -64,7 +64,7 @@ def test_every_projection_is_a_matrix_of_its_own_and_the_tied_one_is_there_once(
     ]
 
 
-def test_the_start_is_fairseqs():
+def test_the_initialisation_is_that_of_fairseq():
     model = TranslationTransformer(4000)
     for embedding in (model.source_embedding, model.target_embedding):
         weight = embedding.weight.detach()
@@ -88,7 +88,7 @@ def test_the_start_is_fairseqs():
     assert not torch.equal(layer.attention.q.weight, layer.attention.k.weight)
 
 
-def test_untied_outputs_start_like_the_embeddings_and_keep_their_row_for_padding():
+def test_untied_outputs_are_initialised_like_embeddings_with_a_row_for_padding():
     model = TranslationTransformer(4000, width=64, layers=1, tie="none")
     assert float(model.head.weight.detach().std()) * 64**0.5 == pytest.approx(1, abs=0.01)
     assert model.head.weight[PAD].any()
@@ -138,11 +138,11 @@ def pytorchs(model: TranslationTransformer, norm: str) -> tuple[nn.TransformerEn
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_layers_are_those_of_pytorch(norm):
+def test_the_layers_equal_those_of_pytorch(norm):
     model = small(norm=norm)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))  # norms and biases that are not at their start
+            parameter.add_(0.3 * torch.randn_like(parameter))  # norms and biases away from their initial values
     source, previous = tokens(3, 5), tokens(3, 4)
     source[0, 3:] = PAD
     encoder, decoder = pytorchs(model, norm)
@@ -157,8 +157,8 @@ def test_the_layers_are_those_of_pytorch(norm):
 
 
 @given(left=st.integers(0, 3), right=st.integers(0, 3), rows=st.integers(0, 2))
-def test_padding_is_not_seen(left, right, rows):
-    """However much of it: before or after a source, after previous tokens, and in rows of its own."""
+def test_padding_has_no_effect(left, right, rows):
+    """Any amount of it: before or after a source, after previous tokens, and in whole rows."""
     model = small()
     source, previous, targets = tokens(2, 4), tokens(2, 3), tokens(2, 3)
 
@@ -178,7 +178,7 @@ def test_padding_is_not_seen(left, right, rows):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("exact", [True, False], ids=["composed", "fused"])
-def test_rows_of_padding_alone_have_finite_logits_and_slopes(norm, exact):
+def test_rows_of_padding_only_have_finite_logits_and_gradients(norm, exact):
     """Even where a loss does not ignore them."""
     model = small(norm=norm)
     nothing = torch.full((2, 3), PAD)
@@ -188,7 +188,7 @@ def test_rows_of_padding_alone_have_finite_logits_and_slopes(norm, exact):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_no_token_is_seen_before_its_time():
+def test_no_token_depends_on_later_tokens():
     model = small()
     source, previous = tokens(2, 5), tokens(2, 6)
     logits = model(source, previous)
@@ -201,7 +201,7 @@ def test_no_token_is_seen_before_its_time():
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("tie", ["decoder", "all", "none"])
-def test_token_by_token_is_all_at_once(norm, tie):
+def test_decoding_token_by_token_equals_one_pass(norm, tie):
     model = small(norm=norm, tie=tie).eval()
     source, previous = tokens(3, 5), tokens(3, 2, 6)
     source[1, 2:] = PAD
@@ -213,7 +213,7 @@ def test_token_by_token_is_all_at_once(norm, tie):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_hypotheses_that_changed_places():
+def test_reordered_hypotheses_decode_correctly():
     model = small().eval()
     source, previous = tokens(2, 4), tokens(2, 3, 5)
     memory, cache = model.encode(source), model.new_cache(5)
@@ -229,7 +229,7 @@ def test_hypotheses_that_changed_places():
             torch.testing.assert_close(logits[:, hypothesis], expected, rtol=0, atol=1e-12)
 
 
-def test_the_composed_attention_is_the_fused_one():
+def test_differentiable_attention_equals_the_fused_kernel():
     model = small()
     source, previous = tokens(2, 5), tokens(2, 4)
     source[0, 2:] = PAD
@@ -237,12 +237,12 @@ def test_the_composed_attention_is_the_fused_one():
         differentiable_forward(model, (source, previous)), model(source, previous), rtol=0, atol=1e-13
     )
     with differentiable_attention(), pytest.raises(RuntimeError, match="inside"):
-        raise RuntimeError("inside")  # and the choice of kernels is put back
+        raise RuntimeError("inside")  # and the choice of kernels is restored
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_a_pass_asks_the_device_nothing():
-    """On the meta device there are no numbers to read and no shapes that depend on any: what a CUDA graph needs."""
+def test_a_forward_pass_never_reads_from_the_device():
+    """The meta device has no values to read and no shapes that depend on values, as a CUDA graph requires."""
     with torch.device("meta"):
         model = TranslationTransformer(11, width=16, feed_forward=24, heads=2, layers=1)
         batch = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.int64)
@@ -276,7 +276,7 @@ def test_autocast_keeps_the_derivatives_finite():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_dropout_is_there_in_training_alone():
+def test_dropout_is_active_in_training_only():
     model = small(dropout=0.3)
     batch = tokens(2, 5), tokens(2, 4)
     assert not torch.equal(model(*batch), model(*batch))
@@ -284,7 +284,7 @@ def test_dropout_is_there_in_training_alone():
     assert torch.equal(model(*batch), model(*batch))
 
 
-def test_what_is_saved_can_be_read_back():
+def test_a_saved_model_can_be_loaded():
     model, other = small(), small()
     other.load_state_dict(model.state_dict())
     batch = tokens(2, 5), tokens(2, 4)
@@ -307,9 +307,9 @@ def test_bad_requests_name_the_argument():
     with pytest.raises(ValueError, match="width must be even and at least 4, got 3"):
         small(width=3, heads=1)
     model = small(max_length=4)
-    with pytest.raises(ValueError, match="source: 5 tokens are more than max_length=4"):
+    with pytest.raises(ValueError, match="source: 5 tokens exceed max_length=4"):
         model(tokens(1, 5), tokens(1, 2))
-    with pytest.raises(ValueError, match="previous: 6 tokens are more than max_length=4"):
+    with pytest.raises(ValueError, match="previous: 6 tokens exceed max_length=4"):
         model(tokens(1, 4), tokens(1, 6))
-    with pytest.raises(ValueError, match="length: 5 tokens are more than max_length=4"):
+    with pytest.raises(ValueError, match="length: 5 tokens exceed max_length=4"):
         model.new_cache(5)

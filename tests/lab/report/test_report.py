@@ -1,4 +1,4 @@
-"""The report: a page that says what the files of the runs say, and works in a browser."""
+"""The report: a page that agrees with the files of the runs, and works in a browser."""
 
 import html
 import json
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Page(HTMLParser):
-    """Tables as lists of rows, links, titles and ids; complains about tags that do not match."""
+    """Tables as lists of rows, links, titles and ids; raises an error for tags that do not match."""
 
     VOID = {"meta", "link", "line", "br", "use", "path", "rect", "circle", "ellipse", "image"}
 
@@ -79,7 +79,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two methods with two seeds each, one of them with a metric, and a run under way."""
+    """Two methods with two seeds each, one of them with a metric, and an unfinished run."""
     write_run(tmp_path, "sgdm", 0, best=90.0)
     write_run(tmp_path, "sgdm", 1, best=92.0, result={"epoch_seconds": 3.0})
     for seed, best in enumerate((95.0, 95.5)):
@@ -93,7 +93,7 @@ def page(root, **arguments):
     return Page(report.render(find([root]), root, **arguments))
 
 
-def test_the_table_of_methods_says_what_the_results_say(runs):
+def test_the_table_of_methods_agrees_with_the_results(runs):
     table = page(runs).table("method", "best accuracy")
     assert list(table) == ["sgdm", "llqr-ngd+sam"]
     assert table["sgdm"]["best accuracy"]["text"] == "91.00 ± 1.41"
@@ -104,7 +104,7 @@ def test_the_table_of_methods_says_what_the_results_say(runs):
     assert table["llqr-ngd+sam"]["last test loss"]["text"] == "0.5000 ± 0.0000"
 
 
-def test_every_number_leads_to_its_file(runs):
+def test_every_number_links_to_its_file(runs):
     found = page(runs)
     cell = found.table("method", "best accuracy")["sgdm"]["best accuracy"]
     assert cell["title"].splitlines() == [
@@ -118,7 +118,7 @@ def test_every_number_leads_to_its_file(runs):
     assert "digits/mlp/sgdm/seed1/log.jsonl" in found.links
 
 
-def test_links_lead_from_where_the_page_is(runs):
+def test_links_are_relative_to_the_page(runs):
     elsewhere = runs.parent / "pages"
     elsewhere.mkdir()
     files = [link for link in Page(report.render(find([runs]), elsewhere)).links if not link.startswith("#")]
@@ -126,7 +126,7 @@ def test_links_lead_from_where_the_page_is(runs):
     assert all((elsewhere / link).exists() for link in files)
 
 
-def test_the_page_needs_nothing_but_itself_and_names_nothing_twice(runs):
+def test_the_page_is_self_contained_and_its_ids_are_unique(runs):
     found = page(runs)
     assert not found.external
     assert len(found.ids) == len(set(found.ids))
@@ -149,13 +149,13 @@ def test_sharpness_slices_and_refreshes_are_shown(runs):
     assert "layer 5" in refreshes["lowest U"]["title"]
 
 
-def test_a_metric_that_is_not_positive_gives_a_dash_with_the_reason(tmp_path):
+def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     write_analysis(write_run(tmp_path, "llqr-ngd", 0), 4.0, None, reason="U is not positive")
     cell = page(tmp_path).table("method", "top eigenvalue")["llqr-ngd"]["perceived"]
     assert (cell["text"], cell["title"]) == ("–", "U is not positive")
 
 
-def test_a_run_under_way_is_listed_and_not_averaged(runs):
+def test_an_unfinished_run_is_listed_but_not_averaged(runs):
     found = page(runs)
     assert "5 runs, 4 of them finished" in found.text
     rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
@@ -187,16 +187,17 @@ def test_smaller_may_be_better(tmp_path):
     assert ">11.00<" in strong
 
 
-def test_settings_in_which_methods_differ_stand_side_by_side(runs):
+def test_settings_in_which_methods_differ_are_shown_side_by_side(runs):
     found = page(runs)
     differing = found.table("setting", "sgdm")
     assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "diagonal"
     assert differing["probe.rho"]["sgdm"]["text"] == "–"
     assert found.table("setting", "value")["training.epochs"]["value"]["text"] == "4"
-    assert found.table("", "value")["versions.torch"]["value"]["text"] == "2.13.0"
+    made = found.table("", "value")
+    assert (made["versions.torch"]["value"]["text"], made["commit"]["value"]["text"]) == ("2.13.0", "0123abc")
 
 
-def test_several_recipes_are_several_sections(tmp_path):
+def test_every_recipe_has_its_own_section(tmp_path):
     write_run(tmp_path, "sgdm", 0)
     write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")
     found = page(tmp_path)
@@ -211,7 +212,7 @@ def test_runs_are_found_in_the_order_of_the_table_and_once(runs):
     ]  # fmt: skip
 
 
-def test_a_log_cut_off_by_a_kill_is_read_up_to_there_and_a_damaged_one_refused(tmp_path):
+def test_a_truncated_log_is_read_and_a_damaged_one_refused(tmp_path):
     under_way, done = write_run(tmp_path, "sam", 0, finished=False), write_run(tmp_path, "sgdm", 0)
     for folder in (under_way, done):
         with (folder / "log.jsonl").open("a") as file:
@@ -235,7 +236,7 @@ def run_cli(*arguments):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What `llqr compare` leaves behind after real, short runs."""
+    """What `llqr compare` writes for short runs."""
     root = tmp_path_factory.mktemp("compared")
     settings = [f"--set=geometries.ngd.{setting}" for setting in ("every=10", "inner.steps=3", "structure=kfac")]
     arguments = ["--data", "digits", "--model", "mlp", "--methods", "sam,llqr", "--seeds", "1", "--quiet"]
@@ -248,7 +249,7 @@ def test_compare_writes_a_report_on_its_runs(compared):
     text = (compared / "report.html").read_text()
     found = Page(text)
     table = found.table("method", "best accuracy")
-    assert list(table) == ["sam", "llqr-ngd"]  # as asked for: times are relative to the first
+    assert list(table) == ["sam", "llqr-ngd"]  # in the requested order: times are relative to the first
     assert "time / sam" in table["sam"]
     analyses = {path.parts[-3]: json.loads(path.read_text()) for path in compared.rglob("analysis.json")}
     sharpness = {method: one["sharpness"] for method, one in analyses.items()}
@@ -259,7 +260,7 @@ def test_compare_writes_a_report_on_its_runs(compared):
     assert float(shown) == sharpness["sam"]["top"]["value"]
 
 
-def test_the_solution_is_the_network_that_was_trained(compared):
+def test_the_measured_solution_is_the_trained_network(compared):
     folder = RunFolder(compared / "digits/mlp/llqr-ngd/seed0")
     found = solution.load(folder, folder.run().load_task(CPU), CPU)
     with torch.no_grad():
@@ -268,7 +269,7 @@ def test_the_solution_is_the_network_that_was_trained(compared):
     assert set(found.metric.kinds.values()) == {"kfac", "diagonal"}
 
 
-def test_measured_again_only_on_other_samples(compared, tmp_path):
+def test_a_solution_is_measured_again_only_on_other_samples(compared, tmp_path):
     root = shutil.copytree(compared, tmp_path / "copy")
     run = "digits/mlp/sam/seed0"
     before = (root / run / "analysis.json").read_text()
@@ -288,7 +289,7 @@ def test_without_a_checkpoint_the_report_says_what_was_not_measured(compared, tm
     assert re.search(r"Not measured: \S*sam/seed0/checkpoint\.pt is not there\.", text)
 
 
-# A click on a heading, twice, and what the rows say after each; written where the test can read it.
+# Clicks a heading twice and records the order of the rows after each click where the test can read it.
 CLICKS = """
 <script>
   const table = document.querySelector("table");
@@ -303,7 +304,7 @@ CLICKS = """
 
 
 def browse(path, *options):
-    """The page after its scripts ran, and what the console said."""
+    """The page after its scripts ran, and the output of the console."""
     quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet, *options]
     command += [f"--user-data-dir={path.parent / 'profile'}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
@@ -319,12 +320,12 @@ def test_a_browser_finds_no_error_and_sorts(runs):
     assert console == []
     seen = re.search(r'data-seen="([^"]*)"', dom)[1].split("|")
     assert seen == ["sgdm llqr-ngd+sam", "sgdm llqr-ngd+sam", "llqr-ngd+sam sgdm"]
-    assert 'data-wide="false"' in dom  # on a phone nothing but the tables themselves scrolls sideways
+    assert 'data-wide="false"' in dom  # on a phone only the tables scroll sideways
     assert 'aria-sort="descending"' in dom
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")
-def test_the_browser_test_would_see_an_error(tmp_path):
+def test_the_browser_test_detects_errors(tmp_path):
     path = Path(tmp_path / "page.html")
     path.write_text("<!doctype html><script>missing();</script>")
     assert any("missing is not defined" in line for line in browse(path)[1])

@@ -12,7 +12,7 @@ from llqr.lab.errors import DataError
 from llqr.lab.runs.dry_run import explain
 from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.planned import plan
-from llqr.lab.text import stream
+from llqr.lab.text import token_stream
 from llqr.lab.training.loop import Execution
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
@@ -55,7 +55,7 @@ def test_perplexity_falls_to_what_the_text_leaves_open(texts, tmp_path, method):
 def test_the_numbers_are_those_of_every_token_but_the_first(texts):
     run = loaded_recipe(texts).run("adamw")
     task, model = run.load_task(CPU), run.build_model().eval()
-    text = stream.load(texts / "counting")
+    text = token_stream.load(texts / "counting")
     tokens = text.valid.long()
     losses, wrong = [], 0
     with torch.no_grad():
@@ -96,5 +96,5 @@ def test_a_text_of_another_kind_is_refused(texts, tmp_path):
     with pytest.raises(DataError, match="holds no prepared text"):
         loaded_recipe(tmp_path).run("adamw").load_task(CPU)
     translation = recipe.load("iwslt14/transformer_iwslt_de_en@tiny", ["data.name=counting", f'data.root="{texts}"'])
-    with pytest.raises(DataError, match="was prepared as a stream of text, but parallel text is wanted"):
+    with pytest.raises(DataError, match="was prepared as a stream of text, but parallel text was expected"):
         translation.run("adamw").load_task(CPU)

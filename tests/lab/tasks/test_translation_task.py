@@ -23,8 +23,8 @@ from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
-from llqr.lab.text import prepared
-from llqr.lab.text.batches import TokenBatches
+from llqr.lab.text import parallel_text
+from llqr.lab.text.pair_batches import TokenBatches
 from llqr.lab.text.vocabulary import PAD
 from llqr.lab.training.captured_pass import Pass
 from llqr.lab.training.loop import Execution, Training
@@ -84,7 +84,7 @@ def test_a_tiny_text_is_learned(trained):
 def test_the_log_has_an_evaluation_every_so_many_steps_whatever_the_epochs(trained, texts):
     records, result = records_of(trained), trained.result()
     assert [record["step"] for record in records] == [100, 200, 300, 400]
-    an_epoch = len(TokenBatches(prepared.load(texts / "reversal").train, 512, shapes=4))
+    an_epoch = len(TokenBatches(parallel_text.load(texts / "reversal").train, 512, shapes=4))
     assert 100 % an_epoch  # the evaluations do stand inside epochs
     assert [record["epoch"] for record in records] == pytest.approx([100 * i / an_epoch for i in (1, 2, 3, 4)])
     assert (result["steps"], result["counted_in"], result["split"]) == (400, "step", "valid")
@@ -97,7 +97,7 @@ def test_the_result_is_that_of_the_best_evaluation_and_says_how_it_was_measured(
     first_best = records[found.index(max(found))]
     assert (result["best"], result["best_step"], result["last"]) == (max(found), first_best["step"], found[-1])
     assert re.fullmatch(r"nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", result["bleu"])
-    text = prepared.load(texts / "reversal")
+    text = parallel_text.load(texts / "reversal")
     assert result["text"]["key"] == text.key
     assert result["text"]["pairs"] == {"train": 2000, "valid": 40, "test": 40}
     assert result["seconds"]["test"] > 0
@@ -212,7 +212,7 @@ def test_token_error_and_perplexity_are_those_of_the_real_tokens():
     assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_bleu_is_sacrebleus_without_regard_to_case_where_the_text_is_in_small_letters():
+def test_bleu_is_sacrebleus_and_ignores_case_where_the_text_is_in_lower_case():
     references = ["The cat sat on the mat today .", "It rained all of yesterday, and it did."]
     translations = ["the cat sat on the mat today .", "it rained all of today, and it did."]
     for lowercase in (True, False):
@@ -338,7 +338,7 @@ def test_folders_that_hold_no_translator_are_refused(trained, texts, tmp_path, m
     other = reversal(tmp_path / "other", seed=3, train=300)
     code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", other)
     assert (code, "was trained on" in err) == (3, True)
-    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must have learned to translate")):
+    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must be a translation run")):
         folder = tmp_path / str(name)
         config = trained.config()
         if name is not None:

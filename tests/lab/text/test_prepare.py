@@ -1,4 +1,4 @@
-"""Preparing parallel text: the recipe step by step, counts, the same bytes, the cache, and interruption."""
+"""Preparing parallel text: the recipe step by step, counts, reproducible bytes, the cache, and interruption."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.errors import Stopped
-from llqr.lab.text import corpus, folder, prepare, prepared, splits
+from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder, splits
 from llqr.lab.text.cleaning import REASONS, Rules, process
-from llqr.lab.text.prepare import Settings
+from llqr.lab.text.prepare import ParallelTextSettings
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.vocabulary import UNK
 from llqr.lab.training.stop import Stop
@@ -24,7 +24,7 @@ SMALL = {"merges": 60}
 
 def prepare_folder(source, root, *, processes=1, stages=None, **settings):
     raw = corpus.from_folder(source)
-    chosen = Settings(raw.languages, **(SMALL | settings))
+    chosen = ParallelTextSettings(raw.languages, **(SMALL | settings))
     return prepare.prepare(raw, chosen, root, processes=processes, stages=stages)
 
 
@@ -40,7 +40,7 @@ def source(tmp_path):
 def test_tokens_are_the_words_of_the_text(source, tmp_path):
     made, new = prepare_folder(source, tmp_path / "out")
     assert new
-    text = prepared.load(made)
+    text = parallel_text.load(made)
     assert text.languages == ("de", "en")
     for name, pairs, seed in (("train", text.train, 0), ("valid", text.valid, 1), ("test", text.test, 2)):
         for language, side in (("de", pairs.source), ("en", pairs.target)):
@@ -51,15 +51,15 @@ def test_tokens_are_the_words_of_the_text(source, tmp_path):
         assert list(pairs.references) == ([] if name == "train" else sentences("en", len(pairs), seed))
 
 
-def test_detokenised_text_is_the_text_in_small_letters(source, tmp_path):
-    text = prepared.load(prepare_folder(source, tmp_path)[0])
+def test_detokenised_text_is_the_text_in_lower_case(source, tmp_path):
+    text = parallel_text.load(prepare_folder(source, tmp_path)[0])
     detokenised = [text.detokenise(text.valid.target[i]) for i in range(len(text.valid))]
     assert detokenised == [reference.lower() for reference in text.valid.references]
     assert any("isn't" in line for line in detokenised)
 
 
 def test_a_sentence_is_encoded_as_the_corpus_was(source, tmp_path):
-    text = prepared.load(prepare_folder(source, tmp_path)[0])
+    text = parallel_text.load(prepare_folder(source, tmp_path)[0])
     encoded = text.encode([*sentences("de", 20, 1), "", "№"])
     assert [encoded[i] for i in range(20)] == [text.valid.source[i] for i in range(20)]
     assert encoded[20] == []
@@ -67,12 +67,12 @@ def test_a_sentence_is_encoded_as_the_corpus_was(source, tmp_path):
 
 
 def test_case_is_kept_on_request(source, tmp_path):
-    text = prepared.load(prepare_folder(source, tmp_path, lowercase=False)[0])
+    text = parallel_text.load(prepare_folder(source, tmp_path, lowercase=False)[0])
     assert text.detokenise(text.test.target[0]) == text.test.references[0]
     assert text.settings["lowercase"] is False
 
 
-def test_what_is_dropped_is_counted_once(tmp_path):
+def test_a_dropped_pair_is_counted_once(tmp_path):
     good = ("Das ist gut.", "That is good.")
     lines = {
         "bad_utf8": [(b"Gr\xf6\xdfe", b"size"), (b"", b"\xff")],
@@ -89,11 +89,11 @@ def test_what_is_dropped_is_counted_once(tmp_path):
         content = b"".join(pair[number] + b"\n" for pair in pairs)
         for split in ("train", "valid", "test"):
             (tmp_path / f"{split}.{language}").write_bytes(content)
-    text = prepared.load(prepare_folder(tmp_path, tmp_path / "out", longest=12)[0])
+    text = parallel_text.load(prepare_folder(tmp_path, tmp_path / "out", longest=12)[0])
     dropped = {reason: len(some) for reason, some in lines.items()}
     for name, pairs_kept in (("train", text.train), ("valid", text.valid)):
         counts = text.counts[name]
-        # Only training text is held to lengths and ratio.
+        # The limits on lengths and ratio apply to training text only.
         expected = dropped if name == "train" else {"bad_utf8": 2, "empty": 5}
         assert {reason: counts[reason] for reason in REASONS} == dict.fromkeys(REASONS, 0) | expected
         assert counts["kept"] == len(pairs_kept) == counts["read"] - sum(expected.values())
@@ -105,7 +105,7 @@ word_lists = st.lists(st.sampled_from(["ja", "nein", "x" * 1001]), max_size=9)
 
 
 @given(source=word_lists, target=word_lists, shortest=st.integers(1, 3), ratio=st.sampled_from([1.0, 1.5, 3.0]))
-def test_training_pairs_are_kept_by_mosess_rules(source, target, shortest, ratio):
+def test_training_pairs_follow_the_rules_of_moses(source, target, shortest, ratio):
     rules = Rules(("de", "en"), shortest=shortest, longest=6, ratio=ratio)
     lengths = len(source), len(target)
     kept = (
@@ -120,13 +120,13 @@ def test_training_pairs_are_kept_by_mosess_rules(source, target, shortest, ratio
     assert kept or outcome in REASONS
 
 
-def test_every_23rd_kept_pair_validates(tmp_path):
-    """As ``awk 'NR % 23 == 0'`` does behind the cleaning."""
+def test_every_23rd_kept_pair_is_for_validation(tmp_path):
+    """As ``awk 'NR % 23 == 0'`` does after cleaning."""
     source = write_folder(tmp_path / "raw", train=200, valid=0, test=10)
     for language in ("de", "en"):
         path = source / f"train.{language}"
         path.write_text("\n" * 3 + path.read_text())
-    text = prepared.load(prepare_folder(source, tmp_path / "out")[0])
+    text = parallel_text.load(prepare_folder(source, tmp_path / "out")[0])
     lines = sentences("en", 200)
     assert list(text.valid.references) == lines[22::23]
     assert text.detokenise(text.train.target[22]) == lines[23].lower()
@@ -137,7 +137,7 @@ def test_every_23rd_kept_pair_validates(tmp_path):
 
 def test_without_any_other_files_test_pairs_are_held_out_too(tmp_path):
     source = write_folder(tmp_path / "raw", train=100, valid=0, test=0)
-    text = prepared.load(prepare_folder(source, tmp_path / "out", valid_every=10)[0])
+    text = parallel_text.load(prepare_folder(source, tmp_path / "out", valid_every=10)[0])
     lines = sentences("en", 100)
     assert list(text.valid.references) == lines[9::10]
     assert list(text.test.references) == lines[4::10]
@@ -169,7 +169,7 @@ def test_prepared_text_is_not_prepared_again(source, tmp_path, monkeypatch):
     assert prepare_folder(source, tmp_path / "out") == (made, False)
 
 
-def test_other_settings_or_another_text_are_another_preparation(source, tmp_path):
+def test_other_settings_or_another_text_get_their_own_folder(source, tmp_path):
     root = tmp_path / "out"
     first, _ = prepare_folder(source, root)
     second, new = prepare_folder(source, root, merges=50)
@@ -179,11 +179,11 @@ def test_other_settings_or_another_text_are_another_preparation(source, tmp_path
     third, new = prepare_folder(source, root, merges=50)
     assert new
     assert len({first, second, third}) == 3
-    assert prepared.load(root).key == third.name
-    write_folder(source)  # as it was; the name of the corpus stands for what was asked for last
+    assert parallel_text.load(root).key == third.name
+    write_folder(source)  # as before; the name of the corpus means what was requested last
     assert prepare_folder(source, root) == (first, False)
-    assert prepared.load(root).key == first.name
-    assert prepared.load(second).key == second.name
+    assert parallel_text.load(root).key == first.name
+    assert parallel_text.load(second).key == second.name
 
 
 @pytest.mark.parametrize("stage", ["words", "subwords", "tokens", "writing"])
@@ -209,7 +209,7 @@ def test_an_interrupted_preparation_leaves_nothing_behind(source, tmp_path, monk
         prepare_folder(source, root, stages=Interrupted())
     assert not root.exists() or not list(root.iterdir())
     with pytest.raises(FileNotFoundError, match="out holds no prepared text; prepare it with: llqr data out"):
-        prepared.load(root)
+        parallel_text.load(root)
     monkeypatch.undo()
     assert prepare_folder(source, root)[1]
 
@@ -219,12 +219,12 @@ def test_a_half_written_folder_is_not_taken_for_a_prepared_one(source, tmp_path)
     root = tmp_path / "out"
     made, _ = prepare_folder(source, tmp_path / "other")
     root.mkdir()
-    partial = made.rename(root / (folder.PARTIAL + "x"))
-    (partial / folder.MANIFEST).unlink()
+    partial = made.rename(root / (prepared_folder.PARTIAL + "x"))
+    (partial / prepared_folder.MANIFEST).unlink()
     with pytest.raises(FileNotFoundError, match="holds no prepared text"):
-        prepared.load(root)
+        parallel_text.load(root)
     assert prepare_folder(source, root)[1]
-    assert len(prepared.load(root).train) == 300
+    assert len(parallel_text.load(root).train) == 300
 
 
 def test_a_stop_request_ends_the_preparation(source, tmp_path):
@@ -236,45 +236,46 @@ def test_a_stop_request_ends_the_preparation(source, tmp_path):
 
 
 def test_two_preparations_at_once_agree(source, tmp_path):
-    """The slower one finds the folder of the faster one in its way."""
+    """The slower one finds that the folder exists already."""
     made, _ = prepare_folder(source, tmp_path)
     files = contents(made)
-    assert folder.write(tmp_path, made.name, {"kind": "another"}, {"train.en.tokens": b"another"}) == made
+    assert prepared_folder.write(tmp_path, made.name, {"kind": "another"}, {"train.en.tokens": b"another"}) == made
     assert contents(made) == files
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(folder.PARTIAL)] == []
-    assert len(prepared.load(made).train) == 300
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(prepared_folder.PARTIAL)] == []
+    assert len(parallel_text.load(made).train) == 300
 
 
-def test_damage_is_noticed(source, tmp_path):
+def test_damaged_files_are_detected(source, tmp_path):
     made, _ = prepare_folder(source, tmp_path)
     path = made / "train.en.tokens"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"train\.en\.tokens is damaged"):
-        prepared.load(tmp_path)
+        parallel_text.load(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"train\.en\.tokens is missing"):
-        prepared.load(tmp_path)
-    (made / folder.MANIFEST).write_text("{")
+        parallel_text.load(tmp_path)
+    (made / prepared_folder.MANIFEST).write_text("{")
     with pytest.raises(ValueError, match=r"prepared\.json is damaged"):
-        prepared.load(tmp_path)
+        parallel_text.load(tmp_path)
 
 
 def test_another_format_is_refused(source, tmp_path):
     made, _ = prepare_folder(source, tmp_path)
-    path = made / folder.MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": folder.FORMAT + 1}))
-    with pytest.raises(ValueError, match=f"has format {folder.FORMAT + 1}, this version reads {folder.FORMAT}"):
-        prepared.load(tmp_path)
+    path = made / prepared_folder.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": prepared_folder.FORMAT + 1}))
+    written = prepared_folder.FORMAT + 1
+    with pytest.raises(ValueError, match=f"has format {written}, this version reads {prepared_folder.FORMAT}"):
+        parallel_text.load(tmp_path)
 
 
 def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeypatch):
     prepare_folder(source, tmp_path)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    prepared.moses._tokeniser.cache_clear()
-    prepared.moses._detokeniser.cache_clear()
-    text = prepared.load(tmp_path)
+    moses._tokeniser.cache_clear()
+    moses._detokeniser.cache_clear()
+    text = parallel_text.load(tmp_path)
     assert text.words(text.valid.target[0])
     for use in (lambda: text.detokenise(text.valid.target[0]), lambda: text.encode(["Hallo."])):
         with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*llqr\[lab\]"):
@@ -293,4 +294,4 @@ def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeyp
 )
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        Settings(("de", "en"), **settings)
+        ParallelTextSettings(("de", "en"), **settings)

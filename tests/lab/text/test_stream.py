@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.lab.text import prepared, stream
-from llqr.lab.text.stream import StreamSettings, prepare_stream
+from llqr.lab.text import parallel_text, token_stream
+from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 from llqr.lab.text.vocabulary import PAD
 from llqr.lab.text.windows import WindowBatches
 from parallel_text import sentences
@@ -25,10 +25,10 @@ def file(tmp_path):
     return path
 
 
-def test_decoding_gives_the_file_back(file, tmp_path):
+def test_decoding_reproduces_the_file(file, tmp_path):
     made, new = prepare_stream(file, SMALL, tmp_path / "out")
     assert new
-    text = stream.load(tmp_path / "out")
+    text = token_stream.load(tmp_path / "out")
     splits = {name: text.decode(getattr(text, name).tolist()) for name in ("train", "valid", "test")}
     assert "".join(splits.values()) == file.read_text()
     assert splits["valid"] == "".join(line + "\n" for line in LINES[160:180])
@@ -42,12 +42,12 @@ def test_decoding_gives_the_file_back(file, tmp_path):
 
 def test_lines_that_are_not_utf8_are_counted(file, tmp_path):
     file.write_bytes(b"\xff\xfe\n" * 3 + file.read_bytes() + b"\xe4\n")
-    text = stream.load(prepare_stream(file, SMALL, tmp_path / "out")[0])
+    text = token_stream.load(prepare_stream(file, SMALL, tmp_path / "out")[0])
     assert [text.counts[name]["bad_utf8"] for name in ("train", "valid", "test")] == [3, 0, 1]
     assert all(counts["read"] == counts["kept"] + counts["bad_utf8"] for counts in text.counts.values())
 
 
-def test_a_stream_is_kept_and_told_from_pairs(file, tmp_path):
+def test_a_stream_is_cached_and_not_mistaken_for_pairs(file, tmp_path):
     first = prepare_stream(file, SMALL, tmp_path / "one")[0]
     second = prepare_stream(file, SMALL, tmp_path / "two")[0]
     assert {path.name: path.read_bytes() for path in first.iterdir()} == {
@@ -55,8 +55,8 @@ def test_a_stream_is_kept_and_told_from_pairs(file, tmp_path):
     }
     assert prepare_stream(file, SMALL, tmp_path / "one") == (first, False)
     assert prepare_stream(file, StreamSettings(merges=40, held_out=0.1), tmp_path / "one")[1]
-    with pytest.raises(ValueError, match="was prepared as a stream of text, but parallel text is wanted"):
-        prepared.load(first)
+    with pytest.raises(ValueError, match="was prepared as a stream of text, but parallel text was expected"):
+        parallel_text.load(first)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_bad_settings_are_named(arguments, message):
 
 def test_a_text_of_too_few_lines_is_refused(tmp_path):
     (tmp_path / "short").write_text("one\ntwo\n")
-    with pytest.raises(ValueError, match=r"held_out must be a line at least, got 0\.1 of 2 lines"):
+    with pytest.raises(ValueError, match=r"held_out must be at least one line, got 0\.1 of 2 lines"):
         prepare_stream(tmp_path / "short", SMALL, tmp_path / "out")
 
 
@@ -90,7 +90,7 @@ def test_every_token_but_the_first_is_a_target_once(length, rows, context):
 
 
 @given(windows=st.integers(2, 20), extra=st.integers(0, 11), rows=st.integers(1, 5), context=st.integers(1, 12))
-def test_training_windows_follow_each_other_from_a_new_cut(windows, extra, rows, context):
+def test_training_windows_are_consecutive_from_a_new_offset(windows, extra, rows, context):
     length = windows * context + extra % context
     batches = WindowBatches(torch.arange(10, 10 + length), rows, context, seed=0)
     for _ in range(3):
@@ -102,14 +102,14 @@ def test_training_windows_follow_each_other_from_a_new_cut(windows, extra, rows,
         assert all(b - a == context for a, b in pairwise(starts))
 
 
-def test_the_cut_reaches_every_place():
+def test_every_offset_occurs():
     batches = WindowBatches(torch.arange(100), 4, 5, seed=0)
     cuts = {min(int(inputs.min()) for inputs, _ in batches) for _ in range(60)}
     assert cuts == set(range(5))
 
 
 @pytest.mark.parametrize("taken", [1, 3, None])
-def test_windows_go_on_in_the_middle_of_an_epoch(taken):
+def test_windows_resume_in_the_middle_of_an_epoch(taken):
     def make():
         return WindowBatches(torch.arange(500), 4, 7, seed=3)
 

@@ -1,4 +1,4 @@
-"""The byte-pair encoding: against a plain loop, the same in every process, undone exactly."""
+"""The byte-pair encoding: against a plain loop, the same in every process, lossless."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C"), excl
 
 
 def merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    """``word`` with every ``pair`` in it joined, from the left."""
+    """``word`` with every occurrence of ``pair`` merged, from the left."""
     made: list[str] = []
     rest = list(word)
     while rest:
@@ -57,7 +57,7 @@ def test_every_merge_joins_the_most_frequent_pair(made):
     assert len(learned.encode([" ".join(made)])[0]) == sum(len(word) * times for word, times in words.items())
 
 
-def test_there_are_as_many_merges_as_asked_for():
+def test_there_are_as_many_merges_as_requested():
     text = sentences("de", 200) + sentences("en", 200)
     few, more = (learn(lambda: text, count, "words") for count in (20, 60))
     assert more.vocabulary.tokens - few.vocabulary.tokens == 40
@@ -72,7 +72,7 @@ def test_a_rare_pair_is_not_merged():
 
 
 def test_every_process_learns_the_same_subwords():
-    """Where all pairs are equally frequent, as here, nothing but the order of the alphabet decides."""
+    """All pairs are equally frequent here, so that only the order of the alphabet decides."""
     text = [" ".join(a + b for a in ascii_lowercase for b in ascii_lowercase)] * 2
     script = (
         "import sys; from llqr.lab.text.subwords import learn;"
@@ -85,7 +85,7 @@ def test_every_process_learns_the_same_subwords():
 
 @given(st.lists(words, min_size=1, max_size=8))
 @settings(max_examples=50)
-def test_known_words_come_back(made):
+def test_known_words_decode_to_themselves(made):
     text = [" ".join(made)]
     learned = learn(lambda: text, 10, "words")
     tokens = learned.encode(text)[0]
@@ -96,33 +96,33 @@ def test_known_words_come_back(made):
 
 @given(st.text(st.characters(codec="utf-8")))
 @settings(max_examples=50)
-def test_bytes_write_any_text(text):
+def test_bytes_encode_any_text(text):
     learned = learn(lambda: sentences("en", 50), 30, "bytes")
     assert learned.decode(learned.encode([text])[0]) == text
 
 
-def test_special_tokens_cannot_be_written():
+def test_text_cannot_produce_special_tokens():
     for alphabet in ("words", "bytes"):
         text = [" ".join(SPECIAL) + " <pad> <s> </s>"] * 5
         learned = learn(lambda text=text: text, 200, alphabet)
         assert not {0, 1, 2, 3} & set(learned.encode(text)[0])
 
 
-def test_an_unknown_character_is_said_to_be_unknown():
+def test_an_unknown_character_decodes_as_unknown():
     learned = learn(lambda: ["ab ab"], 1, "words")
     tokens = learned.encode(["ab z ab"])[0]
     assert tokens.count(UNK) == 1
     assert learned.decode(tokens) == "ab <unk> ab"
 
 
-def test_numbers_beyond_the_tokens_stand_for_nothing():
+def test_numbers_beyond_the_tokens_decode_to_nothing():
     learned = learn(lambda: ["abc abc"], 1, "words")
     assert learned.vocabulary.size % 8 == 0
     assert learned.vocabulary.size > learned.vocabulary.tokens
     assert learned.decode([learned.vocabulary.size - 1]) == ""
 
 
-def test_what_is_written_is_read():
+def test_subwords_survive_writing_and_reading():
     learned = learn(lambda: sentences("de", 50), 20, "words")
     again = Subwords.read(learned.write())
     assert again.write() == learned.write()

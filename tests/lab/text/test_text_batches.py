@@ -1,4 +1,4 @@
-"""Batches of sentence pairs: every pair once, few shapes, the limit of tokens, and going on mid-epoch."""
+"""Batches of sentence pairs: every pair once, few shapes, the token limit, and resuming in the middle of an epoch."""
 
 import io
 from collections import Counter
@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.lab.text.batches import DecodingBatches, SentenceBatches, TokenBatches
 from llqr.lab.text.buckets import GRID, choose
-from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text.pair_batches import DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.sentences import SentencePairs, Sentences
 from llqr.lab.text.vocabulary import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60)
 
 
 def numbered(sizes):
-    """Pairs whose tokens tell which pair they are of, and where in it."""
+    """Pairs whose tokens encode which pair they belong to, and their position in it."""
     first = 10
     sides = [[[first + 100 * i + j for j in range(pair[side])] for i, pair in enumerate(sizes)] for side in range(2)]
-    return Pairs(*map(Sentences.of, sides))
+    return SentencePairs(*map(Sentences.of, sides))
 
 
 def random_pairs(count=200, longest=40, seed=0):
@@ -30,7 +30,7 @@ def random_pairs(count=200, longest=40, seed=0):
 
 
 def read(row):
-    """A padded row as it was before: tokens up to the end, and behind it padding alone."""
+    """The tokens of a padded row up to the end token, after which there is only padding."""
     row = row.tolist()
     if EOS not in row:
         assert set(row) == {PAD}
@@ -41,7 +41,7 @@ def read(row):
 
 
 def rows_of(batches):
-    """The pairs handed out in an epoch; checks what holds for every batch."""
+    """The pairs of an epoch; checks what holds for every batch."""
     found = []
     for (source, previous), targets in batches:
         assert source.dtype == previous.dtype == targets.dtype == torch.int64
@@ -95,7 +95,7 @@ def test_more_shapes_never_need_more_tokens_than_one(sizes, max_tokens):
     assert (torch.stack([source, target], dim=1) <= held).all()
 
 
-def test_shapes_are_where_the_sentences_are():
+def test_shapes_fit_the_sentences():
     """Two groups of sentences and two shapes: no padding beyond the grid."""
     pairs = numbered([(7, 15)] * 64 + [(31, 23)] * 64)
     batches = TokenBatches(pairs, 1024, shapes=2)
@@ -128,7 +128,7 @@ def test_batches_are_not_sorted_by_length():
 
 @pytest.mark.parametrize("make", [lambda p: TokenBatches(p, 256, seed=5), lambda p: SentenceBatches(p, 7, seed=5)])
 @pytest.mark.parametrize("taken", [0, 1, 4, None])
-def test_a_saved_state_goes_on_in_the_middle_of_an_epoch(make, taken):
+def test_a_saved_state_resumes_in_the_middle_of_an_epoch(make, taken):
     pairs = random_pairs()
     batches = make(pairs)
     rows_of(batches)
@@ -161,7 +161,7 @@ def test_without_a_seed_every_iteration_is_the_same():
 
 
 def test_a_pair_beyond_the_limit_is_named():
-    with pytest.raises(ValueError, match="max_tokens must be at least 21, the longest sentence there is, got 20"):
+    with pytest.raises(ValueError, match="max_tokens must be at least 21, the length of the longest sentence, got 20"):
         TokenBatches(numbered([(3, 20)]), 20)
     assert len(TokenBatches(numbered([(3, 20)]), 21)) == 1
 
@@ -198,7 +198,7 @@ def test_bad_arguments_of_sentence_batches_are_named(arguments, message):
 
 
 @given(sizes=lengths, max_tokens=st.integers(1, 100))
-def test_every_sentence_is_decoded_once_and_knows_its_place(sizes, max_tokens):
+def test_every_sentence_is_decoded_once_and_keeps_its_index(sizes, max_tokens):
     sentences = numbered(sizes).source
     found = {}
     for places, source in DecodingBatches(sentences, max_tokens):
@@ -210,18 +210,18 @@ def test_every_sentence_is_decoded_once_and_knows_its_place(sizes, max_tokens):
 
 
 def test_sentences_are_selected_and_indexed():
-    pairs = Pairs(Sentences.of([[5], [], [6, 7]]), Sentences.of([[8], [9], []]), ["a", "b", "c"])
+    pairs = SentencePairs(Sentences.of([[5], [], [6, 7]]), Sentences.of([[8], [9], []]), ["a", "b", "c"])
     chosen = pairs.select(torch.tensor([2, 0, 0]))
     assert [chosen.source[i] for i in range(3)] == [[6, 7], [5], [5]]
     assert [chosen.target[i] for i in range(3)] == [[], [8], [8]]
     assert chosen.references == ["c", "a", "a"]
     assert pairs.source[-1] == [6, 7]
-    with pytest.raises(IndexError, match="less than the 3 sentences there are, got 3"):
+    with pytest.raises(IndexError, match="less than the number of sentences, 3, got 3"):
         pairs.source[3]
 
 
 def test_sides_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="target must have as many sentences as source, got 1 and 2"):
-        Pairs(Sentences.of([[5], [6]]), Sentences.of([[5]]))
+        SentencePairs(Sentences.of([[5], [6]]), Sentences.of([[5]]))
     with pytest.raises(ValueError, match="references must be as many as the 1 target sentences, got 2"):
-        Pairs(Sentences.of([[5]]), Sentences.of([[5]]), ["a", "b"])
+        SentencePairs(Sentences.of([[5]]), Sentences.of([[5]]), ["a", "b"])

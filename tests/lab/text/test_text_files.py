@@ -1,4 +1,4 @@
-"""Finding and reading parallel text: compression, alignment, IWSLT14's own layout, and what is said of bad files."""
+"""Finding and reading parallel text: compression, alignment, the layout of IWSLT14, and errors that name bad files."""
 
 import gzip
 import lzma
@@ -19,7 +19,7 @@ def compress(path, ending):
     return made
 
 
-def test_lines_end_at_line_feeds_alone():
+def test_lines_end_at_line_feeds_only():
     content = "one\u2028still one\x85and\x0bhere\x0c.\r\n\nthree".encode()
     assert lines.split_lines(content) == ["one\u2028still one\x85and\x0bhere\x0c.\r".encode(), b"", b"three"]
     assert lines.split_lines(b"a\nb\n") == lines.split_lines(b"a\nb") == [b"a", b"b"]
@@ -33,7 +33,7 @@ def test_a_line_that_is_not_utf8_has_no_text():
 
 
 @pytest.mark.parametrize("ending", [".xz", ".gz"])
-def test_compressed_files_are_the_plain_ones(tmp_path, ending):
+def test_compressed_files_read_like_plain_ones(tmp_path, ending):
     plain = corpus.from_folder(write_folder(tmp_path))
     for path in list(tmp_path.iterdir()):
         compress(path, ending)
@@ -71,7 +71,7 @@ def test_a_missing_side_is_named(tmp_path):
         corpus.from_folder(tmp_path)
 
 
-def test_files_say_their_languages_by_their_endings(tmp_path):
+def test_suffixes_give_the_languages(tmp_path):
     write_folder(tmp_path)
     compress(tmp_path / "train.en", ".xz")
     files = (tmp_path / "train.de", tmp_path / "train.en.xz")
@@ -84,7 +84,7 @@ def test_files_say_their_languages_by_their_endings(tmp_path):
 
 
 def test_two_languages_must_differ(tmp_path):
-    with pytest.raises(ValueError, match="languages must be two different ones, got 'de' twice"):
+    with pytest.raises(ValueError, match="languages must be two different languages, got 'de' twice"):
         corpus.from_folder(write_folder(tmp_path), ("de", "de"))
 
 
@@ -117,7 +117,7 @@ XML = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def write_iwslt(folder, pair="de-en"):
-    """IWSLT14 as it was distributed, in small, with files beside those that count."""
+    """A small copy of IWSLT14 as distributed, with additional files that must be ignored."""
     folder.mkdir(parents=True)
     for language in pair.split("-"):
         (folder / f"train.tags.{pair}.{language}").write_text(TRAINING.format(language=language))
@@ -129,7 +129,7 @@ def write_iwslt(folder, pair="de-en"):
 
 
 def forms_of_iwslt(tmp_path):
-    """The places that --source may name."""
+    """What --source may be."""
     folder = write_iwslt(tmp_path / "out" / "de-en")
     archives = tmp_path / "archives"
     archives.mkdir()
@@ -150,7 +150,7 @@ def test_iwslt14_is_what_fairseqs_script_keeps(tmp_path):
         assert [line.decode() for line in found.splits["test"].target] == expected
 
 
-def test_iwslt14_can_be_read_the_other_way_round(tmp_path):
+def test_iwslt14_can_be_read_in_the_other_direction(tmp_path):
     folder = write_iwslt(tmp_path / "de-en")
     forth, back = corpus.from_folder(folder), corpus.from_folder(folder, ("en", "de"))
     assert back.splits["test"].source == forth.splits["test"].target

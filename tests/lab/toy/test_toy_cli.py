@@ -1,4 +1,4 @@
-"""`llqr toy`: every command leaves figures, numbers and the page, and prints what it found."""
+"""`llqr toy`: every command writes figures, numbers and the page, and prints what it found."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", SMALL)
-def test_a_command_leaves_figures_and_numbers(folder, command):
+def test_a_command_writes_figures_and_numbers(folder, command):
     for figure in SMALL[command][1]:
         assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (folder / f"{figure}.svg").read_text()

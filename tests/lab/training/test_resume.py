@@ -104,7 +104,7 @@ def test_stopping_anywhere_changes_nothing(tmp_path, method):
     assert_same_end(whole.path, parts.path)
 
 
-def test_dropout_goes_on_with_the_same_random_numbers(tmp_path, monkeypatch):
+def test_dropout_resumes_with_the_same_random_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Run, "build_model", lambda self: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     )
@@ -174,7 +174,7 @@ def uninterrupted(tmp_path_factory):
     return folder_of(out)
 
 
-def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
+def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, uninterrupted):
     folder = folder_of(tmp_path)
     process = start(tmp_path)
     wait_for_epochs(process, 2, tmp_path)

@@ -80,7 +80,7 @@ def test_stopping_anywhere_changes_nothing(texts, tmp_path, name, method):
     assert_same_outcome(whole.path, parts.path)
 
 
-def test_a_run_stopped_before_its_test_is_tested_when_it_goes_on(texts, tmp_path, monkeypatch):
+def test_a_run_stopped_before_its_test_is_tested_when_it_is_resumed(texts, tmp_path, monkeypatch):
     planned = planned_for(tmp_path, TRANSLATION, texts, "adamw")
     with monkeypatch.context() as patched:
         patched.setattr(Training, "test", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -114,7 +114,7 @@ def finish(out, texts):
     assert end.value.code == 0
 
 
-def test_a_killed_process_goes_on_in_the_middle_of_an_epoch(texts, tmp_path):
+def test_a_killed_process_resumes_in_the_middle_of_an_epoch(texts, tmp_path):
     out = tmp_path / "killed"
     folder = out / TRANSLATION / "llqr-ngd+sam/seed0"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

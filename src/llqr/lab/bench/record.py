@@ -11,8 +11,8 @@ import torch
 
 from llqr.lab import machine
 from llqr.lab.results.measurements import without_places
-from llqr.lab.runs.folder import plain, versions, write_json
-from llqr.lab.runs.provenance import source_state
+from llqr.lab.runs.json_files import plain, write_json
+from llqr.lab.runs.provenance import source_state, versions
 
 KEPT = Path("results", "bench")
 """Where measurements lie that pages show."""

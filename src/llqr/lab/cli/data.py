@@ -15,11 +15,11 @@ from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.text import corpus, folder
+from llqr.lab.text import corpus, prepared_folder
 from llqr.lab.text.cleaning import REASONS
-from llqr.lab.text.prepare import Settings, prepare
+from llqr.lab.text.prepare import ParallelTextSettings, prepare
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.stream import StreamSettings, prepare_stream
+from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
 
@@ -45,13 +45,15 @@ def data(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Source and target (default: de en; with --train the endings of the files)."),
     ] = None,
-    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = Settings.merges,
-    lowercase: Annotated[bool, typer.Option(help="Convert pairs to lower case.")] = Settings.lowercase,
-    longest: Annotated[int, typer.Option(help="Most words in a training sentence.")] = Settings.longest,
-    ratio: Annotated[float, typer.Option(help="Largest ratio of word counts between the sides.")] = Settings.ratio,
+    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = ParallelTextSettings.merges,
+    lowercase: Annotated[bool, typer.Option(help="Convert pairs to lower case.")] = ParallelTextSettings.lowercase,
+    longest: Annotated[int, typer.Option(help="Most words in a training sentence.")] = ParallelTextSettings.longest,
+    ratio: Annotated[
+        float, typer.Option(help="Largest ratio of word counts between the sides.")
+    ] = ParallelTextSettings.ratio,
     valid_every: Annotated[
         int, typer.Option(help="Without validation files, every N-th training pair validates.")
-    ] = Settings.valid_every,
+    ] = ParallelTextSettings.valid_every,
     held_out: Annotated[
         float, typer.Option(help="With --text: the fraction held out for validation, and again for the test.")
     ] = StreamSettings.held_out,
@@ -64,7 +66,7 @@ def data(
 
     Text that was already prepared with the same settings is not prepared again. Dropped pairs are counted and printed.
     """
-    if not folder.NAME.fullmatch(name):
+    if not prepared_folder.NAME.fullmatch(name):
         raise ConfigurationError(f"NAME must consist of letters, digits, dots, dashes and underscores, got {name!r}.")
     if [source, train, text].count(None) != 2:
         raise ConfigurationError("Exactly one of --source, --train and --text must be given.")
@@ -72,7 +74,7 @@ def data(
         raise ConfigurationError("--valid and --test go with --train.")
     try:
         of_text = StreamSettings(merges=merges, held_out=held_out)
-        of_pairs = Settings(
+        of_pairs = ParallelTextSettings(
             languages or corpus.DIRECTION,
             lowercase=lowercase,
             longest=longest,
@@ -100,10 +102,10 @@ def data(
 
 def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
     """Print what was counted and where the prepared text is."""
-    manifest = json.loads((made / folder.MANIFEST).read_text())
+    manifest = json.loads((made / prepared_folder.MANIFEST).read_text())
     if as_json:
-        told = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
-        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **told}, indent=1))
+        facts = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
+        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **facts}, indent=1))
         return
     show(as_table(manifest["counts"]))
     origin = f"prepared in {seconds:.0f} s" if new else "prepared before"

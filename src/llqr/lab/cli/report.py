@@ -22,7 +22,8 @@ from llqr.lab.errors import DataError
 from llqr.lab.results import build_table, markdown, measurements
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored
-from llqr.lab.runs.folder import RunFolder, write_text
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import write_text
 from llqr.lab.runs.record import RunRecord
 
 RESULTS = Path("results")

@@ -1,19 +1,21 @@
-"""`llqr toy`: the figures of the two-scale pothole model, each with its numbers, and one page for all of them."""
+"""`llqr toy`: the figures of the two-scale pothole model, each with its numbers, and one page for all of them.
+
+The experiments are imported by the commands that run them: matplotlib would slow down every `llqr --help`.
+"""
 
 import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from llqr.lab.toy import experiments
-from llqr.lab.toy.report import save
-from llqr.theory.search import as_dict, search
+if TYPE_CHECKING:
+    from llqr.lab.toy.experiment import ToyResult
 
 app = typer.Typer(
     help="The two-scale pothole model: toy figures, phase diagrams, hovering and selection.",
@@ -25,7 +27,7 @@ app = typer.Typer(
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
 Anisotropy = Annotated[float, typer.Option(min=0.1, max=10, help="Curvature of the bowl's second axis over its first.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Independent noise schedules.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of independent noise schedules.")]
 Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
 
 OUT = Path("runs/toy")
@@ -34,14 +36,16 @@ OUT = Path("runs/toy")
 @app.command("escape")
 def escape_command(
     out: Out = OUT,
-    starts: Annotated[int, typer.Option(min=1, help="Starts around the ring.")] = 32,
+    starts: Annotated[int, typer.Option(min=1, help="Number of starting points around the ring.")] = 32,
     steps: Steps = 1200,
     anisotropy: Anisotropy = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the starts' distance from the bottom.")] = 0,
 ) -> None:
     """Escape from inside the sharp well: SGD, LLQR, SAM and LLQR+SAM at one learning rate."""
+    from llqr.lab.toy.escape import run_escape
+
     options = {"starts": starts, "steps": steps, "anisotropy": anisotropy, "seed": seed}
-    _leave(experiments.run_escape(starts, steps, anisotropy, seed), out, "escape", options)
+    _save(run_escape(starts, steps, anisotropy, seed), out, "escape", options)
 
 
 @app.command("noise")
@@ -53,10 +57,12 @@ def noise_command(
     anisotropy: Anisotropy = 1.0,
 ) -> None:
     """Ejection from the bottom of the well by gradient noise, and the noise-damping proposition."""
+    from llqr.lab.toy.ejection import run_noise
+
     options = {"seeds": seeds, "steps": steps, "variance": variance, "anisotropy": anisotropy}
     with _bar() as progress:
-        result = experiments.run_noise(seeds, steps, variance, anisotropy, progress)
-    _leave(result, out, "noise", options)
+        result = run_noise(seeds, steps, variance, anisotropy, progress)
+    _save(result, out, "noise", options)
 
 
 @app.command("phase")
@@ -67,9 +73,11 @@ def phase_command(
     steps: Annotated[int, typer.Option(min=10, help="Steps after which a cell counts as trapped.")] = 4000,
 ) -> None:
     """Escape phase diagrams over (rho, lambda_bar) and over the learning rate, against the predicted line."""
+    from llqr.lab.toy.phase import run_phase
+
     with _bar() as progress:
-        result = experiments.run_phase(rows, columns, steps, progress)
-    _leave(result, out, "phase", {"rows": rows, "columns": columns, "steps": steps})
+        result = run_phase(rows, columns, steps, progress)
+    _save(result, out, "phase", {"rows": rows, "columns": columns, "steps": steps})
 
 
 @app.command("hover")
@@ -81,12 +89,14 @@ def hover_command(
     rho: Annotated[float, typer.Option(min=1e-9, help="Probe radius.")] = 0.2,
 ) -> None:
     """Hovering: two-cycle amplitudes of SAM and LLQR+SAM, measured and in closed form."""
+    from llqr.lab.toy.hover import run_hover
+
     options = {"lambda_bar": lambda_bar, "lambda_eps": lambda_eps, "eta": eta, "rho": rho}
     try:
-        result = experiments.run_hover(lambda_bar, lambda_eps, eta, rho)
+        result = run_hover(lambda_bar, lambda_eps, eta, rho)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    _leave(result, out, "hover", options)
+    _save(result, out, "hover", options)
 
 
 @app.command("selection")
@@ -94,24 +104,28 @@ def selection_command(
     out: Out = OUT,
     cycles: Annotated[int, typer.Option(min=100, help="Regeneration cycles at each noise scale.")] = 8000,
     seeds: Seeds = 64,
-    steps: Annotated[int, typer.Option(min=10, help="Steps after which a visit is cut.")] = 2000,
+    steps: Annotated[int, typer.Option(min=10, help="Steps after which a visit is cut off.")] = 2000,
 ) -> None:
     """Occupation of sharp wells in the regenerative model, and mean exit times of the real optimizers."""
+    from llqr.lab.toy.selection import run_selection
+
     with _bar() as progress:
-        result = experiments.run_selection(cycles, seeds, steps, progress)
-    _leave(result, out, "selection", {"cycles": cycles, "seeds": seeds, "steps": steps})
+        result = run_selection(cycles, seeds, steps, progress)
+    _save(result, out, "selection", {"cycles": cycles, "seeds": seeds, "steps": steps})
 
 
 @app.command("transfer")
 def transfer_command(
     out: Out = OUT,
     steps: Annotated[int, typer.Option(min=200, help="Steps of each run.")] = 4000,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a minibatch.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per minibatch.")] = 32,
 ) -> None:
     """Convergence transfer: the running mean of g.Ug under a bounded, changing metric."""
+    from llqr.lab.toy.transfer import run_transfer
+
     with _bar() as progress:
-        result = experiments.run_transfer(steps, batch, progress)
-    _leave(result, out, "transfer", {"steps": steps, "batch": batch})
+        result = run_transfer(steps, batch, progress)
+    _save(result, out, "transfer", {"steps": steps, "batch": batch})
 
 
 @app.command("all")
@@ -126,15 +140,19 @@ def search_command(
     candidates: Annotated[int, typer.Option(min=100, help="Random landscapes to draw.")] = 1_500_000,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
 ) -> None:
-    """Find the toy figures' constants anew: prints finalists as JSON lines, the best first."""
+    """Search for the constants of the toy figures again: prints finalists as JSON lines, the best first."""
+    from llqr.theory.search import as_dict, search
+
     say = Console(stderr=True).print
     for found in search(candidates=candidates, seed=seed, progress=say):
         line = {"worst_path_ratio": found.worst_ratio, "claims_kept_under_jitter": found.robustness}
         typer.echo(json.dumps(line | as_dict(found.constants)))
 
 
-def _leave(result: experiments.Result, out: Path, command: str, options: dict[str, float]) -> None:
-    """Save, and print what came out; the command that is recorded names every option."""
+def _save(result: "ToyResult", out: Path, command: str, options: dict[str, float]) -> None:
+    """Save the result and print its sentences; the recorded command names every option."""
+    from llqr.lab.toy.page import save
+
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", f"{value:g}")]
     page = save(result, out, shlex.join(["llqr", "toy", command, *words]))
     typer.echo(result.title)
@@ -145,11 +163,11 @@ def _leave(result: experiments.Result, out: Path, command: str, options: dict[st
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, one line for each part of the work."""
+    """A progress bar on stderr, with one line per part of the work."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:

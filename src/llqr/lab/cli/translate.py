@@ -17,8 +17,8 @@ from llqr.lab.errors import DataError
 from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
-from llqr.lab.text import prepared
-from llqr.lab.text.prepared import Prepared
+from llqr.lab.text import parallel_text
+from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.training import checkpoint
 from llqr.lab.training.precision import Precision
 
@@ -55,7 +55,7 @@ class TrainedTranslator:
     """A trained translation model, and the text it was trained on."""
 
     model: Decoder
-    text: Prepared
+    text: ParallelText
     translator: Translator
     precision: Precision
 
@@ -82,13 +82,13 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
         raise DataError(f"{folder.path} holds no run: there is no config.json in it.")
     run = folder.run()
     if run.task.name != "translation":
-        raise ConfigurationError(f"RUN must have learned to translate, {folder.path} is a run of {run.task.name}.")
+        raise ConfigurationError(f"RUN must be a translation run, but {folder.path} is a run of {run.task.name}.")
     if data_dir is not None:
         run = replace(run, data=replace(run.data, root=str(data_dir)))
     place = run.data_path
     best = _best(folder, device)
     try:
-        text = prepared.load(place)
+        text = parallel_text.load(place)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise DataError(str(error)) from error
     if best["data"] != text.key:

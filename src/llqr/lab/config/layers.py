@@ -20,7 +20,7 @@ def names() -> list[str]:
 
 
 def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin]:
-    """All layers of a recipe as one table, and a function that tells which layer wrote a key."""
+    """All layers of a recipe as one table, and a function from a key to the layer that wrote it."""
     plain, _, variant = name.partition("@")
     table, origins = read(locate(plain), ())
     if variant:

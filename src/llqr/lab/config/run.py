@@ -97,7 +97,7 @@ class Run:
         return Path(self.data.root) / self.data.name
 
     @property
-    def data_key(self) -> tuple[object, ...]:
+    def task_key(self) -> tuple[object, ...]:
         """Runs with an equal key can share a loaded task."""
         return self.task, self.data, self.training
 

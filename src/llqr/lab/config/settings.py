@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from llqr import Inner, Metric, Runtime
+from llqr import STRUCTURES, Inner, Metric, Runtime
+from llqr.curvature.divergence import DIVERGENCES
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
 
@@ -136,7 +137,7 @@ class TrainingSettings:
 
     @property
     def counted_in(self) -> Literal["epoch", "step"]:
-        """The unit in which the progress of the run is told."""
+        """The unit in which progress is counted."""
         return "step" if self.steps or self.evaluate_every else "epoch"
 
 
@@ -177,7 +178,7 @@ class GeometrySettings:
     has ``batch_size`` samples.
     """
 
-    divergence: Literal["ngd", "newton"]
+    divergence: str
     structure: str | dict[str, str]
     every: int
     ema: float
@@ -188,6 +189,11 @@ class GeometrySettings:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}.")
+        for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
+            if kind not in STRUCTURES:
+                raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {kind!r}.")
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")

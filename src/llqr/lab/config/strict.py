@@ -18,7 +18,7 @@ class ConfigurationError(ValueError):
 
 
 def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
-    """An instance of the dataclass ``cls`` from ``table``, which stands under the dotted ``key``."""
+    """An instance of the dataclass ``cls`` from ``table``, which is found under the dotted ``key``."""
     assert dataclasses.is_dataclass(cls)
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{origin(key)}: {key} must be a table, got {table!r}.")

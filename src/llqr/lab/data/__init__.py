@@ -4,8 +4,8 @@
 >>> digits = data.load("digits")
 >>> for images, labels in digits.train_batches(64, seed=0): ...
 
-Small sets live on the device (`resident`), ImageNet is streamed from its files (`streaming`). Both hand out `Batches`:
-the same seed gives the same batches, and a saved state goes on in the middle of an epoch.
+Small sets live on the device (`resident`), ImageNet is streamed from its files (`streaming`). Both return `Batches`:
+the same seed gives the same batches, and a saved state resumes in the middle of an epoch.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ __all__ = ["Batches", "ResidentData", "Source", "StreamingData", "load", "names"
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a data set before any file is read, and how to read it."""
+    """What is known about a data set before any file is read, and how to read it."""
 
     title: str
     classes: int
@@ -37,13 +37,13 @@ class Source:
     read: Callable[[Path, Any], ResidentData | StreamingData]
 
     def model_arguments(self, options: Any) -> dict[str, Any]:
-        """What a network must know of this data; an option may ask for another image size."""
+        """The arguments a network needs for this data; an option may change the image size."""
         size = getattr(options, "image_size", self.image_size)
         return {"classes": self.classes, "image_size": size, "channels": self.channels}
 
 
 def in_memory(read: Callable[[Path], tuple[ImageSet, ImageSet]], classes: int) -> Callable[[Path, Any], ResidentData]:
-    """How to read a data set whose two splits ``read`` returns."""
+    """A reader of the data set whose two splits ``read`` returns."""
     return lambda root, options: ResidentData(*read(root), classes, options)
 
 
@@ -76,7 +76,7 @@ def names() -> list[str]:
 
 
 def source(name: str) -> Source:
-    """What is known of the data set ``name`` without reading it."""
+    """What is known about the data set ``name`` without reading it."""
     if name not in SOURCES:
         raise ValueError(f"data must be one of {', '.join(SOURCES)}, got {name!r}.")
     return SOURCES[name]

@@ -1,6 +1,6 @@
-"""Random crop, horizontal flip, normalisation and Cutout for whole batches at once, on the device of the images.
+"""Random crop, horizontal flip, normalisation and Cutout of whole batches, on the device of the images.
 
-The order of operations is the usual one: the image is padded with black, cropped and flipped, then normalised, and the
+The order of operations is the usual one: the image is padded with black, cropped, flipped and normalised; then the
 Cutout square is set to 0, the mean colour.
 """
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of an epoch, one of each for every sample; a slice of them belongs to a batch."""
+    """The random numbers of an epoch, one of each kind per sample; a slice of them belongs to a batch."""
 
     top: Tensor
     left: Tensor
@@ -29,8 +29,8 @@ class Draws:
 class Augmentation:
     """Random crops after padding by ``crop_padding``, flips, and Cutout squares (DeVries & Taylor, 2017).
 
-    A Cutout square of side ``cutout`` has its centre anywhere in the image, so that a part of it may lie outside; it is
-    applied to a sample with probability ``cutout_probability``. The defaults do nothing.
+    A Cutout square of side ``cutout`` has its centre anywhere in the image, so that part of it may lie outside; it is
+    applied to a sample with probability ``cutout_probability``. By default nothing is augmented.
     """
 
     crop_padding: int = 0
@@ -51,7 +51,7 @@ class Augmentation:
         return F.pad(images, (0, 0, border, border, border, border)) if border else images
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
-        """The random numbers for ``count`` samples. What is switched off is not drawn."""
+        """The random numbers for ``count`` samples; nothing is drawn for what is switched off."""
         device = generator.device
 
         def integers(high: int) -> Tensor:
@@ -61,7 +61,7 @@ class Augmentation:
             return torch.full((count,), value, device=device)
 
         shifts = 2 * self.crop_padding + 1
-        # A hole this far outside the image takes nothing away.
+        # A hole this far outside the image covers no pixel.
         outside = -2 * self.cutout - 1
         row = integers(height) if self.cutout else absent(outside)
         if self.cutout and self.cutout_probability < 1:

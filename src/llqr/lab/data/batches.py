@@ -1,7 +1,7 @@
-"""The order of an epoch, and how to go on in the middle of one.
+"""The order of an epoch, and how to resume in the middle of one.
 
-All randomness of an epoch (the order and the augmentation of every sample) is drawn at its start from one generator.
-The state of a loader is therefore small: the generator's state at the start of the epoch, and the position in it.
+All randomness of an epoch (order and augmentation of the samples) is drawn at its start from one generator. The state
+of a loader is therefore small: the generator's state at the start of the epoch, and the position in it.
 """
 
 from abc import ABC, abstractmethod
@@ -13,19 +13,22 @@ from torch import Tensor
 
 LAST = ("fill", "drop", "keep")
 
+Batch = tuple[Any, Tensor]
+"""Inputs, one tensor or a tuple of them as the model takes them, and targets."""
+
 
 class Batches(ABC):
-    """Batches ``(inputs, targets)`` of one data set; iterating goes through the rest of the current epoch.
+    """Batches ``(inputs, targets)`` of one data set; iterating yields the rest of the current epoch.
 
-    ``last`` says what becomes of the samples that do not make a whole batch:
+    ``last`` says what happens to the samples that do not fill a whole batch:
 
     * ``"fill"`` completes the last batch with samples from the start of the epoch's order: all batches have one shape,
-      as captured CUDA graphs need, every sample is seen, and an epoch has as many steps as with ``"keep"``;
+      as captured CUDA graphs need, every sample is used, and an epoch has as many steps as with ``"keep"``;
     * ``"drop"`` leaves them out of this epoch;
     * ``"keep"`` makes a smaller last batch.
 
-    With ``shuffle`` the order is drawn from ``generator``, which belongs to this loader alone, and a second iteration
-    goes on where the first one stopped. Without it every iteration starts at the beginning and there is no state.
+    With ``shuffle`` the order is drawn from ``generator``, which nothing else may use, and a second iteration continues
+    where the first one stopped. Without it every iteration starts at the beginning and there is no state.
     """
 
     def __init__(
@@ -36,21 +39,22 @@ class Batches(ABC):
         if last not in LAST:
             raise ValueError(f"last must be one of {', '.join(LAST)}, got {last!r}.")
         if last == "drop" and count < batch_size:
-            raise ValueError(f"batch_size must be at most the {count} samples there are, got {batch_size}.")
+            raise ValueError(f"batch_size must be at most the {count} samples of the data, got {batch_size}.")
         if shuffle and generator is None:
             raise ValueError("generator must be given to shuffle.")
         self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, shuffle
-        self.generator = generator
+        # Without shuffle nothing is drawn, so that any generator will do.
+        self.generator = torch.Generator() if generator is None else generator
         self.steps = count // batch_size if last == "drop" else -(-count // batch_size)
-        self.epoch = 0  # how many epochs were begun
-        self.position = self.steps  # how many batches of this epoch were handed out
+        self.epoch = 0  # number of epochs begun
+        self.position = self.steps  # number of batches of this epoch already yielded
         self._epoch_start: Tensor | None = None if generator is None else generator.get_state()
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """The number of batches per epoch."""
         return self.steps
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         if not self.shuffle:
             yield from self._produce(self._extended(torch.arange(self.count)), 0)
             return
@@ -59,7 +63,7 @@ class Batches(ABC):
             self._order = self._plan()
             self.epoch, self.position = self.epoch + 1, 0
         for batch in self._produce(self._order, self.position):
-            # Counted before it is used: whoever saves the state after a step has taken that step.
+            # Counted before it is used, so that a state saved after the step includes that step.
             self.position += 1
             yield batch
 
@@ -71,7 +75,7 @@ class Batches(ABC):
         return order
 
     def _extended(self, order: Tensor) -> Tensor:
-        """The order cut or filled up as ``last`` says."""
+        """The order, cut off or filled up as ``last`` says."""
         if self.last == "keep":
             return order
         return order[torch.arange(self.steps * self.batch_size, device=order.device) % self.count]
@@ -81,11 +85,11 @@ class Batches(ABC):
         """Draw the augmentation of the ``total`` samples of an epoch, in its order, from the generator."""
 
     @abstractmethod
-    def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _produce(self, order: Tensor, first: int) -> Iterator[Batch]:
         """The batches of an epoch with this order, from batch number ``first`` on."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on with the next batch: plain numbers and one tensor."""
+        """What `load_state_dict` needs to continue with the next batch: plain numbers and one tensor."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -96,7 +100,7 @@ class Batches(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the loader that made ``state`` was; it must have had the same data and batch size."""
+        """Continue where the loader that saved ``state`` was; data and batch size must be the same."""
         for key in ("count", "batch_size", "last"):
             if state[key] != getattr(self, key):
                 raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {getattr(self, key)!r}.")
@@ -106,7 +110,7 @@ class Batches(ABC):
         if saved.shape != self.generator.get_state().shape:
             raise ValueError(
                 f"The saved loader drew its order on another kind of device than {self.generator.device}; "
-                "a run goes on only on the kind of device it was started on."
+                "a run can only be resumed on the kind of device it was started on."
             )
         self.generator.set_state(saved)
         self._epoch_start, self.epoch, self.position = saved, state["epoch"], state["position"]

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from either layout in which they are distributed.
+"""CIFAR-10 and CIFAR-100, from either of the two layouts in which they are distributed.
 
 ==========  ==========================================  ==========================================
             binary                                      python (pickled; read by a restricted unpickler)
@@ -25,7 +25,7 @@ PIXELS = CHANNELS * SIZE**2
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one of the two sets keeps its files, and how a record starts."""
+    """The files of one of the two data sets, and how a record starts."""
 
     title: str
     classes: int
@@ -33,11 +33,11 @@ class Layout:
     python_folder: str
     train: Sequence[str]
     test: Sequence[str]
-    label_bytes: int  # in front of the pixels of a binary record; the last of them is the (fine) label
-    label_key: bytes  # of the pickled dict
+    label_bytes: int  # before the pixels of a binary record; the last of them is the (fine) label
+    label_key: bytes  # in the pickled dict
 
     def files(self, root: Path, split: Sequence[str]) -> tuple[list[Path], bool]:
-        """The files of a split and whether they are pickled; says what is expected where if they are missing."""
+        """The files of a split and whether they are pickled; the error says what is expected where."""
         binary = [root / self.binary_folder / f"{name}.bin" for name in split]
         python = [root / self.python_folder / name for name in split]
         for paths, pickled in ((binary, False), (python, True)):
@@ -46,7 +46,7 @@ class Layout:
         names = ", ".join(split)
         raise FileNotFoundError(
             f"{self.title} was not found under {root.absolute()}: expected {self.binary_folder}/ holding {names} with "
-            f"the ending .bin, or {self.python_folder}/ holding {names}. Set data.root to the folder that contains one."
+            f"the suffix .bin, or {self.python_folder}/ holding {names}. Set data.root to the folder that contains one."
         )
 
 
@@ -107,7 +107,7 @@ def read_pickled(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Pixels ``(count, 3072)`` and labels of a pickled file: a dict with ``data`` and the label list."""
     content = load_arrays(path)
     entries = content if isinstance(content, dict) else {}
-    # Python 2 wrote byte keys, a file pickled again may have text keys.
+    # Python 2 wrote byte keys; a file that was pickled again may have text keys.
     entries = {key.encode() if isinstance(key, str) else key: value for key, value in entries.items()}
     pixels, labels = entries.get(b"data"), entries.get(layout.label_key)
     if (

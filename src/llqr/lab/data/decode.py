@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def decode(path: Path) -> "Image":
-    """The image at ``path`` in RGB, fully read; says which file is missing or damaged."""
+    """The image at ``path`` in RGB, fully read; errors name the file."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -20,6 +20,6 @@ def decode(path: Path) -> "Image":
             return image.convert("RGB")
     except FileNotFoundError:
         raise
-    # Pillow reports damage as OSError, SyntaxError or ValueError, by format.
+    # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is not a readable image: {error}.") from error

@@ -1,4 +1,4 @@
-"""The 1797 handwritten digits of 8 x 8 pixels that scikit-learn carries: no download, no files."""
+"""The 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn: no download, no files."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ TEST_FRACTION = 0.2
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """A fixed, stratified split into training and test digits; pixels keep their own scale, 0 to 16."""
+    """A fixed, stratified split into training and test digits; pixels keep their scale of 0 to 16."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split

@@ -1,4 +1,4 @@
-"""Images held in memory: what a small data set is once it has been read."""
+"""Images in memory: a small data set after reading."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class ImageSet:
         return len(self.labels)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of every channel, in units of the stored numbers, exact (from a histogram)."""
+        """Exact mean and standard deviation per channel, from a histogram, in units of the stored numbers."""
         values = np.arange(256, dtype=np.float64)
         means, deviations = [], []
         for channel in self.images.unbind(dim=3):
@@ -32,13 +32,13 @@ class ImageSet:
             mean = np.average(values, weights=counts)
             means.append(mean)
             deviations.append(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
-        # A constant channel carries nothing to scale.
+        # A constant channel must not be divided by zero.
         deviation = torch.tensor(deviations, dtype=torch.float64)
         return torch.tensor(means, dtype=torch.float64), torch.where(deviation > 0, deviation, 1.0)
 
 
 def image_set(images: np.ndarray, labels: np.ndarray, classes: int, source: object) -> ImageSet:
-    """An `ImageSet` of arrays ``(count, height, width, channels)`` and ``(count,)`` that were read from ``source``."""
+    """An `ImageSet` of arrays ``(count, height, width, channels)`` and ``(count,)``; errors name ``source``."""
     if len(images) == 0:
         raise ValueError(f"{source} holds no images.")
     if labels.min() < 0 or labels.max() >= classes:

@@ -1,4 +1,4 @@
-"""Data sets small enough to live on the device as one uint8 tensor: batches without workers, copies or waiting."""
+"""Data sets small enough to live on the device as one uint8 tensor: batches without workers or copies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import Tensor
 from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.imageset import ImageSet
-from llqr.lab.data.noise import corrupt_labels
+from llqr.lab.data.label_noise import corrupt_labels
 
-# Batches are made several at a time, so that the dozen kernels of an augmentation are shared among them.
+# Several batches are made at a time, so that they share the dozen kernels of an augmentation.
 BYTES_AT_ONCE = 64 * 2**20
 
 
@@ -50,7 +50,7 @@ class ResidentBatches(Batches):
         if generator is not None and generator.device.type != torch.device(device).type:
             raise ValueError(f"generator must live on {device}, where the images are, got {generator.device}.")
         if augmentation is not None and not shuffle:
-            raise ValueError("augmentation must be None without shuffle: nothing is drawn there.")
+            raise ValueError("augmentation must be None without shuffle, where nothing is drawn.")
         self.memory_format = memory_format
         self.augmentation = augmentation or Augmentation()
         self._augmented = augmentation is not None
@@ -80,7 +80,7 @@ class ResidentBatches(Batches):
         else:
             images = self._images[samples] * self._scale
             images += self._shift
-        # Seen as (batch, channels, height, width), what was made is in the channels-last format already.
+        # Viewed as (batch, channels, height, width), the images are already in channels-last format.
         return images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format), self._labels[samples]
 
 
@@ -97,7 +97,7 @@ class ResidentData:
 
     @property
     def model_arguments(self) -> dict[str, Any]:
-        """What a network must know of this data."""
+        """The arguments a network needs for this data."""
         return {
             "classes": self.classes,
             "image_size": self.train.images.shape[1],
@@ -113,7 +113,7 @@ class ResidentData:
         last: str = "fill",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> ResidentBatches:
-        """Shuffled, augmented batches; ``seed`` decides order and augmentation."""
+        """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
         return ResidentBatches(
             self.train,
             batch_size,
@@ -134,7 +134,7 @@ class ResidentData:
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> ResidentBatches:
-        """All test images in order, none twice; the last batch may be smaller."""
+        """All test images in order, each once; the last batch may be smaller."""
         return ResidentBatches(
             self.test, batch_size, mean=self.mean, deviation=self.deviation, device=device, memory_format=memory_format
         )

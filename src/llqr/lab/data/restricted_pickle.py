@@ -1,7 +1,7 @@
-"""Reading pickled arrays without running what a pickle may ask for.
+"""Reading pickled arrays without running arbitrary code.
 
-The "python version" of CIFAR is pickled. A pickle can call anything it can name, so this reader lets it name only
-what rebuilds a NumPy array: lists, dicts, strings, bytes and numbers need no name at all.
+The "python version" of CIFAR is pickled. A pickle can call anything it can name, so this reader only resolves the names
+that rebuild a NumPy array; lists, dicts, strings, bytes and numbers need no names.
 """
 
 import pickle
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-# What NumPy itself names to rebuild an array, before and since pickle protocol 5.
+# The functions that NumPy's own pickles name to rebuild an array, before and since protocol 5.
 RECONSTRUCT = np.empty(0).__reduce__()[0]
 FROM_BUFFER = np.empty(0).__reduce_ex__(5)[0]
 
 
 def latin1_bytes(text: str, encoding: str) -> bytes:
-    """What protocol 2 writes for bytes: ``_codecs.encode(text, "latin1")``; no other codec is let through."""
+    """Protocol 2 writes bytes as ``_codecs.encode(text, "latin1")``; no other codec is allowed."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"the codec {encoding!r} is not allowed")
     return text.encode("latin-1")
@@ -34,7 +34,7 @@ ALLOWED = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that can rebuild arrays and plain containers, and nothing else."""
+    """An unpickler that rebuilds arrays and plain containers only."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -48,6 +48,6 @@ def load_arrays(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return ArrayUnpickler(file, encoding="bytes").load()
-    # A damaged pickle can fail in many ways, none of which is the caller's doing.
+    # A damaged pickle can fail in many ways, none of them the caller's fault.
     except Exception as error:
         raise ValueError(f"{path} is not a readable pickle of arrays: {error}.") from error

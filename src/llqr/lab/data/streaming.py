@@ -1,7 +1,7 @@
-"""Image folders too large for memory: files are decoded by worker processes while the device computes.
+"""Image folders too large for memory: worker processes decode the files while the device computes.
 
 Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random resized crop (8 to 100 % of the area,
-aspect ratio 3/4 to 4/3) and a flip; test images the central square that 224 of 256 pixels would leave. Pillow decodes.
+aspect ratio 3/4 to 4/3) and a flip; test images the central square, 224/256 of the shorter side. Pillow decodes.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.decode import decode
 
-# The usual statistics of ImageNet, in units of a byte.
+# The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
 IMAGENET_DEVIATION = 255 * torch.tensor([0.229, 0.224, 0.225])
 IMAGE_ENDINGS = {".jpeg", ".jpg", ".png"}
@@ -30,7 +30,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """Options of a streamed data set: the size of the images it makes, and the processes that make them."""
+    """Options of a streamed data set: the size of its images, and the number of worker processes."""
 
     image_size: int = 224
     workers: int = 8
@@ -54,7 +54,7 @@ class Files:
 
 
 def find_files(folder: Path, classes: list[str]) -> Files:
-    """Every image below ``folder``, which has one folder a class."""
+    """Every image below ``folder``, which has one folder per class."""
     paths, labels = [], []
     for label, name in enumerate(classes):
         found = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
@@ -86,8 +86,8 @@ def central_box(width: int, height: int, fraction: float) -> Box:
     return left, top, left + side, top + side
 
 
-class Decoded(Dataset[tuple[Tensor, int]]):
-    """Images by ``(index, seed)``; the seed decides crop and flip, no seed means the central crop."""
+class DecodedImages(Dataset[tuple[Tensor, int]]):
+    """Images by ``(index, seed)``; the seed determines crop and flip, no seed means the central crop."""
 
     def __init__(self, files: Files, size: int) -> None:
         self.files, self.size = files, size
@@ -106,7 +106,7 @@ class Decoded(Dataset[tuple[Tensor, int]]):
 
 
 class StreamingBatches(Batches):
-    """Batches of float images ``(batch, 3, size, size)`` and int64 labels on ``device``, decoded as they are needed."""
+    """Batches of float images ``(batch, 3, size, size)`` and int64 labels on ``device``, decoded on demand."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class StreamingBatches(Batches):
     ) -> None:
         super().__init__(len(files), batch_size, shuffle=shuffle, generator=generator, last=last)
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
-        self._data = Decoded(files, options.image_size)
+        self._data = DecodedImages(files, options.image_size)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
         self._shift = (-IMAGENET_MEAN / IMAGENET_DEVIATION).to(device)
 
@@ -138,7 +138,7 @@ class StreamingBatches(Batches):
             batch_sampler=[requests[i : i + self.batch_size] for i in range(0, len(requests), self.batch_size)],
             num_workers=self.options.workers,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # else it would draw from the global one
+            generator=torch.Generator(),  # otherwise it would draw from the global generator
         )
         for images, labels in loader:
             pixels = images.to(self.device, non_blocking=True) * self._scale
@@ -164,7 +164,7 @@ class StreamingData:
 
     @property
     def model_arguments(self) -> dict[str, Any]:
-        """What a network must know of this data."""
+        """The arguments a network needs for this data."""
         return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
 
     def train_batches(
@@ -176,7 +176,7 @@ class StreamingData:
         last: str = "fill",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> StreamingBatches:
-        """Shuffled, augmented batches; ``seed`` decides order and augmentation, on the CPU whatever the device."""
+        """Shuffled, augmented batches; ``seed`` determines order and augmentation, always drawn on the CPU."""
         return StreamingBatches(
             self.train,
             batch_size,
@@ -195,5 +195,5 @@ class StreamingData:
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> StreamingBatches:
-        """All test images in order, none twice; the last batch may be smaller."""
+        """All test images in order, each once; the last batch may be smaller."""
         return StreamingBatches(self.test, batch_size, options=self.options, device=device, memory_format=memory_format)

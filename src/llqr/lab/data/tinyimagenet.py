@@ -1,6 +1,6 @@
-"""TinyImageNet-200 from its own folders: 64 x 64 colour images, 200 classes, 100,000 to train and 10,000 to test.
+"""TinyImageNet-200 from its folders: 64 x 64 colour images, 200 classes, 100,000 for training and 10,000 for testing.
 
-The labels of the official test images were never published, so the validation images are the test set, as everywhere.
+The labels of the official test images were never published, so the validation images serve as test set, as is usual.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
     train_labels = [label_of[path.parent.parent.name] for path in train_paths]
 
     rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
-    strange = next((row for row in rows if len(row) < 2 or row[1] not in label_of), None)
-    if strange is not None:
-        raise ValueError(f"{annotations} is damaged: {strange!r} does not give a file and a class of wnids.txt.")
+    malformed = next((row for row in rows if len(row) < 2 or row[1] not in label_of), None)
+    if malformed is not None:
+        raise ValueError(f"{annotations} is damaged: {malformed!r} does not give a file and a class of wnids.txt.")
     test_paths = [folder / "val" / "images" / row[0] for row in rows]
     test_labels = [label_of[row[1]] for row in rows]
     return (
@@ -45,7 +45,7 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
 
 
 def decode_all(paths: Sequence[Path]) -> np.ndarray:
-    """All images as one array ``(count, 64, 64, 3)``; threads are enough because Pillow decodes outside the GIL."""
+    """All images as one array ``(count, 64, 64, 3)``; threads suffice because Pillow releases the GIL."""
     images = np.empty((len(paths), SIZE, SIZE, 3), dtype=np.uint8)
 
     def fill(index: int) -> None:

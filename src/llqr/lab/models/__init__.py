@@ -44,8 +44,8 @@ def build(name: str, **arguments: Any) -> nn.Module:
     """The network ``name``.
 
     Every network takes ``classes``, ``image_size`` and ``channels``, with the defaults of the data set it was published
-    for; the rest are options of its own (``width``, ``hidden``, ``patch``, ``fused``, ...). The random start comes from
-    PyTorch's global generator.
+    for; other options depend on the network (``width``, ``hidden``, ``patch``, ``fused``, ...). The random initial
+    weights come from PyTorch's global generator.
     """
     if name not in BUILDERS:
         raise ValueError(f"model must be one of {', '.join(BUILDERS)}, got {name!r}.")

@@ -1,7 +1,7 @@
 """A GPT-style language model: pre-norm, causal, learned positions, GELU, output matrix tied to the embedding.
 
-The architecture and the start are those of GPT-2 (Radford et al., 2019), with queries, keys and values projected by
-matrices of their own and dropout on the embeddings and residual branches alone.
+Architecture and initialisation are those of GPT-2 (Radford et al., 2019), with separate projections for queries, keys
+and values, and dropout on the embeddings and residual branches only.
 """
 
 import torch
@@ -15,7 +15,7 @@ def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-class Block(nn.Module):
+class CausalBlock(nn.Module):
     """Causal self-attention, then a feed-forward network four times as wide."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -27,18 +27,19 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.around_attention(x, lambda y: self.attention(y, causal=True))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class LanguageModel(nn.Module):
-    """``logits = model(tokens)``, of shape ``(B, T, vocabulary)``: the token after each of ``tokens``.
+    """``logits = model(tokens)``, of shape ``(B, T, vocabulary)``, for the token after each of ``tokens``.
 
     Args:
         vocabulary: number of tokens.
         width, heads, layers: of the blocks.
-        context: the most tokens in a row.
+        context: maximum number of tokens per sequence.
         dropout: of the embeddings and of every residual branch.
-        tie: whether the embedding is the output matrix too.
+        tie: whether embedding and output matrix are shared.
 
     Example:
         >>> LanguageModel(11, width=16, heads=2, layers=1, context=8)(torch.tensor([[4, 5, 2]])).shape
@@ -65,7 +66,7 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(CausalBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tie:
@@ -73,22 +74,24 @@ class LanguageModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal of width 0.02, zero biases; what is added to the residual stream starts smaller the more is added."""
+        """Normal of standard deviation 0.02, zero biases; projections into the residual stream are scaled by depth."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            for last in (block.attention.out, block.feed_forward.contract):
-                nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
+        for module in self.modules():
+            if isinstance(module, CausalBlock):
+                for last in (module.attention.out, module.feed_forward.contract):
+                    nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         if length > self.context:
-            raise ValueError(f"tokens: {length} tokens are more than context={self.context}.")
-        places = torch.arange(length, device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(places))
+            raise ValueError(f"tokens: {length} tokens exceed context={self.context}.")
+        positions = torch.arange(length, device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,9 +1,9 @@
-"""Pyramidal residual networks (Han et al., 2017), additive: every block is a little wider than the one before it.
+"""Pyramidal residual networks (Han et al., 2017), additive: every block is slightly wider than the one before it.
 
-PyramidNet-110 with alpha = 270 is here what Han et al. publish under that name: 3 stages of 18 *basic* blocks, widths
-growing from 16 by 5 a block to 286, 28,485,477 parameters with 10 classes. ``block="bottleneck"`` gives the network of
-the same depth and alpha that some public SAM code trains under the same name: 3 stages of 12 bottlenecks, widths
-growing by 7.5 a block and multiplied by 4 at the output, 18,323,787 parameters.
+PyramidNet-110 with alpha = 270 is the network that Han et al. publish under that name: 3 stages of 18 *basic* blocks,
+widths growing from 16 by 5 per block to 286, 28,485,477 parameters with 10 classes. ``block="bottleneck"`` gives the
+network of the same depth and alpha that some public SAM code trains under the same name: 3 stages of 12 bottlenecks,
+widths growing by 7.5 per block and multiplied by 4 at the output, 18,323,787 parameters.
 """
 
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
 class PyramidBlock(nn.Module):
     """Norm first, no ReLU before the first convolution, a norm at the end, and a shortcut without parameters.
 
-    The shortcut averages 2x2 pixels where the residual is strided, and fills the channels it lacks with zeros.
+    The shortcut averages 2x2 pixels where the residual is strided, and pads missing channels with zeros.
     """
 
     def __init__(self, fan_in: int, width: int, stride: int, block: str) -> None:
         super().__init__()
         kernels, fan_out = ((3, 3), width) if block == "basic" else ((1, 3, 1), 4 * width)
         widths = [fan_in, *[width] * (len(kernels) - 1), fan_out]
-        # The first 3x3 convolution carries the stride.
+        # The first 3x3 convolution is the strided one.
         strides = [stride if index == kernels.index(3) else 1 for index in range(len(kernels))]
         layers: list[nn.Module] = []
         for index, kernel in enumerate(kernels):
@@ -40,7 +40,8 @@ class PyramidBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = F.avg_pool2d(x, 2, ceil_mode=True) if self.stride == 2 else x
-        return self.residual(x) + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+        residual: Tensor = self.residual(x)
+        return residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
 
 
 class PyramidNet(nn.Module):
@@ -66,7 +67,8 @@ class PyramidNet(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        return logits
 
 
 def pyramidnet110(
@@ -79,7 +81,7 @@ def pyramidnet110(
     block: str = "basic",
     width: int = 16,
 ) -> PyramidNet:
-    """PyramidNet-110, alpha = 270; ``width`` is that of the stem, to which alpha is added on the way."""
+    """PyramidNet-110, alpha = 270; ``width`` is that of the stem, and the last block is alpha wider."""
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for pyramidnet110, which halves it twice, got {image_size}.")
     return PyramidNet(depth, alpha, block, width, classes, channels)

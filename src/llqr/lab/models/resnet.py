@@ -16,7 +16,7 @@ def conv_norm(fan_in: int, fan_out: int, kernel: int, stride: int = 1) -> nn.Seq
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions and a shortcut."""
 
     expansion = 1
 
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the stride sits in the 3x3 one ("v1.5", as in torchvision)."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut; the 3x3 one is strided ("v1.5", as in torchvision)."""
 
     expansion = 4
 
@@ -77,7 +77,8 @@ class ResNet(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
+        return logits
 
 
 def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> ResNet:

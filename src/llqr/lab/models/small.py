@@ -41,7 +41,8 @@ class Cnn(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
+        return logits
 
 
 def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> Cnn:

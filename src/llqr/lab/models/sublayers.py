@@ -1,4 +1,4 @@
-"""What transformers over token sequences are made of: attention, the token-wise network, and the way around them."""
+"""The sublayers of the token transformers: attention, the feed-forward network, and the residual connection."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,10 +12,10 @@ NORMS = ("post", "pre")
 
 
 class Attention(nn.Module):
-    """Multi-head attention with projections of their own for queries, keys and values: four plain matrices to a metric.
+    """Multi-head attention with separate projections for queries, keys and values: a metric sees four plain matrices.
 
-    Arrays are ``(batch, heads, tokens, width of a head)`` after projection. The attention itself is PyTorch's kernel,
-    which has neither forward mode nor second derivatives where it is fused; see `differentiable_attention`.
+    Tensors are ``(batch, heads, tokens, head width)`` after projection. The attention itself is PyTorch's kernel, which
+    has neither forward mode nor second derivatives where it is fused; see `differentiable_attention`.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -37,20 +37,22 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """``(batch, tokens, width)`` read off the values where ``mask`` is true, everywhere without one."""
+        """The attention output, ``(batch, tokens, width)``; only places where ``mask`` is true are attended to."""
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Self-attention."""
         return self.attend(self.queries(x), *self.keys_and_values(x), mask=mask, causal=causal)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads
 
 
 class FeedForward(nn.Module):
-    """The network applied to every token: expand, bend, contract."""
+    """The network applied to every token: expand, activate, contract."""
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -59,7 +61,8 @@ class FeedForward(nn.Module):
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.contract(self._activation(self.expand(x)))
+        out: Tensor = self.contract(self._activation(self.expand(x)))
+        return out
 
 
 class Residual(nn.Module):
@@ -71,24 +74,24 @@ class Residual(nn.Module):
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}.")
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
-        self._first = norm == "pre"
+        self._norm_first = norm == "pre"
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        if self._first:
-            return x + self.dropout(f(self.norm(x)))
-        return self.norm(x + self.dropout(f(x)))
+        out: Tensor = x + self.dropout(f(self.norm(x))) if self._norm_first else self.norm(x + self.dropout(f(x)))
+        return out
 
 
 def differentiable_attention() -> AbstractContextManager[None]:
-    """A context in which attention has every derivative: PyTorch's own composition of elementary operations.
+    """A context in which attention has all derivatives: PyTorch's own composition of elementary operations.
 
-    The fused kernels have no forward mode and no second backward pass, so that outside this context a curvature product
-    can only be had from finite differences.
+    The fused kernels have no forward mode and no double backward, so that outside this context curvature products
+    need finite differences.
     """
     return sdpa_kernel(SDPBackend.MATH)
 
 
 def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
-    """``model(inputs)`` in `differentiable_attention`: a `forward` for `llqr.Geometry` that gets exact products."""
+    """``model(inputs)`` in `differentiable_attention`: a `forward` for `llqr.Geometry` that gives exact products."""
     with differentiable_attention():
-        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        return out

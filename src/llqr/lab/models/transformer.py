@@ -1,14 +1,15 @@
-"""The encoder-decoder transformer of the translation experiments, as fairseq's ``transformer_iwslt_de_en`` is built.
+"""The encoder-decoder transformer of the translation experiments, fairseq's ``transformer_iwslt_de_en``.
 
 Ott et al. (2019): 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads, sinusoidal positions,
 embeddings multiplied by ``sqrt(width)``, dropout on embeddings and on every residual branch.
 
-Source rows may be padded on either side, rows of previous target tokens on the right, and whole rows may be padding:
-they come out finite, and a loss that ignores their targets sends no gradient through them.
+Source rows may be padded on either side, rows of previous target tokens on the right. Whole rows may be padding: their
+logits are finite, and a loss that ignores their targets sends no gradient through them.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ TIES = ("decoder", "all", "none")
 
 
 class Memory(NamedTuple):
-    """What the decoder reads of the sources: keys and values of each of its layers, and where it may look."""
+    """The encoded sources: keys and values for each layer of the decoder, and the mask of places it may attend to."""
 
     keys_and_values: list[tuple[Tensor, Tensor]]
     mask: Tensor
@@ -29,6 +30,8 @@ class Memory(NamedTuple):
 
 class SinusoidalPositions(nn.Module):
     """Sines, then cosines, of geometrically spaced frequencies from 1 to 1/10000; positions count from 1."""
+
+    table: Tensor
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
@@ -55,7 +58,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.around_attention(x, lambda y: self.attention(y, mask=mask))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class DecoderLayer(nn.Module):
@@ -71,14 +75,14 @@ class DecoderLayer(nn.Module):
         self.around_feed_forward = Residual(width, dropout, norm)
 
     def forward(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """Whole rows of tokens at once."""
+        """All tokens of every row at once."""
         x = self.around_attention(x, lambda y: self.attention(y, causal=True))
         return self._read_source(x, source, mask)
 
     def step(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor, cache: Cache, layer: int) -> Tensor:
         """The next token of every hypothesis: ``x`` is ``(sentences, hypotheses, width)``."""
         x = self.around_attention(x, lambda y: self._continue(y, cache, layer))
-        # The hypotheses of a sentence are so many queries to one source, whose keys and values are not repeated.
+        # The hypotheses of a sentence are queries to the same source, whose keys and values need not be repeated.
         return self._read_source(x, source, mask)
 
     def _continue(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
@@ -89,22 +93,23 @@ class DecoderLayer(nn.Module):
     def _read_source(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         attention = self.source_attention
         x = self.around_source_attention(x, lambda y: attention.attend(attention.queries(y), *source, mask=mask))
-        return self.around_feed_forward(x, self.feed_forward)
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
 
 
 class TranslationTransformer(nn.Module):
     """``logits = model(source, previous)``, of shape ``(B, T, vocabulary)``.
 
     Args:
-        vocabulary: number of tokens, one vocabulary for both languages.
+        vocabulary: number of tokens, in a vocabulary shared by both languages.
         width, feed_forward, heads: of every layer.
         layers: of the encoder, and of the decoder.
         dropout: of the embeddings and of every residual branch.
         norm: "post", after each residual sum, or "pre", before each sublayer and once more at the end of both stacks.
-        pad: the token that is not there.
+        pad: the padding token.
         tie: "decoder" shares one matrix between the decoder's embedding and its outputs, "all" also with the encoder's
             embedding, "none" nothing.
-        max_length: the longest row of tokens.
+        max_length: maximum number of tokens per row.
 
     Example:
         >>> model = TranslationTransformer(11, width=16, feed_forward=32, heads=2, layers=1)
@@ -144,7 +149,7 @@ class TranslationTransformer(nn.Module):
         self.source_embedding = nn.Embedding(vocabulary, width)
         self.target_embedding = nn.Embedding(vocabulary, width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        # The parameter is shared and not the module, which `torch.func.functional_call` would not put back.
+        # The parameter is shared, not the module: `torch.func.functional_call` would not restore a shared module.
         if tie != "none":
             self.head.weight = self.target_embedding.weight
         if tie == "all":
@@ -153,8 +158,8 @@ class TranslationTransformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """fairseq's start: Xavier for projections, with those of queries, keys and values as if stacked into one
-        matrix (their biases are PyTorch's), and normal vectors of standard deviation ``width**-0.5`` for tokens.
+        """fairseq's initialisation: Xavier for projections, those of queries, keys and values as if stacked into one
+        matrix (with PyTorch's biases), and normal embeddings of standard deviation ``width**-0.5``.
         """
         for module in self.modules():
             if isinstance(module, Attention):
@@ -180,48 +185,54 @@ class TranslationTransformer(nn.Module):
         self._check_length("previous", previous.shape[1])
         memory = self.encode(source)
         x = self._embed(self.target_embedding, previous)
-        for layer, known in zip(self.decoder, memory.keys_and_values, strict=True):
+        for layer, known in zip(self._decoder_layers, memory.keys_and_values, strict=True):
             x = layer(x, known, memory.mask)
-        return self.head(self.decoder_norm(x))
+        logits: Tensor = self.head(self.decoder_norm(x))
+        return logits
 
     def encode(self, source: Tensor) -> Memory:
-        """What the decoder will read of ``source`` (B, S)."""
+        """Encode ``source`` (B, S) for the decoder."""
         self._check_length("source", source.shape[1])
         real = source != self.pad
-        # A row of padding alone looks at all of itself: a softmax over nothing is not a number.
+        # A row of padding only attends to all of itself, because a softmax over nothing is NaN.
         mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
         x = self._embed(self.source_embedding, source)
         for layer in self.encoder:
             x = layer(x, mask)
         x = self.encoder_norm(x)
-        return Memory([layer.source_attention.keys_and_values(x) for layer in self.decoder], mask)
+        return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 
     def new_cache(self, length: int) -> Cache:
-        """For `decode`, up to ``length`` tokens."""
+        """An empty cache for `decode`, for up to ``length`` tokens."""
         self._check_length("length", length)
         return Cache(len(self.decoder), length)
 
     def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> Tensor:
-        """Logits ``(B, K, vocabulary)`` after one more token of each of the ``K`` hypotheses that every sentence has.
+        """Logits ``(B, K, vocabulary)`` after one more token of each of the ``K`` hypotheses of every sentence.
 
-        ``tokens`` is ``(B, K)`` without padding; the tokens before them are in ``cache``, whose rows are sentence by
-        sentence.
+        ``tokens`` is ``(B, K)`` without padding; earlier tokens are in ``cache``, whose rows are ordered by sentence.
         """
         x = self._embed(self.target_embedding, tokens, start=cache.held)
-        for number, (layer, known) in enumerate(zip(self.decoder, memory.keys_and_values, strict=True)):
+        for number, (layer, known) in enumerate(zip(self._decoder_layers, memory.keys_and_values, strict=True)):
             x = layer.step(x, known, memory.mask, cache, number)
         cache.advance()
-        return self.head(self.decoder_norm(x))
+        logits: Tensor = self.head(self.decoder_norm(x))
+        return logits
+
+    @property
+    def _decoder_layers(self) -> Sequence[DecoderLayer]:
+        return cast(Sequence[DecoderLayer], self.decoder)
 
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int | None = None) -> Tensor:
-        """Vectors of rows of tokens, or of tokens that all stand at place ``start``, counted from 0."""
+        """Embed rows of tokens, or tokens that all stand at position ``start``, counted from 0."""
         real = tokens != self.pad
         places = real.cumsum(dim=1) if start is None else torch.full_like(tokens, start + 1)
         x = embedding.embedding_dim**0.5 * embedding(tokens) + self.positions(places)
-        # Padding is the zero vector by multiplication and not by a zero row: that of a tied matrix moves, and the
+        # Padding is made zero by multiplication, not by a zero row: the row of a tied matrix is trained, and the
         # derivatives of `padding_idx` differ between forward and reverse mode.
-        return self.dropout(x * real.unsqueeze(-1))
+        out: Tensor = self.dropout(x * real.unsqueeze(-1))
+        return out
 
     def _check_length(self, name: str, length: int) -> None:
         if length > self.max_length:
-            raise ValueError(f"{name}: {length} tokens are more than max_length={self.max_length}.")
+            raise ValueError(f"{name}: {length} tokens exceed max_length={self.max_length}.")

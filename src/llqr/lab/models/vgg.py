@@ -1,7 +1,7 @@
 """VGG16 with BatchNorm (Simonyan & Zisserman, 2015) in its CIFAR form: thirteen convolutions and one linear head.
 
-The two hidden layers of width 4096 that the ImageNet network puts before its head are left out, as is usual at 32
-pixels; convolutions keep their biases.
+The two hidden layers of width 4096 before the head of the ImageNet network are left out, as is usual at 32 pixels;
+convolutions keep their biases.
 """
 
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class Vgg(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
+        return logits
 
 
 def vgg16_bn(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> Vgg:

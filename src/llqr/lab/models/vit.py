@@ -3,9 +3,11 @@
 Two choices matter to a metric learned per block and to a curvature product, so both are options here:
 
 * ``fused``: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim`` named ``q``, ``k`` and ``v``;
-* ``attention``: ``"sdpa"`` calls PyTorch's fused kernel, which has no forward-mode derivative; ``"explicit"`` spells
-  out ``softmax(Q K^T / sqrt(d)) V``, which has one. Both compute the same function of the same parameters.
+* ``attention``: ``"sdpa"`` calls PyTorch's fused kernel, which has no forward-mode derivative; ``"explicit"`` computes
+  ``softmax(Q K^T / sqrt(d)) V`` step by step, which has one. Both are the same function of the same parameters.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 ATTENTIONS = ("sdpa", "explicit")
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Multi-head self-attention over ``(batch, tokens, dim)``."""
 
     def __init__(self, dim: int, heads: int, fused: bool, attention: str) -> None:
@@ -41,11 +43,12 @@ class Attention(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v)
         else:
             mixed = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
 
 
 class Mlp(nn.Module):
-    """The token-wise network of a block: expand four times, GELU, contract."""
+    """The feed-forward network of a block: expand, GELU, contract."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -53,22 +56,24 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
-class Block(nn.Module):
+class ViTBlock(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
     def __init__(self, dim: int, heads: int, fused: bool, attention: str) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, heads, fused, attention)
+        self.attn = SelfAttention(dim, heads, fused, attention)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class ViT(nn.Module):
@@ -94,48 +99,51 @@ class ViT(nn.Module):
         self.patch_embedding = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.positions = nn.Parameter(torch.empty(1, tokens, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, fused, attention) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ViTBlock(dim, heads, fused, attention) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Truncated normal of width 0.02 for every projection and the positions, zero biases and class token."""
+        """Truncated normal of standard deviation 0.02 for projections and positions; zero biases and class token."""
         nn.init.zeros_(self.class_token)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def use_attention(self, attention: str) -> None:
         """Switch every block between the fused kernel (``"sdpa"``) and the explicit form (``"explicit"``)."""
         if attention not in ATTENTIONS:
             raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}.")
-        for block in self.blocks:
-            block.attn.attention = attention
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                module.attention = attention
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
-        return self.head(self.norm(self.blocks(x))[:, 0])
+        logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return logits
 
 
-def vit_ti(**options) -> ViT:
+def vit_ti(**options: Any) -> ViT:
     """ViT-Ti: 12 blocks of width 192 with 3 heads (Touvron et al., 2021)."""
     return ViT(**{"dim": 192, "depth": 12, "heads": 3} | options)
 
 
-def vit_s(**options) -> ViT:
+def vit_s(**options: Any) -> ViT:
     """ViT-S: 12 blocks of width 384 with 6 heads (Touvron et al., 2021)."""
     return ViT(**{"dim": 384, "depth": 12, "heads": 6} | options)
 
 
-def vit_b(**options) -> ViT:
+def vit_b(**options: Any) -> ViT:
     """ViT-B: 12 blocks of width 768 with 12 heads."""
     return ViT(**{"dim": 768, "depth": 12, "heads": 12} | options)
 
 
-def vit_l(**options) -> ViT:
+def vit_l(**options: Any) -> ViT:
     """ViT-L: 24 blocks of width 1024 with 16 heads."""
     return ViT(**{"dim": 1024, "depth": 24, "heads": 16} | options)

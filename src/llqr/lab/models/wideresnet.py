@@ -19,7 +19,7 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.norm1(x))
-        residual = self.conv2(F.relu(self.norm2(self.conv1(activated))))
+        residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated))))
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
@@ -43,7 +43,8 @@ class WideResNet(nn.Module):
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
+        return logits
 
 
 def wrn28_10(

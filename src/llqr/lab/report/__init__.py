@@ -1,4 +1,4 @@
-"""`llqr report`: runs as one static page that needs nothing but itself."""
+"""`llqr report`: runs as one self-contained HTML page."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Part, Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs.folder import write_text
+from llqr.lab.runs.json_files import write_text
 from llqr.lab.runs.stored import StoredRun
 
 __all__ = ["render", "write"]
 
 PARTS = (summary, curves, sharpness, slices, refreshes, every_run, configuration)
-"""What is told of the runs of a recipe, in this order; a part with nothing to tell is left out."""
+"""The parts of a recipe's section, in this order; a part with nothing to show is left out."""
 
 
 def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
@@ -26,13 +26,13 @@ def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = 
 
 
 def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None = None) -> str:
-    """The page; links lead from the folder ``home`` to the files of the runs.
+    """The page as HTML; links to the files of the runs are relative to the folder ``home``.
 
-    ``notes`` say of runs, by their path, why their solutions were not measured.
+    ``notes`` say why the solution of a run, given by its path, was not measured.
     """
     names = list(dict.fromkeys(run.recipe for run in runs))
     groups = {name: [run for run in runs if run.recipe == name] for name in names}
-    sections = [Section(name, own, home, _of(own, notes or {})) for name, own in groups.items()]
+    sections = [Section(name, own, home, _notes_of(own, notes or {})) for name, own in groups.items()]
     finished = sum(run.result is not None for run in runs)
     counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
     environment = Environment(
@@ -46,7 +46,7 @@ def _parts(section: Section) -> list[Part]:
     return [part for part in (make(section) for make in PARTS) if part is not None]
 
 
-def _of(runs: Iterable[StoredRun], notes: dict[Path, str]) -> dict[Path, str]:
+def _notes_of(runs: Iterable[StoredRun], notes: dict[Path, str]) -> dict[Path, str]:
     return {run.path: notes[run.path] for run in runs if run.path in notes}
 
 

@@ -1,12 +1,13 @@
-"""What the methods achieved: a table with times, and what was measured on the way, against steps and against time."""
+"""What the methods achieved: a table with times, and curves against steps and against time."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
-from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.report.tables import EMPTY, Cell, Row, Table, mean
+from llqr.lab.report.section import Part, Section, result_of, sources
+from llqr.lab.report.sourced_numbers import mean
 from llqr.lab.results import summary as compare
 from llqr.lab.runs.stored import StoredRun
 
@@ -15,35 +16,35 @@ MINUTE = 60
 
 
 def summary(section: Section) -> Part:
-    """Mean ± standard deviation, n, and times beside the first method."""
+    """Mean ± standard deviation, n, and times relative to the first method."""
     if not section.finished:
         return Part("Results", ["No run is finished yet."])
-    result = section.finished[0].result
+    result = result_of(section.finished[0])
     metric, larger, split = result["metric"], result["larger_is_better"], result.get("split", "test")
-    summaries = {row.method: row for row in compare.summarise(run.result for run in section.finished)}
+    summaries = {row.method: row for row in compare.summarise(map(result_of, section.finished))}
     best = (max if larger else min)(found.best_mean for found in summaries.values())
     others = [name for name in result[split] if name != metric]
     tested = "test_of_best" in result
-    probing = any("probing_step_seconds" in run.result for run in section.finished)
+    probing = any("probing_step_seconds" in result_of(run) for run in section.finished)
     first, reference = next(iter(summaries.items()))
     rows = []
     for method, found in summaries.items():
         link = f"#{section.rows_of(method)}"
         kind, unit = compare.TIMES[found.counted_in]
         times = "median of\n" + "\n".join(map(str, section.results(method, kind)))
-        relative = f"{found.seconds:.6g} s beside {reference.seconds:.6g} s of {first}"
+        relative = f"{found.seconds:.6g} s against {reference.seconds:.6g} s of {first}"
         cells = [
-            Cell(method),
+            HtmlCell(method),
             mean(section.results(method, "best"), link, strong=found.best_mean == best),
             *([mean(section.results(method, "test_of_best", metric), link)] if tested else []),
             mean(section.results(method, "last"), link),
             *(mean(section.results(method, split, name), link) for name in others),
-            Cell(str(found.n), found.n, section.files(_of(section, method), "result.json"), link),
-            Cell(unit.format(found.seconds), found.seconds, times, link),
-            Cell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
+            HtmlCell(str(found.n), found.n, section.files(_finished(section, method), "result.json"), link),
+            HtmlCell(unit.format(found.seconds), found.seconds, times, link),
+            HtmlCell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
             *([_probing(section, method, reference.seconds, link)] if probing else []),
         ]
-        rows.append(Row(cells))
+        rows.append(HtmlRow(cells))
     headings = ["method", f"best {metric}", *([f"test {metric} of the best"] if tested else []), f"last {metric}"]
     headings += [f"last {split} {name.replace('_', ' ')}" for name in others]
     headings += ["n", compare.HEADINGS[reference.counted_in], f"time / {first}"]
@@ -51,27 +52,27 @@ def summary(section: Section) -> Part:
     better = "larger" if larger else "smaller"
     sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better. Times without evaluation."
     if probing:
-        sentence += f" The last column is the time of a step, beside {first}'s, from where the probes begin."
-    facts = [f"{metric}: {run.result['bleu']}." for run in section.finished if "bleu" in run.result]
-    return Part("Results", [sentence, *dict.fromkeys(facts)], [Table(headings, rows)])
+        sentence += f" The last column is the time of a step once the probes have begun, relative to {first}."
+    facts = [f"{metric}: {result_of(run)['bleu']}." for run in section.finished if "bleu" in result_of(run)]
+    return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows)])
 
 
-def _of(section: Section, method: str) -> list[StoredRun]:
+def _finished(section: Section, method: str) -> list[StoredRun]:
     return [run for run in section.finished if run.method == method]
 
 
-def _probing(section: Section, method: str, reference: float, link: str) -> Cell:
-    """The time of a step of a method whose probe begins late, once it has begun."""
-    runs = [run for run in _of(section, method) if run.result.get("probing_step_seconds")]
+def _probing(section: Section, method: str, reference: float, link: str) -> HtmlCell:
+    """The time of a step once the probe has begun, for a method whose probe begins late."""
+    runs = [run for run in _finished(section, method) if result_of(run).get("probing_step_seconds")]
     if not runs:
         return EMPTY
     several = [section.result(run, "probing_step_seconds") for run in runs]
     ratio = median(one.value for one in several) / reference
-    return Cell(f"{ratio:.2f}×", ratio, "median of\n" + "\n".join(map(str, several)), link)
+    return HtmlCell(f"{ratio:.2f}×", ratio, "median of\n" + "\n".join(map(str, several)), link)
 
 
 def curves(section: Section) -> Part | None:
-    """Everything that is measured on the way: against the position in the run, and the metrics against time too."""
+    """Everything measured during training: against the position in the run, and the metrics also against time."""
     logged = [run for run in section.runs if run.records]
     if not logged:
         return None
@@ -80,8 +81,8 @@ def curves(section: Section) -> Part | None:
     plots = [_curve(section, logged, *one, timed=timed) for one in metrics for timed in (False, True)]
     plots += [_curve(section, logged, *one, timed=False) for one in losses]
     sentence = (
-        "Mean over seeds, and the range from the lowest to the highest; the first quarter may be cut off. Time is that "
-        "of training, refreshes included and evaluations not. " + sources("log.jsonl", logged)
+        "Mean over seeds, with the range from the lowest to the highest; the first quarter may be cut off. Time is "
+        "training time, with refreshes and without evaluations. " + sources("log.jsonl", logged)
     )
     return Part("Curves", [sentence], plots=plots, legend=section.looks)
 
@@ -110,6 +111,6 @@ def _positions(section: Section, run: StoredRun, count: int) -> list[float]:
 
 
 def _minutes(runs: Sequence[StoredRun], count: int) -> list[float]:
-    """When the evaluations were made, the mean over the runs."""
+    """When the evaluations were made, averaged over the runs."""
     times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in runs]
     return [fmean(at) / MINUTE for at in zip(*times, strict=True)]

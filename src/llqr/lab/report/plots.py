@@ -1,19 +1,23 @@
-"""Plots as SVG that stands inside a page: text stays text, and every plot of a page gives a method the same look."""
+"""Plots as inline SVG: text stays text, and a method looks the same in every plot of a page."""
 
 import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people who see no red or no green can tell apart; yellow is too pale for lines.
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is left out as too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-SETTINGS = {
+SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -28,14 +32,14 @@ SIZE = (4.4, 2.8)
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and dashes of a method: beyond the colours there are, the next kind of dashes begins."""
+    """Colour and dashes of a method; the two cycle independently, so that combinations do not repeat early."""
 
     colour: str
     dashes: str | tuple[float, tuple[float, ...]]
 
     @property
     def dasharray(self) -> str:
-        """The dashes as SVG wants them."""
+        """The dashes in SVG's notation."""
         return "" if isinstance(self.dashes, str) else " ".join(f"{2 * length:g}" for length in self.dashes[1])
 
 
@@ -49,22 +53,24 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
 
 @dataclass
 class Plot:
-    """A plot that is being drawn. ``label`` is what it shows, in words, for those who cannot see it."""
+    """A plot that is being drawn; ``label`` says what it shows and is its text alternative."""
 
     label: str
     x: str
     y: str
     looks: Mapping[str, Look]
+    _figure: Figure = field(init=False)
     _axes: Axes = field(init=False)
 
     def __post_init__(self) -> None:
         with mpl.rc_context(SETTINGS):
-            self._axes = Figure(figsize=SIZE, layout="constrained").subplots()
+            self._figure = Figure(figsize=SIZE, layout="constrained")
+            self._axes = self._figure.subplots()
         self._axes.set_xlabel(self.x)
         self._axes.set_ylabel(self.y)
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
-        """The mean of several curves as a line, from the lowest to the highest of them as a band."""
+        """The mean of several curves as a line, their range as a band."""
         look, stacked = self.looks[method], np.array(several, dtype=float)
         mean, low, high = (reduce(stacked, axis=0) for reduce in (np.mean, np.min, np.max))
         if len(stacked) > 1:
@@ -73,7 +79,7 @@ class Plot:
         self._axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1.6, marker=marker)
 
     def dots(self, method: str, row: int, values: Sequence[float], *, filled: bool) -> None:
-        """Values on a row of their own."""
+        """Values as dots on row number ``row``."""
         colour = self.looks[method].colour
         face = colour if filled else "white"
         height = row + (-0.15 if filled else 0.15)
@@ -95,10 +101,10 @@ class Plot:
         self._axes.set_ylim(low - margin, high + margin)
 
     def svg(self) -> str:
-        """The picture, without the head of a file and without names that would clash with those of other pictures."""
+        """The SVG element, without XML header and without ids that would clash with those of other plots."""
         file = io.StringIO()
-        with mpl.rc_context(SETTINGS | {"svg.hashsalt": self.label}):
-            self._axes.figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+        with mpl.rc_context({**SETTINGS, "svg.hashsalt": self.label}):
+            self._figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
         picture = file.getvalue()
         picture = picture[picture.index("<svg") :]
         picture = re.sub(r"<metadata>.*?</metadata>", "", picture, flags=re.DOTALL)

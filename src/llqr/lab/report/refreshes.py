@@ -1,21 +1,23 @@
-"""How the metric was learned, and what it became."""
+"""The refreshes of the metric, and its spectrum over the run."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.report.tables import EMPTY, Cell, Row, Table
 from llqr.lab.runs.stored import StoredRun
 
 MIB = 2**20
-HEADINGS = ("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "engine")
-HEADINGS += ("lowest U", "median U", "highest U", "MiB of U")
+HEADINGS = (
+    *("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "engine"),
+    *("lowest U", "median U", "highest U", "MiB of U"),
+)
 
 
 def refreshes(section: Section) -> Part | None:
-    """A row a method that learns a metric, the objective of every refresh, and the metric over the run."""
+    """One row per method that learns a metric, the objective of every refresh, and the metric over the run."""
     learned = [run for run in section.runs if any(record["refreshes"] for record in run.records)]
     if not learned:
         return None
@@ -25,7 +27,7 @@ def refreshes(section: Section) -> Part | None:
     rows = []
     shown = section.by_method(learned)
     for method, runs in shown:
-        rows.append(Row(_cells(section, method, runs)))
+        rows.append(HtmlRow(_cells(section, method, runs)))
         _plot_changes(change, method, runs)
         count = min(len(run.records) for run in runs)
         for key in ("min", "max"):
@@ -36,10 +38,10 @@ def refreshes(section: Section) -> Part | None:
         "layer is trace(U) / n over its n weights; U starts at 1. " + sources("log.jsonl", learned)
     )
     legend = {method: section.looks[method] for method, _ in shown}
-    return Part("Refreshes of the metric", [sentence], [Table(HEADINGS, rows)], [change, spectrum], legend)
+    return Part("Refreshes of the metric", [sentence], [HtmlTable(HEADINGS, rows)], [change, spectrum], legend)
 
 
-def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[Cell]:
+def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[HtmlCell]:
     logs = section.files(runs, "log.jsonl")
     reports = [report for run in runs for report in _reports(run)]
     changes = [change for change in map(_change, reports) if change is not None]
@@ -48,31 +50,33 @@ def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[Cel
     rejected, seconds = sum(not report["accepted"] for report in reports), fmean(r["seconds"] for r in reports)
     sizes = [run.result["metric_bytes"] / MIB for run in runs if run.result is not None]
     return [
-        Cell(method, link=f"#{section.rows_of(method)}"),
-        Cell(f"{fmean(counts):g}", fmean(counts), f"a run, on average\n{logs}"),
-        Cell(str(rejected), rejected, f"in all {len(runs)} runs\n{logs}"),
-        Cell(f"{seconds:.3f}", seconds, f"on average\n{logs}"),
-        Cell(f"{fmean(shares):.1f} %", fmean(shares), f"of training, on average\n{logs}"),
-        Cell(f"{median(changes):.2f} %", median(changes), f"median\n{logs}") if changes else EMPTY,
-        Cell(", ".join(dict.fromkeys(report["engine"] for report in reports)), source=logs),
+        HtmlCell(method, link=f"#{section.rows_of(method)}"),
+        HtmlCell(f"{fmean(counts):g}", fmean(counts), f"per run, on average\n{logs}"),
+        HtmlCell(str(rejected), rejected, f"in all {len(runs)} runs\n{logs}"),
+        HtmlCell(f"{seconds:.3f}", seconds, f"on average\n{logs}"),
+        HtmlCell(f"{fmean(shares):.1f} %", fmean(shares), f"of training, on average\n{logs}"),
+        HtmlCell(f"{median(changes):.2f} %", median(changes), f"median\n{logs}") if changes else EMPTY,
+        HtmlCell(", ".join(dict.fromkeys(report["engine"] for report in reports)), source=logs),
         *(_layers([run.records[-1]["spectrum"] for run in runs], key, logs) for key in ("min", "median", "max")),
-        Cell(f"{fmean(sizes):,.2f}", fmean(sizes), section.files(runs, "result.json")) if sizes else EMPTY,
+        HtmlCell(f"{fmean(sizes):,.2f}", fmean(sizes), section.files(runs, "result.json")) if sizes else EMPTY,
     ]
 
 
-def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> Cell:
-    """The mean over runs at the end, and which layers it belongs to."""
+def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> HtmlCell:
+    """The mean over runs at the end of training, with the layers it belongs to."""
     spectra = list(spectra)
     value = fmean(spectrum[key] for spectrum in spectra)
     layers = dict.fromkeys(spectrum.get(f"{key}_layer", "") for spectrum in spectra)
     named = f"layer {', '.join(layers)}\n" if any(layers) else ""
-    return Cell(f"{value:.4f}", value, f"{named}{source}")
+    return HtmlCell(f"{value:.4f}", value, f"{named}{source}")
 
 
 def _plot_changes(plot: Plot, method: str, runs: Sequence[StoredRun]) -> None:
-    """At the steps at which all runs were refreshed with a number to show."""
-    found = [{report["step"]: _change(report) for report in _reports(run)} for run in runs]
-    steps = [step for step in found[0] if all(one.get(step) is not None for one in found)]
+    """Plot the steps at which every run has a refresh with a finite change."""
+    found = [
+        {report["step"]: change for report in _reports(run) if (change := _change(report)) is not None} for run in runs
+    ]
+    steps = [step for step in found[0] if all(step in one for one in found)]
     if steps:
         plot.curves(method, steps, [[one[step] for step in steps] for one in found])
 
@@ -82,10 +86,10 @@ def _reports(run: StoredRun) -> list[dict[str, Any]]:
 
 
 def _seconds(run: StoredRun, part: str) -> float:
-    return sum(record["seconds"][part] for record in run.records)
+    return float(sum(record["seconds"][part] for record in run.records))
 
 
 def _change(report: dict[str, Any]) -> float | None:
-    """What a refresh did to the objective, in per cent of its size before."""
+    """The change of the objective by a refresh, in per cent of its size before."""
     before, after = report["objective_before"], report["objective_after"]
     return None if before is None or after is None or before == 0 else 100 * (after - before) / abs(before)

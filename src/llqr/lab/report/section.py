@@ -1,6 +1,6 @@
-"""The runs of one recipe, with what all parts of the report ask of them: groups, links, numbers with sources.
+"""The runs of one recipe as all parts of the report use them: grouped, linked, with numbers that name their files.
 
-Metric names come from the runs: nothing in the report knows what was learned or how it is measured.
+Metric names come from the runs: nothing in the report knows the task or how it is measured.
 """
 
 import os
@@ -10,21 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llqr.lab.report.html_table import HtmlTable
 from llqr.lab.report.plots import Look, Plot, looks
-from llqr.lab.report.tables import Sourced, Table
+from llqr.lab.report.sourced_numbers import Sourced
 from llqr.lab.runs.stored import StoredRun
 
 
 @dataclass(frozen=True)
 class Part:
-    """A heading with what stands below it; ``folded`` tables are shown when asked for."""
+    """A heading and what stands below it; ``folded`` tables are collapsed until they are clicked."""
 
     title: str
     sentences: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[HtmlTable] = ()
     plots: Sequence[Plot] = ()
     legend: dict[str, Look] = field(default_factory=dict)
-    folded: Sequence[tuple[str, Table]] = ()
+    folded: Sequence[tuple[str, HtmlTable]] = ()
     listings: Sequence[str] = ()
 
 
@@ -33,8 +34,8 @@ class Section:
 
     Args:
         name: the recipe.
-        runs: in the order in which methods are shown; the first method is what times are compared with.
-        home: the folder that the page goes to; links are relative to it.
+        runs: in the order in which methods are shown; times are compared with those of the first method.
+        home: the folder that holds the page; links are relative to it.
         notes: what could not be measured, by the path of the run.
     """
 
@@ -49,38 +50,50 @@ class Section:
         self.finished = [run for run in runs if run.result is not None]
         self.measured = [run for run in runs if run.analysis is not None]
         self.axis = "step" if any(run.counted_in == "step" for run in runs) else "epoch"
-        self.title = self.finished[0].result["title"] if self.finished else name
+        self.title = result_of(self.finished[0])["title"] if self.finished else name
 
     def by_method(self, runs: Iterable[StoredRun]) -> list[tuple[str, list[StoredRun]]]:
-        """The runs of every method that has some."""
+        """The runs of each method, for the methods that have any."""
         groups: dict[str, list[StoredRun]] = {}
         for run in runs:
             groups.setdefault(run.method, []).append(run)
         return [(method, groups[method]) for method in self.methods if method in groups]
 
     def results(self, method: str, *keys: str) -> list[Sourced]:
-        """A number of the results of all finished runs of a method."""
+        """One number of the results, for every finished run of a method."""
         return [self.result(run, *keys) for run in self.finished if run.method == method]
 
     def result(self, run: StoredRun, *keys: str) -> Sourced:
         return Sourced(_at(run.result, keys), self.link(run, "result.json"), ".".join(keys))
 
     def analyses(self, runs: Iterable[StoredRun], *keys: str) -> list[Sourced]:
-        """A number of the analyses of these runs, where it exists."""
+        """One number of the analyses, for those of these runs that have it."""
         found = [(self.link(run, "analysis.json"), _at(run.analysis, keys)) for run in runs]
         return [Sourced(value, file, ".".join(keys)) for file, value in found if value is not None]
 
     def rows_of(self, method: str) -> str:
-        """The name of the place on the page where the runs of a method are listed."""
+        """The anchor on the page where the runs of a method are listed."""
         return f"runs-{self.anchor}-{anchor(method)}"
 
     def link(self, run: StoredRun, file: str = "") -> str:
-        """The way from the page to a file of a run."""
+        """The path of a file of a run, relative to the page."""
         return Path(os.path.relpath(run.path / file, self.home)).as_posix()
 
     def files(self, runs: Iterable[StoredRun], file: str) -> str:
-        """The files of this name, one a line."""
+        """The files of this name, one per line."""
         return "\n".join(self.link(run, file) for run in runs)
+
+
+def result_of(run: StoredRun) -> dict[str, Any]:
+    """The result of a finished run."""
+    assert run.result is not None
+    return run.result
+
+
+def analysis_of(run: StoredRun) -> dict[str, Any]:
+    """The analysis of a measured run."""
+    assert run.analysis is not None
+    return run.analysis
 
 
 def sources(file: str, runs: Sequence[StoredRun]) -> str:
@@ -88,7 +101,7 @@ def sources(file: str, runs: Sequence[StoredRun]) -> str:
 
 
 def anchor(name: str) -> str:
-    """A name as the target of a link."""
+    """``name`` as an anchor."""
     return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-")
 
 

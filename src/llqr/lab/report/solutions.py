@@ -1,10 +1,11 @@
-"""What the solutions are like: their sharpness, and the loss around them."""
+"""The solutions: their sharpness, and the loss around them."""
 
 from statistics import fmean
 
+from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
-from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.report.tables import Cell, Row, Table, mean
+from llqr.lab.report.section import Part, Section, analysis_of, sources
+from llqr.lab.report.sourced_numbers import mean
 from llqr.lab.runs.stored import StoredRun
 
 TITLE = "Sharpness of the solutions"
@@ -23,26 +24,26 @@ def sharpness(section: Section) -> Part | None:
         found = {kind: section.analyses(runs, "sharpness", kind, "value") for kind in ("top", "perceived")}
         for kind, values in found.items():
             plot.dots(method, number, [one.value for one in values], filled=kind == "top")
-        reasons = dict.fromkeys(run.analysis["sharpness"]["reason"] for run in runs)
+        reasons = dict.fromkeys(analysis_of(run)["sharpness"]["reason"] for run in runs)
         cells = [
-            Cell(method),
+            HtmlCell(method),
             mean(found["top"], link),
-            mean(found["perceived"], link) if found["perceived"] else Cell("–", source="\n".join(reasons)),
+            mean(found["perceived"], link) if found["perceived"] else HtmlCell("–", source="\n".join(reasons)),
             mean(section.analyses(runs, "loss"), link),
-            Cell(str(len(runs)), len(runs), section.files(runs, "analysis.json"), link),
+            HtmlCell(str(len(runs)), len(runs), section.files(runs, "analysis.json"), link),
         ]
-        rows.append(Row(cells))
+        rows.append(HtmlRow(cells))
     plot.name_rows([method for method, _ in shown])
-    samples = ", ".join(str(count) for count in sorted({run.analysis["samples"] for run in section.measured}))
-    engines = ", ".join(dict.fromkeys(run.analysis["engine"] for run in section.measured))
+    samples = ", ".join(str(count) for count in sorted({analysis_of(run)["samples"] for run in section.measured}))
+    engines = ", ".join(dict.fromkeys(analysis_of(run)["engine"] for run in section.measured))
     sentence = (
         f"H is the Hessian of the mean loss on {samples} training samples at the last weights, in eval mode, "
-        f"without weight decay; eigenvalues by Lanczos, products by {engines}. Perceived is what a method "
-        "sees in its metric U: the top eigenvalue of √U H √U, with U = I where no metric is learned. "
+        f"without weight decay; eigenvalues by Lanczos, products by {engines}. Perceived is the sharpness in "
+        "the method's own metric U: the top eigenvalue of √U H √U, with U = I where no metric is learned. "
         + sources("analysis.json", section.measured)
     )
     headings = ["method", "top eigenvalue", "perceived", "loss on these samples", "n"]
-    return Part(TITLE, [sentence, *missing], [Table(headings, rows)], [plot])
+    return Part(TITLE, [sentence, *missing], [HtmlTable(headings, rows)], [plot])
 
 
 def slices(section: Section) -> Part | None:
@@ -63,6 +64,6 @@ def slices(section: Section) -> Part | None:
 
 
 def _mean_slice(run: StoredRun, is_random: bool) -> tuple[list[float], list[float]]:
-    """Positions and losses of a run's slices of one kind, the mean of them where there are several."""
-    chosen = [line for line in run.analysis["slices"] if line["direction"].startswith("random") is is_random]
+    """Positions and losses of a run's slices of one kind, averaged where there are several."""
+    chosen = [line for line in analysis_of(run)["slices"] if line["direction"].startswith("random") is is_random]
     return chosen[0]["positions"], [fmean(at) for at in zip(*(line["losses"] for line in chosen), strict=True)]

@@ -1,5 +1,5 @@
 
-// Click a heading to sort a table by that column, and again to turn the order around.
+// Click a heading to sort a table by that column; click again to reverse the order.
 for (const table of document.querySelectorAll("table")) {
   const headings = [...table.tHead.rows[0].cells];
   headings.forEach((heading, column) => {

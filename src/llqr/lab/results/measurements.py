@@ -14,7 +14,7 @@ from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.runs.folder import flatten, plain
+from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
 from llqr.lab.runs.stored import StoredRun
 

@@ -119,8 +119,8 @@ def footnotes(table: PaperTable) -> list[str]:
     if table.tested:
         first = next(cell.column for cell in table.cells if cell.measured is not None)
         notes.append(
-            f"Test is measured once, with the weights that were the best on the validation set. Times are those of a "
-            f"step beside {first}'s, refreshes included: over the whole run, and from where the probe begins."
+            f"Test is measured once, with the weights that were the best on the validation set. Times are per "
+            f"step relative to {first}, refreshes included: over the whole run, and from where the probe begins."
         )
     return notes
 

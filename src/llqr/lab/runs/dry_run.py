@@ -10,7 +10,7 @@ from torch import nn
 
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import GeometrySettings
-from llqr.lab.runs.folder import flatten, plain
+from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.planned import PlannedRun
 
 MIB = 2**20
@@ -48,7 +48,7 @@ def steps(run: Run) -> int | None:
 
 
 def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
-    """The runs in words, recipe by recipe: what all methods share, then what each has of its own."""
+    """The runs in words, recipe by recipe: what all methods share, then how they differ."""
     for name in dict.fromkeys(one.recipe for one in planned):
         own = [one for one in planned if one.recipe == name]
         seeds = list(dict.fromkeys(one.seed for one in own))

@@ -8,24 +8,18 @@
 """
 
 import json
-import math
-import os
-import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import llqr
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.runs.json_files import flatten, plain, read_json, write_json, write_text
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.runs.provenance import source_state
+from llqr.lab.runs.provenance import source_state, versions
 
 
 class RunFolder:
@@ -104,50 +98,3 @@ class Log:
         self.records.append(plain(record))
         with self.path.open("a") as file:
             file.write(f"{json.dumps(self.records[-1])}\n")
-
-
-def versions() -> dict[str, str | None]:
-    return {
-        "llqr": llqr.__version__,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold, exactly as it will be read back; NaN and infinity become null, a dtype its name."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted keys."""
-    if isinstance(value, Mapping) and value:
-        for key, entry in value.items():
-            yield from flatten(entry, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}.") from error
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(plain(value), indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically, so that a reader never sees half a file."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, path)

@@ -1,9 +1,12 @@
-"""Which source made a number: the commit of the package that is running, and whether its files differ from it."""
+"""What made a number: the commit of the package that is running, whether its files differ from it, and versions."""
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import llqr
 
@@ -20,8 +23,8 @@ def source_state() -> dict[str, Any]:
     named = os.environ.get(VARIABLE, "").strip()
     if named:
         return {"commit": named.removesuffix("-dirty"), "dirty": named.endswith("-dirty")}
-    # Of the checkout that the package lies in as src/llqr: a repository further up, around an environment the package
-    # is installed in, says nothing about it.
+    # The checkout that holds the package as src/llqr. A repository further up, such as one around the environment in
+    # which the package is installed, says nothing about it.
     checkout = PACKAGE.parents[1]
     if not (checkout / ".git").exists():
         return {"commit": None, "dirty": None}
@@ -39,3 +42,12 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "llqr": llqr.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }

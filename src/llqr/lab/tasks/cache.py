@@ -20,7 +20,7 @@ class TaskCache:
         self._latest: tuple[tuple[object, ...], Task] | None = None
 
     def load(self, run: Run) -> Task:
-        if self._latest is None or self._latest[0] != run.data_key:
+        if self._latest is None or self._latest[0] != run.task_key:
             self._latest = None  # its memory is free before the next data are read
-            self._latest = run.data_key, run.load_task(self._device)
+            self._latest = run.task_key, run.load_task(self._device)
         return self._latest[1]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from llqr.lab.data import Batches
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import stream
-from llqr.lab.text.stream import Stream
+from llqr.lab.text import token_stream
+from llqr.lab.text.token_stream import TokenStream
 from llqr.lab.text.windows import WindowBatches
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StreamOptions:
         return {"context": self.context}
 
 
-class LanguageTask(TokenTask[Stream]):
+class LanguageTask(TokenTask[TokenStream]):
     """Windows of a text in, its next tokens out; batches are counted in windows.
 
     Bits per byte do not depend on the vocabulary, so that models with other vocabularies can be compared.
@@ -49,7 +49,7 @@ class LanguageTask(TokenTask[Stream]):
     unit = "tokens"
     samples_measured = 16  # each has many tokens
 
-    def __init__(self, text: Stream, run: Run, device: torch.device) -> None:
+    def __init__(self, text: TokenStream, run: Run, device: torch.device) -> None:
         super().__init__(text, run, device)
         self._context = run.data_options.context
         rows = run.training.eval_batch_size
@@ -58,8 +58,8 @@ class LanguageTask(TokenTask[Stream]):
         }
 
     @classmethod
-    def read(cls, root: Path) -> Stream:
-        return stream.load(root)
+    def read(cls, root: Path) -> TokenStream:
+        return token_stream.load(root)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)

@@ -16,16 +16,16 @@ from torch.nn import functional as F
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.text import folder
-from llqr.lab.text.prepared import Prepared
-from llqr.lab.text.stream import Stream
+from llqr.lab.text import prepared_folder
+from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.token_stream import TokenStream
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
 
 ASSUMED_VOCABULARY = 10_000
 """Tokens that sizes are worked out with before a text is prepared."""
-Text = TypeVar("Text", bound=Prepared | Stream)
+Text = TypeVar("Text", bound=ParallelText | TokenStream)
 
 
 class TokenCrossEntropy:
@@ -63,7 +63,7 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def data_options(cls, name: str) -> type:
-        if not folder.NAME.fullmatch(name):
+        if not prepared_folder.NAME.fullmatch(name):
             raise ValueError(f"data must be the name of a prepared text, got {name!r}.")
         return cls.text_options
 
@@ -80,12 +80,9 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def remark(cls, run: Run) -> str:
-        prepared = _vocabulary(run.data_path) is not None
-        return (
-            ""
-            if prepared
-            else f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
-        )
+        if _vocabulary(run.data_path) is not None:
+            return ""
+        return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
 
     @classmethod
     def load(cls, run: Run, device: torch.device) -> Self:
@@ -146,7 +143,8 @@ def token_metrics(
 def _vocabulary(root: Path) -> int | None:
     """The size of the vocabulary of the text that was prepared there, if there is one."""
     try:
-        size: int = json.loads((folder.find(root) / folder.MANIFEST).read_text())["vocabulary"]["size"]
+        manifest = json.loads((prepared_folder.find(root) / prepared_folder.MANIFEST).read_text())
+        size: int = manifest["vocabulary"]["size"]
     except (OSError, ValueError, KeyError):
         return None
     return size

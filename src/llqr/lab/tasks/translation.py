@@ -17,10 +17,10 @@ from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import prepared
-from llqr.lab.text.batches import SHAPES, DecodingBatches, SentenceBatches, TokenBatches
-from llqr.lab.text.prepared import Prepared
-from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text import parallel_text
+from llqr.lab.text.pair_batches import SHAPES, DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.sentences import SentencePairs, Sentences
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -59,7 +59,7 @@ class TranslationOptions(TaskOptions):
             raise ValueError(f"max_length must be two numbers, neither negative, got {list(self.max_length)}.")
 
 
-class TranslationTask(TokenTask[Prepared]):
+class TranslationTask(TokenTask[ParallelText]):
     """Source sentences in, translations out.
 
     Training batches are counted in tokens and the inner batches of the metric in sentences. BLEU is measured on
@@ -75,7 +75,7 @@ class TranslationTask(TokenTask[Prepared]):
     unit = "padded tokens"
     samples_measured = 64  # each has many tokens
 
-    def __init__(self, text: Prepared, run: Run, device: torch.device) -> None:
+    def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
         super().__init__(text, run, device)
         largest = run.training.eval_batch_size
         self._translator = Translator(text, run.task_options, largest, device)
@@ -85,8 +85,8 @@ class TranslationTask(TokenTask[Prepared]):
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
-    def read(cls, root: Path) -> Prepared:
-        text = prepared.load(root)
+    def read(cls, root: Path) -> ParallelText:
+        text = parallel_text.load(root)
         text.detokenise([])  # if what BLEU needs is missing, fail now and not after hours
         return text
 
@@ -132,7 +132,7 @@ class Translator:
         device: where the model is.
     """
 
-    def __init__(self, text: Prepared, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
+    def __init__(self, text: ParallelText, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
         self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class Translator:
         return [self._text.detokenise(tokens) for tokens in found]
 
 
-def _in_order(pairs: Pairs, largest: int, device: torch.device) -> TokenBatches:
+def _in_order(pairs: SentencePairs, largest: int, device: torch.device) -> TokenBatches:
     """The pairs in batches of about as many tokens as the decoder takes, and never fewer than the longest needs."""
     longest = int(torch.cat([pairs.source.lengths, pairs.target.lengths]).max()) + 1
     return TokenBatches(pairs, max(largest, longest), device=device)

@@ -1,10 +1,10 @@
-"""Text for sequence models: prepared once, kept in a folder, handed out in batches of few shapes.
+"""Text for sequence models: prepared once, kept in a folder, served in batches of a few shapes.
 
-=============  ============================================================================================
-`prepare`      two files of parallel sentences, or IWSLT14 as it was distributed, into a prepared folder
-`prepared`     the prepared folder: pairs, vocabulary, text out of tokens
-`batches`      batches of pairs by number of tokens, by number of sentences, and for decoding
-`stream`       any text file into a prepared folder, as one long row of tokens for language modelling
-`windows`      batches of windows of such a row
-=============  ============================================================================================
+===============  ==========================================================================================
+`prepare`        prepares two files of parallel sentences, or IWSLT14 as distributed, in a folder
+`parallel_text`  loads that folder: sentence pairs, vocabulary, tokens to text
+`pair_batches`   batches of sentence pairs, by number of tokens, by number of sentences, and for decoding
+`token_stream`   prepares and loads any text file as one long sequence of tokens, for language modelling
+`windows`        batches of windows of such a sequence
+===============  ==========================================================================================
 """

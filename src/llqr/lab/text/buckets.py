@@ -1,22 +1,25 @@
-"""A few shapes that hold all pairs of sentences with little padding.
+"""A few batch shapes that hold all sentence pairs with little padding.
 
-Every shape costs a captured graph or a compilation, every padded token costs time. So lengths are rounded up to a grid,
-and of the shapes on it those two are merged, again and again, whose merging adds the fewest tokens to an epoch.
+Every shape costs a captured graph or a compilation, and every padded token costs time. So lengths are rounded up to a
+grid, and shapes are merged, each time the two whose merging adds the fewest tokens to an epoch.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Integers = npt.NDArray[np.int64]
+
 GRID = 8
-"""Lengths are multiples of this, as the matrix units of a GPU like them; so is the number of rows where it can be."""
+"""Lengths are multiples of this, for the matrix units of a GPU; so is the number of rows where possible."""
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """A batch of ``rows`` pairs, padded to ``source`` and ``target`` tokens."""
+    """The shape of a batch: ``rows`` pairs, padded to ``source`` and ``target`` tokens."""
 
     source: int
     target: int
@@ -27,31 +30,31 @@ class Shape:
         return self.rows * (self.source + self.target)
 
 
-def rows_for(max_tokens: int, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """How many pairs fit: the longer side, padded, has at most ``max_tokens`` tokens."""
-    rows = max_tokens // np.maximum(source, target)
+def rows_for(max_tokens: int, source: Integers, target: Integers) -> Integers:
+    """The number of pairs that fit: the longer side, padded, has at most ``max_tokens`` tokens."""
+    rows: Integers = max_tokens // np.maximum(source, target)
     return np.where(rows >= GRID, rows // GRID * GRID, rows)
 
 
 def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple[list[Shape], Tensor]:
-    """At most ``count`` shapes for sentences of these lengths, and the number of the shape of every pair.
+    """At most ``count`` shapes for sentences of these lengths, and the index of the shape of every pair.
 
     Args:
-        source: tokens of every source sentence, its end included.
-        target: the same of the target sentences.
-        max_tokens: the most tokens on either side of a batch.
-        count: how many shapes there may be.
+        source: number of tokens of every source sentence, including the end token.
+        target: the same for the target sentences.
+        max_tokens: maximum number of tokens on either side of a batch.
+        count: maximum number of shapes.
     """
     if count < 1:
         raise ValueError(f"shapes must be at least 1, got {count}.")
     if not len(source):
         raise ValueError("pairs must not be empty.")
     lengths = torch.stack([source, target], dim=1).numpy()
-    # Near the limit the grid would make a pair too long that is not.
+    # Near the limit, rounding up to the grid would make a pair too long that fits.
     rounded = np.minimum(-(-lengths // GRID) * GRID, np.maximum(max_tokens, 1))
     if lengths.max() > max_tokens:
         raise ValueError(
-            f"max_tokens must be at least {lengths.max()}, the longest sentence there is, got {max_tokens}."
+            f"max_tokens must be at least {lengths.max()}, the length of the longest sentence, got {max_tokens}."
         )
     cells, amounts = np.unique(rounded, axis=0, return_counts=True)
     merged = _merge(cells, amounts, count, max_tokens)
@@ -65,12 +68,13 @@ def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple
     return [shapes[i] for i in used], torch.from_numpy(belongs)
 
 
-def _merge(cells: np.ndarray, amounts: np.ndarray, count: int, max_tokens: int) -> np.ndarray:
-    """Merge the ``cells`` (source, target), which hold ``amounts`` of pairs, until there are ``count``."""
+def _merge(cells: Integers, amounts: Integers, count: int, max_tokens: int) -> Integers:
+    """Merge the ``cells`` (source, target), which hold ``amounts`` pairs each, until ``count`` are left."""
 
-    def cost(s: np.ndarray, t: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    def cost(s: Integers, t: Integers, pairs: Integers) -> Integers:
         rows = rows_for(max_tokens, s, t)
-        return -(-pairs // rows) * rows * (s + t)
+        tokens: Integers = -(-pairs // rows) * rows * (s + t)
+        return tokens
 
     while len(cells) > count:
         s, t = cells.T

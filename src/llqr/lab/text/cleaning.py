@@ -1,6 +1,6 @@
-"""Which pairs of sentences are kept, and the count of those that are not; each is counted once, for the first reason.
+"""Which sentence pairs are kept; a dropped pair is counted once, under the first reason that applies.
 
-Lengths and ratio are those of Moses' ``clean-corpus-n.perl``, and like there only training text is held to them.
+Length and ratio limits are those of Moses' ``clean-corpus-n.perl`` and apply to training text only, as they do there.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ REASONS = {
     "ratio": "lengths too different",
     "long_word": "a word too long",
 }
-"""Why a pair is dropped, and how to say it."""
+"""Why a pair is dropped: the key in the counts, and the text in tables."""
 LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How sentences are cut into words and which training pairs are kept.
+    """How sentences are tokenised and which training pairs are kept.
 
     Attributes:
         languages: of the source and of the target.
-        lowercase: whether words are written in small letters.
-        shortest: the fewest words of a side.
-        longest: the most words of a side.
-        ratio: the most words of one side for a word of the other.
+        lowercase: whether words are lowercased.
+        shortest: minimum number of words per side.
+        longest: maximum number of words per side.
+        ratio: maximum ratio of the number of words of the longer side to that of the shorter.
     """
 
     languages: tuple[str, str]
@@ -65,17 +65,17 @@ class Rules:
 
 
 Outcome = str | tuple[str, str]
-"""A reason out of `REASONS`, or the words of both sides."""
+"""One of `REASONS`, or the words of both sides."""
 
 
 def process(pairs: Sequence[tuple[bytes, bytes]], rules: Rules, training: bool) -> list[Outcome]:
-    """What becomes of every pair of lines; a job for a process of its own."""
+    """The outcome for every pair of lines; runs in a worker process."""
     return [_outcome(source, target, rules, training) for source, target in pairs]
 
 
 def _outcome(source: bytes, target: bytes, rules: Rules, training: bool) -> Outcome:
-    texts = decode(source), decode(target)
-    if None in texts:
+    texts = [text for text in (decode(source), decode(target)) if text is not None]
+    if len(texts) < 2:
         return "bad_utf8"
     sides = [rules.words(text, language) for text, language in zip(texts, rules.languages, strict=True)]
     if not all(sides):

@@ -1,4 +1,4 @@
-"""Parallel text as it is found, before anything is done to it: two files of lines for every split."""
+"""Raw parallel text: two lists of lines for every split."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from llqr.lab.text import iwslt, lines
 
 SPLITS = ("train", "valid", "test")
 DIRECTION = ("de", "en")
-"""From which language into which, where a folder does not say."""
+"""Source and target language where they are not given."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class RawSplit:
 
 @dataclass(frozen=True)
 class RawCorpus:
-    """Train, and where they are given valid and test; ``languages`` are source and target."""
+    """The train split, and valid and test where they are given; ``languages`` are source and target."""
 
     languages: tuple[str, str]
     splits: Mapping[str, RawSplit]
 
     def inputs(self) -> dict[str, dict[str, dict[str, object]]]:
-        """What this was read from: lines and digests of every side."""
+        """The number of lines and the digest of every file."""
         return {
             name: {
                 language: {"lines": len(side), "sha256": lines.digest(side)}
@@ -51,45 +51,48 @@ class RawCorpus:
 
 
 def from_files(splits: Mapping[str, tuple[Path, Path] | None], languages: tuple[str, str] | None = None) -> RawCorpus:
-    """The corpus of pairs of files; without ``languages`` the endings name them, as in ``train.de train.en.xz``."""
+    """The corpus of pairs of files; by default the suffixes give the languages, as in ``train.de train.en.xz``."""
     given = {name: pair for name, pair in splits.items() if pair is not None}
     if "train" not in given:
-        raise ValueError("train must be given: the two files to learn from.")
+        raise ValueError("train must be given: the two files to train on.")
     if languages is None:
         first, second = (lines.plain_name(path).rpartition(".")[2] for path in given["train"])
         languages = (first, second)
         if not all(name.isalpha() and len(name) <= 3 for name in languages):
             raise ValueError(
-                f"languages must be given, as in de en: they cannot be told from the names of "
+                f"languages must be given, as in de en: they cannot be inferred from the names "
                 f"{given['train'][0].name} and {given['train'][1].name}."
             )
-    _different(languages)
+    _check_different(languages)
     return RawCorpus(languages, {name: RawSplit(name, *map(lines.read_lines, pair)) for name, pair in given.items()})
 
 
 def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCorpus:
-    """The corpus under ``source``: IWSLT14 as it was distributed, or ``train.de``, ``train.en`` and so on."""
+    """The corpus under ``source``: IWSLT14 as distributed, or ``train.de``, ``train.en`` and so on."""
     if not source.exists():
         raise FileNotFoundError(f"source must be a folder or an archive, but {source.absolute()} does not exist.")
     languages = languages or DIRECTION
-    _different(languages)
+    _check_different(languages)
     distributed = iwslt.find(source, languages)
     if distributed is not None:
         sides = {name: [distributed.side(name, language) for language in languages] for name in ("train", "test")}
         return RawCorpus(languages, {name: RawSplit(name, *both) for name, both in sides.items()})
-    pairs = {name: tuple(lines.find(source, f"{name}.{language}") for language in languages) for name in SPLITS}
-    if None in pairs["train"]:
+    found = {name: [lines.find(source, f"{name}.{language}") for language in languages] for name in SPLITS}
+    if None in found["train"]:
         raise FileNotFoundError(
             f"No corpus was found in {source.absolute()}: expected train.{languages[0]} and train.{languages[1]} "
             f"(plain, .xz or .gz; valid.* and test.* beside them), or IWSLT14 as {iwslt.EXPECTED}."
         )
-    for name, pair in pairs.items():
-        if (pair[0] is None) != (pair[1] is None):
-            there, missing = languages if pair[1] is None else languages[::-1]
+    pairs: dict[str, tuple[Path, Path]] = {}
+    for name, (first, second) in found.items():
+        if first is not None and second is not None:
+            pairs[name] = first, second
+        elif first is not None or second is not None:
+            there, missing = languages if second is None else languages[::-1]
             raise FileNotFoundError(f"{source / name}.{missing} is missing beside {name}.{there}.")
-    return from_files({name: None if None in pair else pair for name, pair in pairs.items()}, languages)
+    return from_files(pairs, languages)
 
 
-def _different(languages: tuple[str, str]) -> None:
+def _check_different(languages: tuple[str, str]) -> None:
     if languages[0] == languages[1]:
-        raise ValueError(f"languages must be two different ones, got {languages[0]!r} twice.")
+        raise ValueError(f"languages must be two different languages, got {languages[0]!r} twice.")

@@ -1,7 +1,7 @@
-"""IWSLT14 as it was distributed: the archive ``de-en.tgz`` or the folder that comes out of it.
+"""IWSLT14 as distributed: the archive ``de-en.tgz`` or the folder it unpacks to.
 
-What counts as a sentence is what fairseq's ``prepare-iwslt14.sh`` keeps, to the character: that script defines the data
-which results on IWSLT14 are compared on.
+The sentences are exactly those that fairseq's ``prepare-iwslt14.sh`` keeps: that script defines the data on which
+results on IWSLT14 are compared.
 """
 
 import re
@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llqr.lab.text.lines import split_lines
@@ -25,13 +26,13 @@ CURLY_APOSTROPHE = "’".encode()
 
 @dataclass(frozen=True)
 class Distributed:
-    """The distributed files of a pair of languages: ``read`` gives one by its name."""
+    """The distributed files of a language pair; ``read`` returns a file's content by name."""
 
     pair: str
     read: Callable[[str], bytes]
 
     def side(self, split: str, language: str) -> list[bytes]:
-        """The sentences of ``"train"`` or ``"test"`` in a language."""
+        """The sentences of ``"train"`` or ``"test"`` in one language."""
         if split == "train":
             return training_lines(self.read(f"train.tags.{self.pair}.{language}"))
         names = [f"IWSLT14.{name}.{self.pair}.{language}.xml" for name in TEST_SETS]
@@ -51,12 +52,12 @@ def segments(content: bytes) -> list[bytes]:
 
 
 def find(source: Path, languages: tuple[str, str]) -> Distributed | None:
-    """The distributed files at ``source``: an archive, a folder with it, or what came out of it."""
+    """The distributed files at ``source``: the archive, a folder that holds it, or the unpacked folder."""
     for pair in ("-".join(languages), "-".join(reversed(languages))):
         marker = f"train.tags.{pair}.{languages[0]}"
         for folder in (source, source / pair):
             if (folder / marker).is_file():
-                return Distributed(pair, lambda name, folder=folder: _read_from_folder(folder, name))
+                return Distributed(pair, partial(_read_from_folder, folder))
         for archive in (source, source / f"{pair}.tgz"):
             if archive.is_file():
                 return _from_archive(archive, pair)
@@ -70,12 +71,17 @@ def _read_from_folder(folder: Path, name: str) -> bytes:
     return path.read_bytes()
 
 
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return b"" if file is None else file.read()  # None only for members that are not files
+
+
 def _from_archive(archive: Path, pair: str) -> Distributed:
-    """All text files of the archive in memory; nothing is unpacked to the disk."""
+    """Reads all text files of the archive into memory; nothing is unpacked to disk."""
     try:
         with tarfile.open(archive) as tar:
             members = [member for member in tar if member.isfile() and pair in Path(member.name).name]
-            contents = {Path(member.name).name: tar.extractfile(member).read() for member in members}
+            contents = {Path(member.name).name: _content(tar, member) for member in members}
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ValueError(f"{archive} is damaged: {error}.") from error
 

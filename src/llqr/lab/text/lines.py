@@ -1,4 +1,4 @@
-"""The lines of text files, plain or compressed, as bytes: what is not UTF-8 is for the reader of a line to find."""
+"""The lines of text files, plain or compressed, as bytes; whether a line is UTF-8 is checked when it is decoded."""
 
 import gzip
 import hashlib
@@ -6,8 +6,9 @@ import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-COMPRESSED = {".xz": lzma.open, ".gz": gzip.open}
+COMPRESSED = (".xz", ".gz")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -16,14 +17,20 @@ def read_lines(path: Path) -> list[bytes]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()} is not a file.")
     try:
-        with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+        with _open(path) as file:
             return split_lines(file.read())
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 
 
+def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
 def split_lines(content: bytes) -> list[bytes]:
-    """Cut at line feeds and nowhere else, as other parallel tools do: any other separator would misalign two files."""
+    """Split at line feeds only, as other tools for parallel text do: other separators would misalign two files."""
     lines = content.removeprefix(BYTE_ORDER_MARK).split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -31,7 +38,7 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def decode(line: bytes) -> str | None:
-    """The text of a line without spaces around it, None if it is not UTF-8."""
+    """The text of a line without surrounding spaces; None if it is not UTF-8."""
     try:
         return line.decode().strip()
     except UnicodeDecodeError:
@@ -39,12 +46,12 @@ def decode(line: bytes) -> str | None:
 
 
 def digest(lines: Sequence[bytes]) -> str:
-    """A number that two files share only if they have the same lines, compressed or not."""
+    """A digest of the lines, the same whether the file is compressed or not."""
     return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 def plain_name(path: Path) -> str:
-    """The name of a file without the ending of its compression."""
+    """The name of a file without the suffix of its compression."""
     return path.stem if path.suffix in COMPRESSED else path.name
 
 

@@ -1,4 +1,4 @@
-"""Words out of text and text out of words, by Moses' rules as sacremoses has them."""
+"""Tokenisation and detokenisation by Moses' rules, with sacremoses."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -6,18 +6,18 @@ from typing import Any
 
 
 def tokenise(text: str, language: str) -> str:
-    """The words of ``text`` with a space between them; what Moses treats as markup is escaped, as its script does."""
-    return _tokeniser(language).tokenize(text, return_str=True)
+    """The words of ``text`` separated by spaces; what Moses treats as markup is escaped, as its script does."""
+    return str(_tokeniser(language).tokenize(text, return_str=True))
 
 
 def detokenise(words: Sequence[str], language: str) -> str:
-    """The text of escaped ``words``."""
-    return _detokeniser(language).detokenize(list(words))
+    """The plain text of escaped ``words``."""
+    return str(_detokeniser(language).detokenize(list(words)))
 
 
 def version() -> str:
-    """The version of sacremoses; another one may cut words differently."""
-    return _sacremoses().__version__
+    """The version of sacremoses; another version may tokenise differently."""
+    return str(_sacremoses().__version__)
 
 
 @lru_cache
@@ -32,10 +32,9 @@ def _detokeniser(language: str) -> Any:
 
 def _sacremoses() -> Any:
     try:
-        import sacremoses
+        import sacremoses  # type: ignore[import-untyped]  # it has no types
     except ImportError as error:
         raise ModuleNotFoundError(
-            "Words are told apart and joined by sacremoses, which is not installed; install it with: "
-            "pip install 'llqr[lab]'."
+            "Tokenisation needs sacremoses, which is not installed; install it with: pip install 'llqr[lab]'."
         ) from error
     return sacremoses

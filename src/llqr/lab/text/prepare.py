@@ -1,4 +1,4 @@
-"""Parallel text made ready: words, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
+"""Prepares parallel text: tokenisation, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -6,10 +6,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.text import folder, moses, subwords
+from llqr.lab.text import moses, prepared_folder, subwords
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import RawCorpus
-from llqr.lab.text.prepared import KIND, SUBWORDS
+from llqr.lab.text.parallel_text import KIND, SUBWORDS
 from llqr.lab.text.sentences import Sentences
 from llqr.lab.text.splits import make_splits
 from llqr.lab.text.stages import Stages
@@ -19,12 +19,12 @@ from llqr.lab.text.workers import cores
 
 
 @dataclass(frozen=True)
-class Settings(Rules):
-    """Everything besides the text that decides its tokens.
+class ParallelTextSettings(Rules):
+    """Everything besides the text itself that determines its tokens.
 
     Attributes:
-        merges: of the byte-pair encoding that both languages share, learned on their training text.
-        valid_every: without validation text, one in so many of the training pairs that are kept validates.
+        merges: number of merges of the byte-pair encoding, learned on the training text of both languages together.
+        valid_every: without validation files, one in this many of the kept training pairs is used for validation.
     """
 
     merges: int = 10_000
@@ -40,20 +40,20 @@ class Settings(Rules):
 
 def prepare(
     corpus: RawCorpus,
-    settings: Settings,
+    settings: ParallelTextSettings,
     root: Path,
     *,
     stages: Stages | None = None,
     processes: int | None = None,
 ) -> tuple[Path, bool]:
-    """Prepare ``corpus`` in a folder under ``root``, or find it there: the folder, and whether it was made now.
+    """Prepare ``corpus`` in a folder under ``root`` unless it is there; the folder, and whether it was made now.
 
     Args:
-        corpus: what is prepared.
-        settings: how it is prepared.
-        root: the folder of the prepared folders.
-        stages: shows what goes on.
-        processes: how many cut sentences into words (default: one for each core). The result does not depend on it.
+        corpus: what to prepare.
+        settings: how to prepare it.
+        root: the folder that holds the prepared folders.
+        stages: shows progress.
+        processes: how many processes tokenise (default: one per core). The result does not depend on it.
     """
     if settings.languages != corpus.languages:
         raise ValueError(
@@ -65,13 +65,13 @@ def prepare(
         "versions": {"sacremoses": moses.version(), "tokenizers": subwords.version()},
         "inputs": corpus.inputs(),
     }
-    return folder.make(root, facts, lambda: _make(corpus, settings, stages or Stages(), processes or cores()))
+    return prepared_folder.make(root, facts, lambda: _make(corpus, settings, stages or Stages(), processes or cores()))
 
 
 def _make(
-    corpus: RawCorpus, settings: Settings, stages: Stages, processes: int
+    corpus: RawCorpus, settings: ParallelTextSettings, stages: Stages, processes: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What is to be told of the prepared text, and its files."""
+    """Further entries of the manifest, and the files."""
     splits = make_splits(corpus, settings, settings.valid_every, stages, processes)
     train = splits["train"]
     with stages.stage("subwords", settings.merges, "merges") as advance:
@@ -82,7 +82,7 @@ def _make(
         for name, split in splits.items():
             sides = [Sentences.of(_encoded(split.side(number), learned, advance)) for number in range(2)]
             for language, side in zip(corpus.languages, sides, strict=True):
-                files |= folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
+                files |= prepared_folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
             if name != "train":
                 files[f"{name}.references"] = "".join(line + "\n" for line in split.written).encode()
             counts[name] = split.counts | _token_counts(*sides)

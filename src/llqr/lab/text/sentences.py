@@ -1,4 +1,4 @@
-"""Many token sequences of different lengths in one tensor, and pairs of such."""
+"""Token sequences of different lengths in one tensor, and pairs of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentence ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``; neither begin nor end is marked in it.
+    """Sentence ``i`` is ``tokens[offsets[i] : offsets[i + 1]]``, without begin and end tokens.
 
     Attributes:
-        tokens: int32, all sentences one after the other.
-        offsets: int64, one more than there are sentences.
+        tokens: int32, all sentences concatenated.
+        offsets: int64, one entry more than there are sentences.
     """
 
     tokens: Tensor
@@ -22,7 +22,7 @@ class Sentences:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "Sentences":
-        """The sentences given as lists of tokens."""
+        """Sentences from lists of tokens."""
         offsets = torch.tensor([0, *accumulate(len(one) for one in lists)], dtype=torch.int64)
         return cls(torch.tensor([token for one in lists for token in one], dtype=torch.int32), offsets)
 
@@ -31,17 +31,17 @@ class Sentences:
 
     def __getitem__(self, index: int) -> list[int]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"index must be less than the {len(self)} sentences there are, got {index}.")
+            raise IndexError(f"index must be less than the number of sentences, {len(self)}, got {index}.")
         index %= len(self)
         return self.tokens[self.offsets[index] : self.offsets[index + 1]].tolist()
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens in each sentence, int64."""
+        """The number of tokens of each sentence, int64."""
         return self.offsets.diff()
 
     def select(self, rows: Tensor) -> "Sentences":
-        """Some of the sentences, in the order of ``rows``."""
+        """The sentences ``rows``, in that order."""
         lengths = self.lengths[rows]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         within = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
@@ -61,14 +61,14 @@ class Sentences:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SentencePairs:
     """Parallel sentences.
 
     Attributes:
-        source: what is translated.
-        target: its translation.
-        references: for validation and test the translations as they were written, before tokenisation and lowercasing;
-            BLEU is measured against them. Nothing for training.
+        source: the sentences to translate.
+        target: their translations.
+        references: for validation and test the original translations, before tokenisation and lowercasing, which BLEU
+            is measured against. Empty for training.
     """
 
     source: Sentences
@@ -88,7 +88,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
-    def select(self, rows: Tensor) -> "Pairs":
-        """Some of the pairs, in the order of ``rows``."""
+    def select(self, rows: Tensor) -> "SentencePairs":
+        """The pairs ``rows``, in that order."""
         references = [self.references[i] for i in rows.tolist()] if self.references else ()
-        return Pairs(self.source.select(rows), self.target.select(rows), references)
+        return SentencePairs(self.source.select(rows), self.target.select(rows), references)

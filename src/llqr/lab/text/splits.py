@@ -1,4 +1,4 @@
-"""Training, validation and test pairs, cut into words, out of the lines that were found."""
+"""Training, validation and test pairs, tokenised, from the raw lines."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from llqr.lab.text.workers import workers
 
 PAIRS_IN_A_PIECE = 500
 PAIRS_FOR_PROCESSES = 10_000
-"""With fewer, processes would take longer to start than they save."""
+"""With fewer pairs, starting the processes would take longer than they save."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Split:
     """The pairs of a split that are kept.
 
     Attributes:
-        words: the words of the source and of the target, with spaces between them.
-        written: the target as it was written.
+        words: source and target, tokenised, words separated by spaces.
+        written: the target before tokenisation.
         counts: how many pairs were read, dropped for each of the `REASONS`, held out for another split, and kept.
     """
 
@@ -36,7 +36,7 @@ class Split:
 
 
 def make_splits(corpus: RawCorpus, rules: Rules, valid_every: int, stages: Stages, processes: int) -> dict[str, Split]:
-    """All three splits; those that ``corpus`` does not have are held out from its training pairs."""
+    """All three splits; those missing from ``corpus`` are held out from its training pairs."""
     total = sum(map(len, corpus.splits.values()))
     splits: dict[str, Split] = {}
     with (
@@ -59,7 +59,7 @@ def make_splits(corpus: RawCorpus, rules: Rules, valid_every: int, stages: Stage
 
 
 def _sort_out(raw: RawSplit, outcomes: list[Outcome]) -> Split:
-    """What was kept and how often each reason was given."""
+    """The kept pairs, and how often each reason to drop one occurred."""
     dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
     words = [outcome for outcome in outcomes if not isinstance(outcome, str)]
     lines = [line for line, outcome in zip(raw.target, outcomes, strict=True) if not isinstance(outcome, str)]
@@ -68,10 +68,10 @@ def _sort_out(raw: RawSplit, outcomes: list[Outcome]) -> Split:
 
 
 def _hold_out(train: Split, names: list[str], valid_every: int) -> dict[str, Split]:
-    """The splits ``names`` out of the training pairs, and what is left of those.
+    """The splits ``names``, taken from the training pairs, and the training pairs that remain.
 
-    Of every ``valid_every`` pairs that were kept the last one validates, as in fairseq's recipe for IWSLT14, and one in
-    the middle is for the test.
+    Of every ``valid_every`` kept pairs the last goes to validation, as in fairseq's recipe for IWSLT14, and one in the
+    middle to the test split.
     """
     place = {"valid": valid_every - 1, "test": valid_every // 2 - 1}
     owner = {place[name]: name for name in names}

@@ -1,4 +1,4 @@
-"""The stages of a preparation: each is shown while it goes on, and can be stopped."""
+"""The stages of a preparation: each shows its progress and can be stopped."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ class Stages:
     """Shows stages on a display and ends them when a stop is requested.
 
     Args:
-        display: where progress is shown; None: nowhere.
-        stop: what is asked after every piece of work; None: nothing.
+        display: where progress is shown; None shows nothing.
+        stop: checked after every piece of work; None never stops.
     """
 
     def __init__(self, display: Display | None = None, stop: Stop | None = None) -> None:
@@ -23,7 +23,7 @@ class Stages:
 
     @contextmanager
     def stage(self, label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """A stage of ``total`` units; what it gives is to be called with the number of units just done."""
+        """A stage of ``total`` units; yields a function to call with the number of units just done."""
         started = time.monotonic()
         done = 0
 
@@ -32,7 +32,7 @@ class Stages:
             done += more
             self._display.advance(done)
             if self._stop is not None and self._stop.requested:
-                raise Stopped(f"Stopped by {self._stop.reason} before the text was prepared; nothing of it was kept.")
+                raise Stopped(f"Stopped by {self._stop.reason} before the text was prepared; nothing was kept.")
 
         self._display.begin(label, total, 0)
         yield advance

@@ -1,8 +1,7 @@
-"""Byte-pair encoding through `tokenizers`: learned, applied and undone; the same text always gives the same tokens.
+"""Byte-pair encoding with `tokenizers`: learning, encoding and decoding; the same text always gives the same tokens.
 
-Two alphabets: ``"words"`` are the characters of words that spaces separate (the last one of a word is marked), as
-subword-nmt has it; ``"bytes"`` are the bytes of any text, spaces included, so that every text can be written and
-nothing is lost.
+There are two alphabets. ``"words"``: the characters of space-separated words, the last character of a word marked, as
+in subword-nmt. ``"bytes"``: the bytes of any text, spaces included, so that every text can be encoded without loss.
 """
 
 import json
@@ -19,7 +18,7 @@ TEXTS_AT_ONCE = 10_000
 
 
 class Subwords:
-    """A learned encoding; `write` and `read` keep it.
+    """A learned encoding; `write` and `read` convert it to and from JSON.
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
@@ -27,7 +26,7 @@ class Subwords:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # Written where a token is unknown, and behind it the end of a word: how that went on is unknown too.
+        # An unknown token also ends its word, because the rest of the word is unknown too.
         self._unknown = UNKNOWN_WORD + END_OF_WORD if tokenizer.model.unk_token else ""
         self.vocabulary: Vocabulary = vocabulary(tokenizer.get_vocab_size())
 
@@ -36,25 +35,25 @@ class Subwords:
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def encode_in_parts(self, texts: Sequence[str], advance: Callable[[int], None]) -> Iterator[list[list[int]]]:
-        """The same, many texts at a time; ``advance`` is told of how many after each time."""
+        """`encode` in chunks; ``advance`` is called with the size of each chunk."""
         for first in range(0, len(texts), TEXTS_AT_ONCE):
             part = self.encode(texts[first : first + TEXTS_AT_ONCE])
             advance(len(part))
             yield part
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of ``tokens`` up to the end of the sentence, if it has one."""
+        """The text of ``tokens``, up to the end-of-sentence token if there is one."""
         pieces = []
         for token in tokens:
             if token == EOS:
                 break
             if token not in (PAD, BOS):
                 piece = self._unknown if token == UNK else self._tokenizer.id_to_token(token)
-                pieces.append(piece or "")  # a number beyond the tokens stands for nothing
-        return self._tokenizer.decoder.decode(pieces)
+                pieces.append(piece or "")  # numbers beyond the tokens decode to nothing
+        return str(self._tokenizer.decoder.decode(pieces))
 
     def write(self) -> str:
-        return self._tokenizer.to_str()
+        return str(self._tokenizer.to_str())
 
     @classmethod
     def read(cls, written: str) -> "Subwords":
@@ -62,16 +61,16 @@ class Subwords:
             return cls(_tokenizers().Tokenizer.from_str(written))
         except ModuleNotFoundError:
             raise
-        except Exception as error:  # what the library raises is no more specific
+        except Exception as error:  # the library raises nothing more specific
             raise ValueError(f"The subwords cannot be read: {error}.") from error
 
 
 def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: str) -> Subwords:
-    """The encoding that joins the most frequent pair of neighbours, ``merges`` times.
+    """The encoding that merges the most frequent pair of neighbours, ``merges`` times.
 
     Args:
-        texts: gives all texts; called more than once.
-        merges: how often a pair is joined; fewer times if no pair is left that occurs twice.
+        texts: returns all texts; called more than once.
+        merges: number of merges; learning stops earlier if no remaining pair occurs twice.
         alphabet: ``"words"`` or ``"bytes"``.
     """
     if merges < 0:
@@ -80,17 +79,17 @@ def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: str) -> Sub
         raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}, got {alphabet!r}.")
     found, joined = (_learn_words if alphabet == "words" else _learn_bytes)(texts, merges)
     tokens = dict.fromkeys([*SPECIAL, *found, *(a + b for a, b in joined)])
-    # The special names are no special tokens to the library: else it would find them in a text.
+    # The library is not told that these names are special tokens: otherwise it would look for them in a text.
     return Subwords(_build({token: number for number, token in enumerate(tokens)}, joined, alphabet))
 
 
 def version() -> str:
-    """The version of tokenizers; another one may merge in another order."""
-    return _tokenizers().__version__
+    """The version of tokenizers; another version may merge in another order."""
+    return str(_tokenizers().__version__)
 
 
 def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """The alphabet and the merges."""
+    """The alphabet and the merges of ``"words"``."""
     inner: set[str] = set()
     last: set[str] = set()
     for text in texts():
@@ -98,8 +97,8 @@ def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[
             inner.update(word)
             last.add(word[-1] + END_OF_WORD)
     marked = sorted(last)
-    # The library numbers the marked characters in an order that changes from process to process and with it the ties
-    # between pairs. Told of them as if they were special, it keeps to this one.
+    # The library numbers marked characters in an order that changes from process to process, and so do the ties between
+    # pairs. Passed as special tokens, they keep this order.
     joined = _train(texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
     return [*sorted(inner), *marked], joined
 
@@ -145,6 +144,6 @@ def _tokenizers() -> Any:
         import tokenizers
     except ImportError as error:
         raise ModuleNotFoundError(
-            "Subwords come from tokenizers, which is not installed; install it with: pip install 'llqr[lab]'."
+            "Subwords need tokenizers, which is not installed; install it with: pip install 'llqr[lab]'."
         ) from error
     return tokenizers

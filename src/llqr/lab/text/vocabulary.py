@@ -1,19 +1,19 @@
-"""The numbers of tokens that mean something to a model, and how many there are."""
+"""The special tokens, and the size of the vocabulary."""
 
 from dataclasses import dataclass
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ("<the padding>", "<sentence begins>", "<sentence ends>", "<unknown token>")
-"""What the special tokens are called. No token of a text contains a space, so none is taken for one of these."""
+"""Names of the special tokens. No token of a text contains a space, so none can be mistaken for one of these."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """One vocabulary for both languages.
+    """The numbers of the tokens, shared by both languages.
 
     Attributes:
-        size: rows that an embedding needs. A multiple of 8, for the matrix units of a GPU; the last few have no token.
-        tokens: how many of them are tokens.
+        size: rows of the embedding: a multiple of 8, for the matrix units of a GPU; the last few have no token.
+        tokens: number of tokens.
     """
 
     size: int
@@ -25,5 +25,5 @@ class Vocabulary:
 
 
 def vocabulary(tokens: int, multiple: int = 8) -> Vocabulary:
-    """The vocabulary of so many ``tokens``, the special ones among them."""
+    """The vocabulary of ``tokens`` tokens, including the special ones."""
     return Vocabulary(-(-tokens // multiple) * multiple, tokens)

@@ -1,4 +1,4 @@
-"""Batches of windows of one long row of tokens, made on the device.
+"""Batches of windows of one long sequence of tokens, made on the device.
 
 A batch is ``(inputs, targets)``, int64 of shape (rows, context); ``targets`` is ``inputs`` one token later.
 """
@@ -14,17 +14,17 @@ from llqr.lab.text.vocabulary import PAD
 
 
 class WindowBatches(Batches):
-    """Windows that do not overlap, all batches of one shape.
+    """Windows that do not overlap; all batches have one shape.
 
-    With a seed: for training. An epoch cuts the row at a new place, goes through its windows in random order and fills
-    the last batch with windows of the same epoch. Without: for measuring. Every token but the first is a target once,
-    and what is left of the last batch is padding, which the loss leaves out.
+    With a seed, for training: every epoch starts at a new offset, visits its windows in random order and fills up the
+    last batch with windows of the same epoch. Without, for evaluation: every token but the first is a target once, and
+    the rest of the last batch is padding, which the loss ignores.
 
     Args:
-        tokens: the row, one-dimensional.
-        rows: windows in a batch.
-        context: tokens in a window.
-        seed: decides cuts and orders, on the CPU: every device sees the same batches.
+        tokens: the sequence, one-dimensional.
+        rows: windows per batch.
+        context: tokens per window.
+        seed: determines offsets and orders, drawn on the CPU so that every device sees the same batches.
         device: where the batches are made.
     """
 
@@ -43,22 +43,22 @@ class WindowBatches(Batches):
         shortest = 2 * context if shuffle else 2
         if len(tokens) < shortest:
             raise ValueError(f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}.")
-        # Whichever of the first tokens the row is cut at, there are so many windows with a target for every token.
+        # Whatever the offset, this many windows have a target for every token.
         count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
-        generator = torch.Generator().manual_seed(seed) if shuffle else None
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         super().__init__(count, rows, shuffle=shuffle, generator=generator, last="fill" if shuffle else "keep")
         self.context, self.device = context, torch.device(device)
         self._length = len(tokens)
         behind = torch.full((context + 1,), PAD, dtype=torch.int32)
         self._tokens = torch.cat([tokens.to(torch.int32), behind]).to(self.device)
         self._columns = torch.arange(context + 1, device=self.device)
-        self._cut = 0
+        self._offset = 0
 
     def _draw(self, total: int) -> None:
-        self._cut = int(torch.randint(self.context, (), generator=self.generator))
+        self._offset = int(torch.randint(self.context, (), generator=self.generator))
 
     def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        starts = self._cut + order * self.context
+        starts = self._offset + order * self.context
         missing = self.steps * self.batch_size - len(starts)
         starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)  # behind it is padding
         for step in range(first, self.steps):

@@ -1,4 +1,4 @@
-"""Work on many pieces in several processes; the results come in the order of the pieces."""
+"""Maps a function over pieces in several processes; results come in the order of the pieces."""
 
 import multiprocessing
 import os
@@ -13,32 +13,34 @@ Map = Callable[..., Iterable[Any]]
 
 
 def cores() -> int:
-    """How many processes can run at a time."""
+    """How many processes can run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def workers(processes: int) -> Iterator[Map]:
-    """Something like `map` that works in so many ``processes``; with one it is `map`."""
+    """A `map` that runs in ``processes`` processes; with one process it is the built-in `map`."""
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}.")
     if processes == 1:
         yield map
         return
-    # Started afresh and not forked: this process has threads of torch and of a progress display.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_serve)
+    # Spawned, not forked: this process has threads of torch and of a progress display.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare_worker)
     try:
         yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _serve() -> None:
-    """Leave signals to the process that started this one, and end with it."""
+def _prepare_worker() -> None:
+    """Leave signals to the parent process, and exit when it exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # None in the process that started everything
+        parent.join()
+        os._exit(1)

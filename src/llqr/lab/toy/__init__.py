@@ -1,1 +1,1 @@
-"""The paper's toy landscapes: experiments, figures and their report."""
+"""The figures of the two-scale pothole model: one module per experiment, and the page that shows them."""

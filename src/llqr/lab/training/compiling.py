@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 ENOUGH = 4
-"""With so many equal blocks, the shorter compilation is worth more than fusion across their borders."""
+"""From this many equal blocks on, faster compilation is worth more than fusion across block boundaries."""
 
 
 def compile_network(model: nn.Module) -> nn.Module:

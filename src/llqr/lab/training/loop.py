@@ -186,7 +186,7 @@ class Training:
 
     @property
     def _position(self) -> str:
-        """Where the run stands, in words."""
+        """The progress of the run, in words."""
         return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
 
     def _best_record(self) -> dict[str, Any]:

@@ -3,24 +3,26 @@
 import math
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Stop:
     """A context in which a signal sets `requested`; a second signal interrupts at once.
 
     Args:
-        max_minutes: `requested` is also true after so many minutes from now.
+        max_minutes: `requested` also becomes true this many minutes from now.
     """
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self.reason = ""
         self._limit = max_minutes
         self._deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Handler] = {}
 
     @property
     def requested(self) -> bool:

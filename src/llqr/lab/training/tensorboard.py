@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.folder import flatten
+from llqr.lab.runs.json_files import flatten
 
 
 class Board:

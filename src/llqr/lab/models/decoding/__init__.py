@@ -1,4 +1,4 @@
-"""From a trained decoder to sentences."""
+"""Beam search with a trained decoder."""
 
 from llqr.lab.models.decoding.beam import Hypothesis, beam_search
 from llqr.lab.models.decoding.cache import Cache

@@ -1,12 +1,12 @@
 """Beam search as fairseq does it, for a whole batch on its device.
 
 A step extends every hypothesis by one token and keeps the ``2 beam`` best extensions of each sentence. Those among the
-``beam`` best that end are collected, the ``beam`` best that do not end go on, and a sentence is finished when it has
-``beam`` hypotheses or reached its greatest length, where every hypothesis is made to end. What was collected is ordered
-by its log-probability divided by ``length ** length_penalty``, the end counted.
+``beam`` best that end are collected, and the ``beam`` best that do not end continue. A sentence is finished when it has
+``beam`` collected hypotheses or reaches its maximum length, where every hypothesis is forced to end. The collected
+hypotheses are ordered by log-probability divided by ``length ** length_penalty``, with the end token counted.
 
-One thing differs: the greatest length follows from each sentence's own length and not from that of the longest in the
-batch, so that a translation does not depend on what it was batched with.
+One thing differs from fairseq: the maximum length depends on each sentence's own length and not on that of the longest
+in the batch, so that a translation does not depend on what it was batched with.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from torch import Tensor
 from llqr.lab.models.decoding.cache import Cache
 
 CHECK_EVERY = 8
-"""Steps between two looks at whether all sentences are finished: each look waits for the device."""
+"""Steps between checks whether all sentences are finished: each check waits for the device."""
 
 
 class Decoder(Protocol):
-    """What a search needs of a model; see `llqr.lab.models.transformer.TranslationTransformer`."""
+    """What a search needs from a model; see `llqr.lab.models.transformer.TranslationTransformer`."""
 
     training: bool
     max_length: int
@@ -34,7 +34,7 @@ class Decoder(Protocol):
 
 
 class Hypothesis(NamedTuple):
-    """Tokens without beginning and end, and the score they are ordered by."""
+    """Tokens without begin and end tokens, and the score that hypotheses are ordered by."""
 
     tokens: list[int]
     score: float
@@ -55,18 +55,19 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The ``beam`` best hypotheses of every row of ``source`` (B, S), best first.
 
-    A row of padding alone has none, and neither has one whose logits are not finite.
+    A row of padding only has none, and neither has a row whose logits are not finite.
 
     Args:
         model: in eval mode.
-        bos, eos, pad: what a hypothesis begins with, ends with, and never holds.
-        length_penalty: above 1 favours long hypotheses, 0 compares log-probabilities as they are.
-        max_length: ``(a, b)``: at most ``a S + b`` tokens and the end for a source of ``S`` tokens, its end counted.
-        min_length: at least so many tokens before the end.
+        bos, eos, pad: the begin, end and padding tokens.
+        length_penalty: above 1 favours long hypotheses, 0 compares log-probabilities directly.
+        max_length: ``(a, b)``: at most ``a S + b`` tokens before the end token, for a source of ``S`` tokens including
+            its end token.
+        min_length: minimum number of tokens before the end token.
     """
     a, b = max_length
     if model.training:
-        raise ValueError("model: a search wants a model in eval mode, without dropout.")
+        raise ValueError("model must be in eval mode for a search, without dropout.")
     if beam < 1:
         raise ValueError(f"beam must be at least 1, got {beam}.")
     if eos == pad:
@@ -75,7 +76,7 @@ def beam_search(
         raise ValueError(f"max_length and min_length must not be negative, got {max_length} and {min_length}.")
     lengths = (source != pad).sum(dim=1)
     limits = (a * lengths.double() + b).long().clamp_max(model.max_length - 1)
-    # The widest row bounds all limits, and its width is known without asking the device.
+    # The width of the batch bounds all limits and is known without waiting for the device.
     longest = min(int(a * source.shape[1] + b), model.max_length - 1)
     dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
     search = _Search(lengths == 0, limits, longest, beam, eos, pad, dtype)
@@ -91,7 +92,7 @@ def beam_search(
 
 
 class _Search:
-    """The state of a search: hypotheses that go on, and hypotheses that were collected."""
+    """The state of a search: hypotheses that continue, and hypotheses that were collected."""
 
     def __init__(
         self, finished: Tensor, limits: Tensor, longest: int, beam: int, eos: int, pad: int, dtype: torch.dtype
@@ -99,19 +100,19 @@ class _Search:
         sentences, device = len(finished), finished.device
         self.finished = finished
         self._limits, self._beam, self._eos, self._pad = limits, beam, eos, pad
-        # All hypotheses are the same at first, so that only one of them may be extended.
+        # All hypotheses are identical at first, so only one of them may be extended.
         self._scores = torch.full((sentences, beam), -torch.inf, dtype=dtype, device=device)
         self._scores[:, 0] = 0.0
         self._prefixes = torch.full((sentences, beam, longest + 1), pad, device=device)
         self._first_rows = torch.arange(0, sentences * beam, beam, device=device).unsqueeze(1)
-        # One place more than is read takes what is not to be kept, so that nothing is written conditionally.
+        # One extra slot, which is never read, receives what is not kept, so that no write is conditional.
         self._collected = torch.full((sentences, beam + 1, longest + 1), pad, device=device)
         self._collected_scores = torch.full((sentences, beam + 1), -torch.inf, dtype=dtype, device=device)
         self._collected_lengths = torch.zeros((sentences, beam + 1), dtype=torch.int64, device=device)
         self._count = torch.zeros(sentences, dtype=torch.int64, device=device)
 
     def extend(self, logp: Tensor, step: int, min_length: int, length_penalty: float) -> tuple[Tensor, Tensor]:
-        """The last tokens of the hypotheses that go on, and the rows of those they extend."""
+        """The last tokens of the hypotheses that continue, and the rows of those they extend."""
         vocabulary = logp.shape[2]
         last = step >= self._limits
         self._restrict(logp, last, too_short=step < min_length)
@@ -121,16 +122,16 @@ class _Search:
         self._collect(ending, parents, scores / (step + 1) ** length_penalty, step)
         self.finished = self.finished | (self._count == self._beam) | last
 
-        # The first `beam` candidates that do not end: those that end are put behind all others.
+        # The first `beam` candidates that do not end: those that end are moved behind all others.
         places = torch.arange(ending.shape[1], device=ending.device)
-        going_on = (places + ending * ending.shape[1]).topk(self._beam, largest=False).indices
-        self._scores, tokens, parents = (part.gather(1, going_on) for part in (scores, tokens, parents))
+        continuing = (places + ending * ending.shape[1]).topk(self._beam, largest=False).indices
+        self._scores, tokens, parents = (part.gather(1, continuing) for part in (scores, tokens, parents))
         self._prefixes = self._prefixes_of(parents)
         self._prefixes[:, :, step] = tokens
         return tokens, (self._first_rows + parents).flatten()
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """What was collected, best first."""
+        """The collected hypotheses, best first."""
         parts = self._collected_scores, self._collected_lengths, self._count, self._collected
         scores, lengths, counts, tokens = (part.tolist() for part in parts)
         found = [
@@ -140,7 +141,7 @@ class _Search:
         return [sorted(of_sentence, key=lambda hypothesis: -hypothesis.score) for of_sentence in found]
 
     def _restrict(self, logp: Tensor, last: Tensor, too_short: bool) -> None:
-        """Never padding; no end too early; nothing but the end where there is no room for more."""
+        """Exclude padding everywhere, the end token too early, and all but the end token at the maximum length."""
         logp[:, :, self._pad] = -torch.inf
         end = logp[:, :, self._eos].clone()
         logp.masked_fill_(last[:, None, None], -torch.inf)
@@ -161,5 +162,5 @@ class _Search:
 
 
 def _log_probabilities(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """With nothing possible where the logits are not numbers."""
+    """Log-probabilities of ``logits``; -inf where the logits are NaN."""
     return logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)

@@ -1,4 +1,4 @@
-"""What a decoder remembers of the tokens it has read: the keys and values of every layer's self-attention."""
+"""The keys and values of every layer's self-attention for the tokens that a decoder has read."""
 
 from torch import Tensor
 
@@ -6,8 +6,8 @@ from torch import Tensor
 class Cache:
     """Keys and values of up to ``length`` tokens of every hypothesis, in one block of memory.
 
-    It is allocated at the first token, in the dtype and on the device of that token's keys. How many tokens it holds
-    is a number of the host, so that reading it never waits for the device.
+    It is allocated at the first token, in the dtype and on the device of that token's keys. The number of tokens it
+    holds is kept on the host, so that reading it never waits for the device.
     """
 
     def __init__(self, layers: int, length: int) -> None:
@@ -19,9 +19,9 @@ class Cache:
         self._memory: Tensor | None = None  # (layers, keys and values, hypotheses, heads, length, width of a head)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Remember one token's ``(hypotheses, heads, 1, width)``; returns what is known of all tokens up to it."""
+        """Add one token's ``(hypotheses, heads, 1, width)``; returns the keys and values of all tokens so far."""
         if self.held == self.length:
-            raise ValueError(f"length: this cache was made for {self.length} tokens, and all of them were read.")
+            raise ValueError(f"length: this cache was made for {self.length} tokens and is full.")
         if self._memory is None:
             rows, heads, _, width = keys.shape
             self._memory = keys.new_empty(self.layers, 2, rows, heads, self.length, width)
@@ -32,11 +32,11 @@ class Cache:
         return known[0], known[1]
 
     def advance(self) -> None:
-        """All layers have read the token."""
+        """Count the token, after every layer has appended it."""
         self.held += 1
 
     def reorder(self, rows: Tensor) -> None:
-        """Hypothesis ``i`` goes on from what was hypothesis ``rows[i]``."""
+        """Hypothesis ``i`` continues what was hypothesis ``rows[i]``."""
         if self._memory is not None:
             known = self._memory[:, :, :, :, : self.held]
             known.copy_(known.index_select(2, rows))

@@ -1,7 +1,7 @@
-"""Prepared folders: complete or not there, and never another content under the same name.
+"""Prepared folders: complete or absent, and the same key always means the same content.
 
-``root/<key>/`` holds a preparation; its key is a digest of everything it depends on. ``root/current`` names the one
-that was asked for last. A folder is written under a name that nothing reads and renamed when it is whole.
+``root/<key>/`` holds one preparation; the key is a digest of everything it depends on. ``root/current`` names the one
+requested last. A folder is written under a temporary name and renamed when it is complete.
 """
 
 import hashlib
@@ -21,37 +21,37 @@ from torch import Tensor
 from llqr.lab.text.sentences import Sentences
 
 FORMAT = 1
-"""Counted up when the same input gives other files."""
+"""Incremented whenever the same input gives different files."""
 MANIFEST = "prepared.json"
 CURRENT = "current"
 PARTIAL = ".partial-"
 NAME = re.compile(r"\w[\w.-]*")
-"""What a prepared text may be called."""
+"""Valid names of a prepared text."""
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """The name of the folder of what depends on ``facts`` alone."""
+    """The folder name of a preparation that depends on ``facts`` alone."""
     return hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make(
     root: Path, facts: Mapping[str, Any], prepare: Callable[[], tuple[dict[str, Any], dict[str, bytes]]]
 ) -> tuple[Path, bool]:
-    """The folder under ``root`` of what depends on ``facts``, now `current`, and whether it was made now.
+    """The folder under ``root`` for ``facts``, which becomes `current`, and whether it was made now.
 
-    ``prepare`` gives what is to be told of a text besides its facts, and its files; called if it is not there yet.
+    ``prepare`` is called if the folder does not exist yet; it returns further entries of the manifest, and the files.
     """
     key = key_of(facts)
     missing = not is_finished(root / key)
     if missing:
-        told, files = prepare()
-        write(root, key, {**facts, **told}, files)
+        entries, files = prepare()
+        write(root, key, {**facts, **entries}, files)
     choose(root, key)
     return root / key, missing
 
 
 def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
-    """Write ``root/key`` with ``files`` and a manifest of ``facts``; another process may have been faster."""
+    """Write ``root/key`` with ``files`` and a manifest of ``facts``, unless another process has just done so."""
     root.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=root))
     try:
@@ -63,7 +63,7 @@ def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, by
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        partial.chmod(0o755)  # mkdtemp makes it for its owner alone
+        partial.chmod(0o755)  # mkdtemp gives access to the owner only
         try:
             partial.rename(root / key)
         except OSError:
@@ -75,7 +75,7 @@ def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, by
 
 
 def choose(root: Path, key: str) -> None:
-    """Make ``root/key`` the preparation that `find` finds."""
+    """Make ``root/key`` the preparation that `find` returns."""
     with tempfile.NamedTemporaryFile("w", dir=root, prefix=PARTIAL, delete=False) as file:
         file.write(key + "\n")
     os.chmod(file.name, 0o644)
@@ -87,7 +87,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def find(root: Path) -> Path:
-    """The prepared folder at ``root`` or, by ``root/current``, below it."""
+    """The prepared folder: ``root`` itself, or the one that ``root/current`` names."""
     if is_finished(root):
         return root
     current = root / CURRENT
@@ -102,7 +102,7 @@ def find(root: Path) -> Path:
 
 
 def read(root: Path, kind: str) -> tuple[Path, dict[str, Any], dict[str, bytes]]:
-    """The folder found at ``root``, its manifest and its files, all of them as they were written."""
+    """The folder found at ``root``, its manifest and its files, verified against their digests."""
     folder = find(root)
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -112,7 +112,7 @@ def read(root: Path, kind: str) -> tuple[Path, dict[str, Any], dict[str, bytes]]
     if number != FORMAT:
         raise ValueError(f"{folder} has format {number}, this version reads {FORMAT}; prepare the text again.")
     if written != kind:
-        raise ValueError(f"{folder} was prepared as {written}, but {kind} is wanted.")
+        raise ValueError(f"{folder} was prepared as {written}, but {kind} was expected.")
     files = {}
     for name, expected in digests.items():
         path = folder / name
@@ -125,12 +125,12 @@ def read(root: Path, kind: str) -> tuple[Path, dict[str, Any], dict[str, bytes]]
 
 
 def pack(tokens: Tensor, vocabulary: int) -> bytes:
-    """Token numbers below ``vocabulary`` as little-endian integers and nothing else."""
+    """Token numbers below ``vocabulary`` as raw little-endian integers."""
     return tokens.numpy().astype(_width(vocabulary)).tobytes()
 
 
 def unpack(content: bytes, vocabulary: int) -> Tensor:
-    """What `pack` was given, as int32."""
+    """The inverse of `pack`, as int32."""
     return torch.from_numpy(np.frombuffer(content, _width(vocabulary)).astype(np.int32))
 
 
@@ -141,7 +141,7 @@ def pack_sentences(sentences: Sentences, name: str, vocabulary: int) -> dict[str
 
 
 def unpack_sentences(files: Mapping[str, bytes], name: str, vocabulary: int) -> Sentences:
-    """What `pack_sentences` made files of."""
+    """The inverse of `pack_sentences`."""
     lengths = torch.from_numpy(np.frombuffer(files[f"{name}.lengths"], "<u4").astype(np.int64))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return Sentences(unpack(files[f"{name}.tokens"], vocabulary), offsets)

@@ -1,4 +1,4 @@
-"""Symmetric label noise: a fraction of the training labels, chosen by a seed, becomes another class."""
+"""Symmetric label noise: a fraction of the training labels, chosen by a seed, changes to another class."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def corrupt_labels(labels: Tensor, classes: int, rate: float, seed: int) -> Tens
         raise ValueError(f"label_noise must lie in [0, 1], got {rate}.")
     if classes < 2 and rate > 0:
         raise ValueError(f"label_noise needs at least two classes, got {classes}.")
-    # On the CPU whatever the device of the run, so that a seed means the same labels everywhere.
+    # Always on the CPU, so that a seed gives the same labels on every device.
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(rate * len(labels))]
     shift = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)

@@ -1,10 +1,10 @@
-"""Any text file as one long row of tokens, for language modelling.
+"""Any text file as one long sequence of tokens, for language modelling.
 
-Its bytes are the alphabet: spaces and line ends are part of the text, nothing is normalised, and decoding the tokens
-gives the file back. The last lines are held out for validation and test.
+The encoding works on bytes: spaces and line ends are part of the text, nothing is normalised, and decoding the tokens
+reproduces the file. The last lines are held out for validation and test.
 
->>> from llqr.lab.text import stream
->>> text = stream.load("data/novels")
+>>> from llqr.lab.text import token_stream
+>>> text = token_stream.load("data/novels")
 >>> text.vocabulary.size, len(text.train), text.decode(text.valid[:20].tolist())
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.lab.text import folder, lines, subwords
+from llqr.lab.text import lines, prepared_folder, subwords
 from llqr.lab.text.corpus import SPLITS
-from llqr.lab.text.prepared import SUBWORDS
+from llqr.lab.text.parallel_text import SUBWORDS
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import Vocabulary
@@ -29,11 +29,11 @@ KIND = "a stream of text"
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Everything besides the text that decides its tokens.
+    """Everything besides the text itself that determines its tokens.
 
     Attributes:
-        merges: of the byte-pair encoding, learned on the training text.
-        held_out: the part of the lines that validates, and the part that is for the test, both at the end.
+        merges: number of merges of the byte-pair encoding, which is learned on the training text.
+        held_out: the fraction of the lines used for validation, and again for the test; both come from the end.
     """
 
     merges: int = 10_000
@@ -47,14 +47,14 @@ class StreamSettings:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A prepared text.
+class TokenStream:
+    """A prepared text file.
 
     Attributes:
         train, valid, test: int32, the tokens of each split.
-        counts: for each split the lines read, those dropped because they are not UTF-8, lines, bytes and tokens kept;
-            with bytes and tokens a perplexity becomes bits per byte, which other vocabularies can be compared with.
-        key: changes with everything that could change a token.
+        counts: for each split the lines read, those dropped because they are not UTF-8, and the lines, bytes and tokens
+            kept. Bytes and tokens turn a perplexity into bits per byte, which is comparable across vocabularies.
+        key: a digest of everything that could change a token.
     """
 
     train: Tensor
@@ -70,18 +70,18 @@ class Stream:
         return self.subwords.vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, such as the beginning of one that a model is to go on with."""
+        """The tokens of a text, for example of a prompt."""
         return self.subwords.encode([text])[0]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
+        """The text of ``tokens``."""
         return self.subwords.decode(tokens)
 
 
 def prepare_stream(
     path: Path, settings: StreamSettings, root: Path, *, stages: Stages | None = None
 ) -> tuple[Path, bool]:
-    """Prepare the file at ``path`` in a folder under ``root``, or find it there: the folder, and whether it is new."""
+    """Prepare the file at ``path`` in a folder under ``root`` unless it is there; the folder, and whether it is new."""
     read = lines.read_lines(path)
     facts: dict[str, Any] = {
         "kind": KIND,
@@ -89,26 +89,33 @@ def prepare_stream(
         "versions": {"tokenizers": subwords.version()},
         "inputs": {"text": {"lines": len(read), "sha256": lines.digest(read)}},
     }
-    return folder.make(root, facts, lambda: _make(read, settings, stages or Stages()))
+    return prepared_folder.make(root, facts, lambda: _make(read, settings, stages or Stages()))
 
 
-def load(root: Path | str) -> Stream:
+def load(root: Path | str) -> TokenStream:
     """Read what `llqr data NAME --text FILE` prepared at ``root``."""
-    place, manifest, files = folder.read(Path(root), KIND)
+    place, manifest, files = prepared_folder.read(Path(root), KIND)
     try:
         learned = Subwords.read(files[SUBWORDS].decode())
-        splits = {name: folder.unpack(files[f"{name}.tokens"], learned.vocabulary.tokens) for name in SPLITS}
-        told = {name: manifest[name] for name in ("settings", "counts", "key")}
-        return Stream(**splits, subwords=learned, **told)
+        splits = {name: prepared_folder.unpack(files[f"{name}.tokens"], learned.vocabulary.tokens) for name in SPLITS}
+        return TokenStream(
+            train=splits["train"],
+            valid=splits["valid"],
+            test=splits["test"],
+            subwords=learned,
+            settings=manifest["settings"],
+            counts=manifest["counts"],
+            key=manifest["key"],
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
 
 
 def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What is to be told of the prepared text, and its files."""
+    """Further entries of the manifest, and the files."""
     held = int(len(read) * settings.held_out)
     if held < 1:
-        raise ValueError(f"held_out must be a line at least, got {settings.held_out} of {len(read)} lines.")
+        raise ValueError(f"held_out must be at least one line, got {settings.held_out} of {len(read)} lines.")
     parts = {"train": read[: -2 * held], "valid": read[-2 * held : -held], "test": read[-held:]}
     kept = {name: [text for text in map(_text, part) if text is not None] for name, part in parts.items()}
     for name, texts in kept.items():
@@ -121,7 +128,7 @@ def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[
     with stages.stage("tokens", sum(map(len, kept.values())), "lines") as advance:
         for name, texts in kept.items():
             tokens = _encode(texts, learned, advance)
-            files[f"{name}.tokens"] = folder.pack(tokens, learned.vocabulary.tokens)
+            files[f"{name}.tokens"] = prepared_folder.pack(tokens, learned.vocabulary.tokens)
             counts[name] = {
                 "read": len(parts[name]),
                 "bad_utf8": len(parts[name]) - len(texts),
@@ -133,7 +140,7 @@ def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[
 
 
 def _text(line: bytes) -> str | None:
-    """A line with its end, None if it is not UTF-8."""
+    """A line with its line feed; None if it is not UTF-8."""
     try:
         return line.decode() + "\n"
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Prepared parallel text, as a model is trained and measured on it.
+"""Prepared parallel text, ready for training and evaluation.
 
 >>> from llqr.lab.text import prepared
 >>> text = prepared.load("data/iwslt14")
@@ -10,37 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.text import folder, moses
+from llqr.lab.text import moses, prepared_folder
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import SPLITS
-from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text.sentences import SentencePairs, Sentences
 from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import Vocabulary
 
-__all__ = ["KIND", "Pairs", "Prepared", "Sentences", "Vocabulary", "load"]
+__all__ = ["KIND", "ParallelText", "SentencePairs", "Sentences", "Vocabulary", "load"]
 
 KIND = "parallel text"
 SUBWORDS = "subwords.json"
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A prepared corpus.
+class ParallelText:
+    """A prepared parallel corpus.
 
     Attributes:
-        train: pairs to learn from.
-        valid: pairs to choose a model by, with references.
-        test: pairs to measure it on, with references.
+        train: training pairs.
+        valid: pairs for choosing a model, with references.
+        test: pairs for measuring it, with references.
         languages: of the source and of the target.
-        settings: how it was prepared. With ``settings["lowercase"]`` the target is in small letters and the references
-            are not: BLEU is to be measured without regard to case.
-        counts: for each split what was read, what was dropped for which reason, and what was kept.
-        key: changes with everything that could change a token.
+        settings: how it was prepared. With ``settings["lowercase"]`` the target is lower case and the references are
+            not, so that BLEU must be measured case-insensitively.
+        counts: for each split the pairs read, dropped for each reason, and kept.
+        key: a digest of everything that could change a token.
     """
 
-    train: Pairs
-    valid: Pairs
-    test: Pairs
+    train: SentencePairs
+    valid: SentencePairs
+    test: SentencePairs
     subwords: Subwords
     languages: tuple[str, str]
     settings: Mapping[str, Any]
@@ -49,31 +49,31 @@ class Prepared:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Its size and special tokens; both languages share it."""
+        """Shared by both languages."""
         return self.subwords.vocabulary
 
     def encode(self, sentences: Sequence[str]) -> Sentences:
-        """The tokens of sentences in the source language as somebody writes them; an empty one has none."""
+        """The tokens of raw sentences in the source language; an empty sentence has none."""
         rules = Rules(self.languages, lowercase=self.settings["lowercase"])
         words = [" ".join(rules.words(sentence, self.languages[0])) for sentence in sentences]
         return Sentences.of(self.subwords.encode(words))
 
     def words(self, tokens: Iterable[int]) -> str:
-        """The words of target ``tokens``, with spaces between them, as Moses' tokeniser leaves them."""
+        """Target ``tokens`` as text that is still tokenised by Moses' rules, words separated by spaces."""
         return self.subwords.decode(tokens)
 
     def detokenise(self, tokens: Iterable[int]) -> str:
-        """The text of target ``tokens``, as it is compared with a reference; needs sacremoses."""
+        """Target ``tokens`` as plain text, to be compared with a reference; needs sacremoses."""
         return moses.detokenise(self.words(tokens).split(), self.languages[1])
 
 
-def load(root: Path | str) -> Prepared:
-    """Read what `llqr data` prepared at ``root``: the folder of a name, or one of the preparations in it."""
-    place, manifest, files = folder.read(Path(root), KIND)
+def load(root: Path | str) -> ParallelText:
+    """Load what `llqr data` prepared at ``root``: the folder of a name, or one of the preparations in it."""
+    place, manifest, files = prepared_folder.read(Path(root), KIND)
     try:
         subwords = Subwords.read(files[SUBWORDS].decode())
         splits = {name: _read_split(name, files, subwords.vocabulary.tokens, manifest) for name in SPLITS}
-        return Prepared(
+        return ParallelText(
             **splits,
             subwords=subwords,
             languages=tuple(manifest["settings"]["languages"]),
@@ -85,10 +85,10 @@ def load(root: Path | str) -> Prepared:
         raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
 
 
-def _read_split(name: str, files: Mapping[str, bytes], tokens: int, manifest: Mapping[str, Any]) -> Pairs:
+def _read_split(name: str, files: Mapping[str, bytes], tokens: int, manifest: Mapping[str, Any]) -> SentencePairs:
     source, target = (
-        folder.unpack_sentences(files, f"{name}.{one}", tokens) for one in manifest["settings"]["languages"]
+        prepared_folder.unpack_sentences(files, f"{name}.{one}", tokens) for one in manifest["settings"]["languages"]
     )
     written = files.get(f"{name}.references")
     references = [] if written is None else written.decode().split("\n")[:-1]
-    return Pairs(source, target, references)
+    return SentencePairs(source, target, references)

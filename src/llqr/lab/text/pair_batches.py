@@ -1,9 +1,9 @@
-"""Batches of sentence pairs, in few shapes, made on the device.
+"""Batches of sentence pairs, in a few shapes, made on the device.
 
 A batch is ``(inputs, targets)`` with ``inputs = (source, previous)``. All three are int64 of shape (rows, length).
-``source`` and ``targets`` end with the token that ends a sentence; ``previous`` is ``targets`` moved by a place, behind
-the token that begins one. The rest is padding, which the loss leaves out; whole rows of it stand where a batch has
-fewer pairs than its shape has rows.
+``source`` and ``targets`` end with the end-of-sentence token; ``previous`` is ``targets`` shifted right by one, and
+starts with the begin-of-sentence token. The rest is padding, which the loss ignores; where a batch has fewer pairs than
+its shape has rows, whole rows are padding.
 """
 
 import math
@@ -15,26 +15,26 @@ from torch import Tensor
 
 from llqr.lab.data.batches import Batches
 from llqr.lab.text.buckets import GRID, Shape, choose
-from llqr.lab.text.sentences import Pairs, Sentences
+from llqr.lab.text.sentences import SentencePairs, Sentences
 from llqr.lab.text.vocabulary import BOS, EOS, PAD
 
 SHAPES = 8
 FILLER = -1
-"""Stands for a row of padding where numbers of pairs are listed."""
+"""Marks a row of padding in a list of pair indices."""
 
 PairBatch = tuple[tuple[Tensor, Tensor], Tensor]
 
 
 class ShapedBatches(Batches):
-    """Batches whose shapes are known beforehand; every pair has its shape.
+    """Batches of given shapes; ``belongs`` is the index of the shape of every pair.
 
-    An epoch hands out every pair once. The pairs of a shape are spread evenly over its batches, so that no batch is
-    left with a few of them. All randomness is drawn on the CPU: every device sees the same batches.
+    Every pair appears once per epoch. The pairs of a shape are distributed evenly over its batches, so that no batch
+    is left with only a few. All randomness is drawn on the CPU, so that every device sees the same batches.
     """
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: SentencePairs,
         shapes: list[Shape],
         belongs: Tensor,
         *,
@@ -49,27 +49,27 @@ class ShapedBatches(Batches):
         self._real = _spread(torch.bincount(belongs, minlength=len(shapes)).tolist(), [shape.rows for shape in shapes])
         self._shape_of_batch = [number for number, counts in enumerate(self._real) for _ in counts]
         rows = torch.tensor([shapes[number].rows for number in self._shape_of_batch])
-        self._stop = rows.cumsum(0).tolist()  # where the rows of a batch end in the order of an epoch
+        self._stop = rows.cumsum(0).tolist()  # where the rows of each batch end in the order of an epoch
         self.steps = self.position = len(self._shape_of_batch)
         self._batch_order = torch.arange(self.steps)
-        self._local = torch.empty_like(belongs)  # the place of a pair among those of its shape
+        self._local = torch.empty_like(belongs)  # the index of a pair among those of its shape
         self._source, self._target = [], []
         for number, shape in enumerate(shapes):
             members = (belongs == number).nonzero()[:, 0]
             self._local[members] = torch.arange(len(members))
             self._source.append(_resident(pairs.source, members, shape.source).to(self.device))
             self._target.append(_resident(pairs.target, members, shape.target).to(self.device))
-        self.target_tokens = int(pairs.target.lengths.sum()) + len(pairs)  # in an epoch, ends of sentences included
+        self.target_tokens = int(pairs.target.lengths.sum()) + len(pairs)  # per epoch, including end tokens
 
     @property
     def padding(self) -> float:
-        """The part of all tokens of an epoch, on both sides, that is padding."""
+        """The fraction of all tokens of an epoch, on both sides, that are padding."""
         handed_out = sum(self.shapes[number].tokens for number in self._shape_of_batch)
         real = sum(int((matrix != PAD).sum()) for matrix in (*self._source, *self._target))
         return 1 - real / handed_out
 
     def _extended(self, order: Tensor) -> Tensor:
-        """The pairs batch after batch, sorted by shape, with `FILLER` in the rows that are left over."""
+        """The pairs batch by batch, sorted by shape, with `FILLER` in the remaining rows."""
         by_shape = order[self._belongs[order].argsort(stable=True)]
         parts, start = [], 0
         for number, counts in enumerate(self._real):
@@ -83,7 +83,7 @@ class ShapedBatches(Batches):
         self._batch_order = torch.randperm(self.steps, generator=self.generator)
 
     def _produce(self, order: Tensor, first: int) -> Iterator[PairBatch]:
-        # One copy to the device for an epoch; the last row of every matrix is the padding that FILLER asks for.
+        # One copy to the device per epoch; FILLER, -1, indexes the last row of every matrix, which is padding.
         local = torch.where(order == FILLER, FILLER, self._local[order]).to(self.device)
         for batch in self._batch_order[first:].tolist():
             number = self._shape_of_batch[batch]
@@ -104,19 +104,19 @@ class ShapedBatches(Batches):
 
 
 class TokenBatches(ShapedBatches):
-    """Batches of about as many tokens each, as fairseq's ``--max-tokens``.
+    """Batches with about the same number of tokens each, like fairseq's ``--max-tokens``.
 
     Args:
-        pairs: what the batches are made of.
-        max_tokens: the most tokens, padding included, on either side of a batch.
-        seed: decides the order of every epoch; None: always the same batches from the start, without state.
+        pairs: the sentence pairs.
+        max_tokens: maximum number of tokens, including padding, on either side of a batch.
+        seed: determines the order of every epoch; None gives the same batches every time, without state.
         device: where the batches are made.
-        shapes: how many shapes there may be.
+        shapes: maximum number of shapes.
     """
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: SentencePairs,
         max_tokens: int,
         *,
         seed: int | None = None,
@@ -132,17 +132,17 @@ class SentenceBatches(ShapedBatches):
     """Batches of a fixed number of pairs, all of one shape, as a captured refresh of the metric needs.
 
     Args:
-        pairs: what the batches are made of.
-        sentences: pairs in a batch.
-        seed: decides the order of every epoch; None: always the same batches from the start, without state.
+        pairs: the sentence pairs.
+        sentences: pairs per batch.
+        seed: determines the order of every epoch; None gives the same batches every time, without state.
         device: where the batches are made.
-        covered: the part of the pairs that the shape must hold. The few that are longer are left out: they would make
-            every batch as long as the longest sentence of the corpus. `left_out` says how many.
+        covered: the fraction of the pairs that the shape must hold. The few longer ones are left out: they would make
+            every batch as long as the longest sentence of the corpus. `left_out` is their number.
     """
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: SentencePairs,
         sentences: int,
         *,
         seed: int | None = None,
@@ -168,14 +168,14 @@ class SentenceBatches(ShapedBatches):
 
 
 class DecodingBatches:
-    """Source sentences for a decoder, sorted by length, each with its place in the data.
+    """Source sentences for a decoder, sorted by length, each with its index in the data.
 
-    Iterating gives ``(places, source)``: a list of numbers of sentences, and an int64 matrix with a row for each.
+    Iterating gives ``(places, source)``: a list of sentence indices, and an int64 matrix with one row for each.
 
     Args:
-        sentences: what is to be translated.
-        max_tokens: the most tokens, padding included, of a batch; a longer sentence is a batch of its own.
-        device: where the batches go.
+        sentences: the sentences to translate.
+        max_tokens: maximum number of tokens of a batch, including padding; a longer sentence gets its own batch.
+        device: where the batches are made.
     """
 
     def __init__(self, sentences: Sentences, max_tokens: int, *, device: torch.device | str = "cpu") -> None:
@@ -184,7 +184,7 @@ class DecodingBatches:
         self.device = torch.device(device)
         self._sentences = sentences
         lengths = sentences.lengths + 1
-        # The longest first: if memory does not suffice, that is known at once.
+        # The longest first, so that running out of memory shows at once.
         order = lengths.argsort(descending=True, stable=True)
         self._batches: list[tuple[Tensor, int]] = []
         while len(order):
@@ -203,20 +203,20 @@ class DecodingBatches:
 
 
 def pair_batch(source: Tensor, target: Tensor) -> PairBatch:
-    """The batch of padded int32 matrices ``source`` and ``target``, which end with the end of the sentence."""
+    """The batch of padded int32 matrices ``source`` and ``target``, whose rows end with the end token."""
     targets = target.long()
     previous = torch.cat([torch.full_like(targets[:, :1], BOS), targets[:, :-1]], dim=1)
     return (source.long(), previous.masked_fill(targets == PAD, PAD)), targets
 
 
 def _resident(sentences: Sentences, members: Tensor, length: int) -> Tensor:
-    """The padded matrix of some sentences, with one row of padding behind them."""
+    """The padded matrix of some sentences, followed by one row of padding."""
     matrix = sentences.padded(members, length, pad=PAD, end=EOS)
     return torch.cat([matrix, torch.full((1, length), PAD, dtype=torch.int32)])
 
 
 def _spread(amounts: list[int], rows: list[int]) -> list[list[int]]:
-    """For every shape the numbers of real pairs in its batches: as few batches as can be, as equal as can be."""
+    """For every shape the numbers of real pairs in its batches: as few batches as possible, as equal as possible."""
     spread = []
     for amount, most in zip(amounts, rows, strict=True):
         batches = -(-amount // most)

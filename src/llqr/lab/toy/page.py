@@ -1,14 +1,14 @@
-"""What the toy commands leave in their folder: figures, numbers, and one page that shows them all."""
+"""The folder of the toy commands: figures, numbers, and one page that shows them all."""
 
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import jinja2
-import matplotlib.pyplot as plt
 
 from llqr import __version__
-from llqr.lab.toy.experiments import Result
+from llqr.lab.toy.experiment import ToyResult
 
 ORDER = ("hover", "escape", "noise", "phase", "selection", "transfer")
 
@@ -31,7 +31,7 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <h1>The two-scale pothole model: SAM and LLQR+SAM</h1>
-<p>All trajectories were made by the library's own optimizers, with the metric U = H_bar<sup>-1</sup> given.</p>
+<p>All trajectories were made by the library's own optimizers with the fixed metric U = H_bar<sup>-1</sup>.</p>
 {% for part in parts %}
 <section id="{{ part.name }}">
 <h2>{{ part.title }}</h2>
@@ -51,13 +51,12 @@ PAGE = """<!doctype html>
 """
 
 
-def save(result: Result, folder: Path, command: str) -> Path:
-    """Write the figures (PNG and SVG) and the numbers of one command, then the page anew; the page's path."""
+def save(result: ToyResult, folder: Path, command: str) -> Path:
+    """Write the figures (PNG and SVG) and the numbers of one command, then update the page; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=160)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        plt.close(figure)
     record = {
         "name": result.name,
         "title": result.title,
@@ -71,16 +70,16 @@ def save(result: Result, folder: Path, command: str) -> Path:
 
 
 def write_page(folder: Path) -> Path:
-    """`report.html` from whatever commands have left in `folder` so far."""
-    parts = [_part(folder, name) for name in ORDER if (folder / f"{name}.json").exists()]
+    """Write `report.html` from what the commands have written to `folder` so far."""
+    parts = [_section(folder, name) for name in ORDER if (folder / f"{name}.json").exists()]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = folder / "report.html"
     page.write_text(environment.from_string(PAGE).render(parts=parts, version=__version__))
     return page
 
 
-def _part(folder: Path, name: str) -> dict[str, object]:
-    record = json.loads((folder / f"{name}.json").read_text())
+def _section(folder: Path, name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     shown = []
     for figure in record["figures"]:
         png = (folder / f"{figure}.png").read_bytes()

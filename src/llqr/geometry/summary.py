@@ -1,0 +1,50 @@
+"""What a geometry has learned, in a sentence and a small table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+
+from llqr.refresh.effect import WEAK, Effect, percent
+
+#: Layers in the table, from both ends.
+SHOWN = 4
+
+
+def advice(structures: set[str]) -> str:
+    """What to try when a metric does nearly nothing."""
+    if structures <= {"diagonal", "scalar", "identity", "diag-kfac"}:
+        return "try structure='e-kfac', or solver='pcg' with several gradients"
+    return "try a larger inner lr, more frequent refreshes, or a smaller ema"
+
+
+def weak_metric(change: float, structures: set[str]) -> str:
+    """The sentence about a metric that does nearly nothing."""
+    return f"U changes a gradient by {percent(change)}: it does nearly nothing; {advice(structures)}"
+
+
+def summarise(effect: Effect | None, layers: Mapping[str, Effect], structures: set[str], refreshes: int) -> str:
+    """A sentence about the whole gradient, and the layers that are changed most and least."""
+    kinds = ", ".join(sorted(structures))
+    if effect is None:
+        return f"U is the identity: no refresh has been accepted yet (structure: {kinds})."
+    if isnan(effect.change):
+        return f"The last inner gradient was zero: U has no effect to measure (structure: {kinds})."
+    if effect.change < WEAK:
+        lines = [f"{weak_metric(effect.change, structures)}."]
+    else:
+        lines = [
+            f"U changes a gradient by {percent(effect.change)} (cosine {effect.cosine:.2f}, {effect.gain:.2g} times "
+            f"its length) after {refreshes} refreshes (structure: {kinds})."
+        ]
+    known = {layer: own for layer, own in layers.items() if not isnan(own.change)}
+    order = sorted(known, key=lambda layer: known[layer].change, reverse=True)
+    shown = order if len(order) <= 2 * SHOWN else [*order[:SHOWN], "...", *order[-SHOWN:]]
+    width = max(len("layer"), *(len(layer) for layer in shown)) if shown else 0
+    lines.append(f"{'layer':<{width}}  change  cosine   gain")
+    for layer in shown:
+        own = known.get(layer)
+        lines.append(
+            "..." if own is None else f"{layer:<{width}}  {own.change:6.3f}  {own.cosine:6.3f}  {own.gain:5.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""Numbers that know the file they were read from, and the table cells that show them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from llqr.lab.report.html_table import EMPTY, HtmlCell
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A number, and the file and key it was read from."""
+
+    value: float
+    file: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g}  {self.file}: {self.key}"
+
+
+def number(value: float) -> str:
+    """``value`` with enough digits to tell numbers of this size apart."""
+    return f"{value:.{_decimals(value)}f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def single(one: Sourced, link: str = "") -> HtmlCell:
+    return HtmlCell(number(one.value), one.value, str(one), link)
+
+
+def mean(several: Sequence[Sourced], link: str = "", *, strong: bool = False) -> HtmlCell:
+    """Mean ± sample standard deviation; a dash if ``several`` is empty."""
+    if not several:
+        return EMPTY
+    values = [one.value for one in several]
+    centre = fmean(values)
+    text = number(centre)
+    if len(values) > 1:
+        spread = stdev(values)
+        text += f" ± {spread:.{_decimals(centre)}f}" if 1e-3 <= abs(centre) < 1e6 else f" ± {spread:.2g}"
+    return HtmlCell(text, centre, "\n".join(map(str, several)), link, strong)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 1 if size >= 1000 else 2 if size >= 10 else 3 if size >= 1 else 4

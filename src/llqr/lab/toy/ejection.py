@@ -1,0 +1,87 @@
+"""The second toy figure: ejection from the bottom of the sharp well by gradient noise."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from llqr.lab.toy.damping import measure_damping
+from llqr.lab.toy.drawing import (
+    COLOURS,
+    GREEN,
+    LABELS,
+    MARKERS,
+    band,
+    method_handles,
+    panels,
+    plain_ticks,
+    shared_legend,
+    styled,
+)
+from llqr.lab.toy.experiment import Progress, ToyResult, claim_shares, claims_sentence, statistics
+from llqr.lab.toy.ring_plots import ring_map
+from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, ejection
+from llqr.theory.search import as_dict
+
+
+def run_noise(seeds: int, steps: int, variance: float, anisotropy: float, progress: Progress) -> ToyResult:
+    """Start all four methods at the bottom of the well under noise; also measure the noise-damping proposition."""
+    constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
+    runs = ejection(constants, seeds=seeds, steps=steps, variance=variance)
+    claims = claim_shares(runs.ejection_claims())
+    paths = {
+        method: {
+            "to_flat": statistics(runs.path_to_flat(method)),
+            "total": statistics(runs.trajectories[method].path_length()),
+        }
+        for method in METHODS
+    }
+    ratio = runs.path_to_flat("sam") / runs.path_to_flat("llqr+sam")
+    damping, damping_figure = measure_damping(progress)
+    return ToyResult(
+        "noise",
+        "Ejection by gradient noise",
+        [
+            f"From the bottom of the well, with Gaussian noise of variance {variance:g} in the update gradient (before "
+            f"U transports it), {seeds} seeds; the four methods share the noise schedule of a seed.",
+            claims_sentence(claims),
+            "Path length until the flat basin is first entered, median: "
+            f"{paths['llqr+sam']['to_flat']['median']:.2f} for LLQR+SAM, "
+            f"{paths['sam']['to_flat']['median']:.2f} for SAM; over the whole run "
+            f"{paths['llqr+sam']['total']['median']:.2f} and {paths['sam']['total']['median']:.2f}. SAM's path is "
+            f"{float(ratio.min()):.2f} to {float(ratio.max()):.2f} times as long (median {float(ratio.median()):.2f}).",
+            f"Noise damping: variance and one-step motion of a noisy mode agree with the closed forms to "
+            f"{100 * damping['worst_relative_error']:.2f}% at 10^6 steps.",
+        ],
+        {
+            "constants": as_dict(constants), "seeds": seeds, "steps": steps, "variance": variance, "claims": claims,
+            "path_length": paths, "path_ratio": statistics(ratio),
+            "path_to_flat": {m: runs.path_to_flat(m).tolist() for m in ("sam", "llqr+sam")}, "damping": damping,
+        },
+        {"noise": ejection_figure(runs), "damping": damping_figure},
+    )  # fmt: skip
+
+
+@styled
+def ejection_figure(runs: ToyRuns) -> Figure:
+    figure, (map_, radius, path) = panels(3)
+    ring_map(map_, runs, [0], "seed 0, from the bottom (star)")
+    for method in METHODS:
+        values = runs.trajectories[method].positions.norm(dim=-1).numpy()
+        band(radius, values, method)
+    radius.axhline(runs.landscape.flat_radius, color=GREEN, lw=1)
+    radius.set(xscale="log", xlabel="step + 1", ylabel=r"distance from the origin $|\theta|$")
+    radius.set_title(f"median and range, {values.shape[1]} seeds")
+    order = torch.argsort(runs.path_to_flat("sam"))
+    for method in ("sam", "llqr+sam"):
+        path.plot(
+            np.arange(1, len(order) + 1), runs.path_to_flat(method)[order],
+            color=COLOURS[method], marker=MARKERS[method], ms=3.5, lw=0, label=LABELS[method],
+        )  # fmt: skip
+    path.set(yscale="log", xlabel="noise seed (sorted by SAM's path)", ylabel="path length to the flat basin")
+    plain_ticks(path.yaxis, (2, 5, 10, 20, 50, 100, 200))
+    path.set_title("all seeds, noise shared by the methods")
+    shared_legend(figure, [*method_handles(), Line2D([], [], color=GREEN, lw=1.2, label="flat basin")])
+    return figure

@@ -1,0 +1,55 @@
+"""The first toy figure: escape from inside the sharp well."""
+
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend, styled
+from llqr.lab.toy.experiment import ToyResult, claim_shares, claims_sentence, quantiles, statistics
+from llqr.lab.toy.ring_plots import ring_map, ring_slice
+from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope
+from llqr.theory.search import as_dict
+
+
+def run_escape(starts: int, steps: int, anisotropy: float, seed: int) -> ToyResult:
+    """Start all four methods inside the sharp well and compare how they leave it."""
+    constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
+    runs = escape(constants, starts=starts, steps=steps, seed=seed)
+    claims = claim_shares(runs.escape_claims())
+    flat = {method: statistics(runs.flat_step(method).double()) for method in ("sam", "llqr+sam")}
+    decay = {method: float(runs.losses(method).mean()) for method in METHODS}
+    return ToyResult(
+        "escape",
+        "Escape from the sharp well",
+        [
+            f"{starts} starts inside the annular well, off its bottom; one learning rate {constants.lr:g} for all four "
+            f"methods, one radius {constants.rho:g} for the SAM pair, U = inverse of the bowl's curvature.",
+            claims_sentence(claims),
+            f"Steps to the flat basin, median over starts: {flat['llqr+sam']['median']:.0f} for LLQR+SAM, "
+            f"{flat['sam']['median']:.0f} for SAM; mean loss over the run {decay['llqr+sam']:.3f} against "
+            f"{decay['sam']:.3f}.",
+        ],
+        {
+            "constants": as_dict(constants), "starts": starts, "steps": steps, "seed": seed, "claims": claims,
+            "steps_to_flat": flat, "mean_loss": decay,
+            "loss_curves": {m: quantiles(runs.losses(m)) for m in METHODS},
+        },
+        {"escape": escape_figure(runs)},
+    )  # fmt: skip
+
+
+@styled
+def escape_figure(runs: ToyRuns) -> Figure:
+    figure, (slice_, map_, loss) = panels(3)
+    rho, bar = float(runs.constants.rho), float(runs.constants.lambda_bar)
+    ring_slice(slice_, runs, {"sam": rho, "llqr+sam": float(hovering_envelope(rho, bar))})
+    starts = runs.trajectories["sgd"].positions.shape[1]
+    ring_map(map_, runs, range(0, starts, max(1, starts // 5)), "some of the starts (stars)")
+    for method in METHODS:
+        values = runs.losses(method).clamp(min=1e-9).numpy()
+        band(loss, values, method)
+    loss.set(xscale="log", yscale="log", xlabel="step + 1", ylabel="loss above the flat minimum")
+    loss.set_title(f"median and range, {values.shape[1]} starts")
+    shared_legend(figure, [*method_handles(), Line2D([], [], color=GREEN, lw=1.2, label="flat basin")])
+    return figure

@@ -1,0 +1,53 @@
+"""What a toy experiment returns, and how it reports progress, claims and statistics."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a part of the work, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class ToyResult:
+    """What a toy command saves: sentences and numbers for the page, and figures by file name."""
+
+    name: str
+    title: str
+    sentences: list[str]
+    numbers: dict[str, Any]
+    figures: dict[str, Figure]
+
+
+def part_of(progress: Progress, what: str) -> Callable[[int, int], None]:
+    """``progress`` for the part of the work called ``what``."""
+    return lambda done, total: progress(what, done, total)
+
+
+def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
+    """For each claim the fraction of runs in which it holds."""
+    return {claim: float(holds.double().mean()) for claim, holds in claims.items()}
+
+
+def claims_sentence(claims: dict[str, float]) -> str:
+    return "; ".join(f"{claim}: {100 * share:.0f}% of runs" for claim, share in claims.items()) + "."
+
+
+def statistics(values: Tensor) -> dict[str, float]:
+    return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
+
+
+def quantiles(values: Tensor) -> dict[str, list[float]]:
+    """Minimum, median and maximum over runs at log-spaced steps, so that the file stays readable."""
+    steps = np.unique(np.geomspace(1, len(values), 40).astype(int)) - 1
+    chosen = values[steps]
+    return {
+        "step": steps.tolist(),
+        "min": chosen.amin(1).tolist(),
+        "median": chosen.median(1).values.tolist(),
+        "max": chosen.amax(1).tolist(),
+    }

@@ -1,0 +1,109 @@
+"""Selection between wells: the regenerative model, and mean exit times of the real optimizers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from llqr.lab.toy.drawing import (
+    COLOURS,
+    DASHES,
+    GREEN,
+    GREY,
+    LABELS,
+    MARKERS,
+    method_handles,
+    panels,
+    plain_ticks,
+    shared_legend,
+    styled,
+)
+from llqr.lab.toy.experiment import Progress, ToyResult, part_of
+from llqr.theory import Selection, select
+from llqr.theory.exits import ExitSettings, ExitTimes, exit_times
+
+
+def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> ToyResult:
+    """Simulate the regenerative model, and measure the exit times of the optimizers over rho and over the noise."""
+    progress("regenerative model", 0, 1)
+    selection = select(np.geomspace(0.01, 0.1, 10), cycles=cycles)
+    progress("regenerative model", 1, 1)
+    settings = ExitSettings(steps=steps)
+    rho, sigma = np.geomspace(0.2, 2.0, 14), np.geomspace(0.05, 50.0, 13)
+    # Between the two thresholds: LLQR+SAM's envelope extends past the well, SAM's does not.
+    between = 0.65 * settings.r_eps
+    over_rho, over_sigma = {}, {}
+    for method in ("sam", "llqr+sam"):
+        times = exit_times(
+            method, np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma],
+            seeds=seeds, settings=settings, progress=part_of(progress, f"exit times of {LABELS[method]}"),
+        )  # fmt: skip
+        first, second = slice(0, len(rho)), slice(len(rho), None)
+        over_rho[method] = ExitTimes(times.rho[first], times.sigma[first], times.mean[first], times.cut[first])
+        over_sigma[method] = ExitTimes(times.rho[second], times.sigma[second], times.mean[second], times.cut[second])
+    thresholds = {"sam": settings.r_eps, "llqr+sam": settings.r_eps * float(np.sqrt(settings.lambda_bar))}
+    first_out = {method: _first_out(times) for method, times in over_rho.items()}
+    shown_out = {method: "(none)" if rho is None else f"{rho:.2f}" for method, rho in first_out.items()}
+    closest = 1 - float((selection.simulated / selection.bound).max())
+    leaves_after = float(over_sigma["llqr+sam"].mean[0])
+    return ToyResult(
+        "selection",
+        "Selection between wells",
+        [
+            f"Regenerative model, {cycles} cycles per noise scale: the time spent in sharp wells stays below its bound "
+            f"(by {100 * closest:.1f}% at the closest) and falls with slope "
+            f"{selection.slope_in_rate:.3f} in sigma^2 log(R / sigma) / R^2, {selection.slope_in_sigma:.2f} in sigma.",
+            f"Mean exit times of the real optimizers from a pothole ({seeds} seeds per point): most visits end from "
+            f"rho = {shown_out['sam']} on with SAM, from {shown_out['llqr+sam']} on with LLQR+SAM; the envelopes reach "
+            f"r_eps at {thresholds['sam']:.2f} and {thresholds['llqr+sam']:.2f}.",
+            f"At rho = {between:g}, between the two, LLQR+SAM leaves after {leaves_after:.0f} steps at the "
+            f"smallest noise, where {100 * float(over_sigma['sam'].cut[0]):.0f}% of SAM's visits last longer than "
+            f"{settings.steps} steps.",
+        ],
+        {
+            "sigma": selection.sigma.tolist(), "simulated": selection.simulated.tolist(),
+            "bound": selection.bound.tolist(), "slope_in_rate": selection.slope_in_rate,
+            "slope_in_sigma": selection.slope_in_sigma, "flat_time": selection.flat_time.tolist(),
+            "sharp_time": selection.sharp_time.tolist(), "cycles": cycles,
+            "exit_from_rho": first_out, "exit_settings": asdict(settings),
+            "exit_over_rho": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_rho.items()},
+            "exit_over_sigma": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_sigma.items()},
+        },
+        {"selection": selection_figure(selection, over_rho, over_sigma, thresholds, settings.steps)},
+    )  # fmt: skip
+
+
+def _first_out(times: ExitTimes) -> float | None:
+    """The smallest radius at which most visits ended before they were cut off."""
+    ended = times.rho[times.cut < 0.5]
+    return float(ended.min()) if ended.size else None
+
+
+@styled
+def selection_figure(
+    selection: Selection, over_rho: Mapping[str, ExitTimes], over_sigma: Mapping[str, ExitTimes],
+    thresholds: Mapping[str, float], cut_at: int,
+) -> Figure:  # fmt: skip
+    figure, (occupied, rho, sigma) = panels(3)
+    occupied.plot(selection.sigma, selection.bound, color="black", lw=1.4, label="bound")
+    occupied.plot(selection.sigma, selection.simulated, color=GREEN, marker="o", ms=4, lw=0, label="simulated")
+    occupied.set(xscale="log", yscale="log", xlabel=r"noise scale $\sigma$ ($R=1$)")
+    occupied.set(ylabel="time in sharp wells (fraction)", title=f"slope in the rate: {selection.slope_in_rate:.3f}")
+    occupied.legend(loc="upper left")
+    for axis, family in ((rho, over_rho), (sigma, over_sigma)):
+        for method, times in family.items():
+            x = times.rho if family is over_rho else times.sigma
+            colour, marker = COLOURS[method], MARKERS[method]
+            axis.plot(x, times.mean, color=colour, ls=DASHES[method], lw=1.2, marker=marker, ms=4)
+        axis.axhline(cut_at, color=GREY, ls=":", lw=1)
+        axis.set(xscale="log", yscale="log", ylabel="mean exit time (steps)")
+    for method, threshold in thresholds.items():
+        rho.axvline(threshold, color=COLOURS[method], lw=0.9, ls=":")
+    plain_ticks(rho.xaxis, (0.2, 0.5, 1, 2))
+    plain_ticks(occupied.xaxis, (0.01, 0.02, 0.05, 0.1))
+    plain_ticks(occupied.yaxis, (0.001, 0.003, 0.01, 0.03, 0.1))
+    rho.set(xlabel=r"probe radius $\rho$ (units of $r_\epsilon$)", title="vertical: envelope = $r_\\epsilon$")
+    sigma.set(xlabel=r"gradient noise $\sigma$", title=f"grey: runs are cut at {cut_at} steps")
+    shared_legend(figure, method_handles(("sam", "llqr+sam")))
+    return figure

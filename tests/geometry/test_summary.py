@@ -1,0 +1,91 @@
+"""A refresh says what its metric does to a gradient, and a metric that does nothing says so."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import llqr
+from geometries import flat_geometry
+from references import dense_gradient, dense_metric, trainable
+from small_models import case
+
+
+def learned(structure="e-kfac", **settings):
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure=structure, **({"ema": 0.0} | settings))
+    return drawn, geometry, geometry.refresh(drawn.batch)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "scalar", "kfac", "e-kfac", "e-kfac-one-sided"])
+def test_change_and_cosine_are_those_of_the_dense_metric(structure):
+    drawn, geometry, report = learned(structure, lr=0.05)
+    g = dense_gradient(drawn.model, drawn.loss_fn, drawn.batch)
+    Ug = dense_metric(geometry.metric, trainable(drawn.model)) @ g
+    assert report.change == pytest.approx(float((Ug - g).norm() / g.norm()), rel=1e-9)
+    assert report.cosine == pytest.approx(float(F.cosine_similarity(Ug, g, dim=0)), rel=1e-9)
+
+
+def test_layers_add_up_to_the_whole():
+    drawn, geometry, report = learned(lr=0.05)
+    with geometry.quadratic_model(drawn.batch) as model:
+        gradient = model.gradient
+    total = changed = 0.0
+    for layer, effect in geometry.layer_effects().items():
+        square = sum(float(part.square().sum()) for name, part in gradient.items() if name.rpartition(".")[0] == layer)
+        total += square
+        changed += effect.change**2 * square
+    assert report.change == pytest.approx((changed / total) ** 0.5, rel=1e-9)
+
+
+def test_the_identity_changes_nothing():
+    report = learned("identity")[2]
+    assert (report.change, report.cosine) == (0.0, pytest.approx(1.0))
+
+
+def test_before_the_first_refresh_it_says_so():
+    geometry = llqr.Geometry(case("mlp").model, F.cross_entropy)
+    assert geometry.summary() == "U is the identity: no refresh has been accepted yet (structure: diagonal)."
+
+
+def test_a_metric_that_does_nearly_nothing_names_the_way_out():
+    _, geometry, report = learned("diagonal", lr=1e-5)
+    assert 0 < report.change < 0.01
+    first = geometry.summary().splitlines()[0]
+    assert first.startswith("U changes a gradient by 0.")
+    assert "it does nearly nothing; try structure='e-kfac'" in first
+
+
+def test_a_metric_that_matters_is_a_sentence_and_a_table():
+    _, geometry, _ = learned(lr=0.05)
+    sentence, heading, *rows = geometry.summary().splitlines()
+    assert sentence.startswith("U changes a gradient by ")
+    assert "after 1 refreshes (structure: e-kfac)" in sentence
+    assert heading.split() == ["layer", "change", "cosine", "gain"]
+    assert {row.split()[0] for row in rows} == set(geometry.layer_effects())
+
+
+def test_several_weak_refreshes_in_a_row_are_warned_of_once():
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, lr=1e-6, steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            geometry.refresh(drawn.batch)
+    with pytest.warns(llqr.RefreshWarning, match="nearly nothing; try structure='e-kfac'") as told:
+        geometry.refresh(drawn.batch)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            geometry.refresh(drawn.batch)
+
+
+def test_a_rejected_refresh_leaves_the_summary_as_it_was():
+    drawn, geometry, _ = learned(lr=0.05)
+    before = geometry.summary()
+    bad = (torch.full_like(drawn.batch[0], float("nan")), drawn.batch[1])
+    with pytest.warns(llqr.RefreshWarning, match="not finite"):
+        assert not geometry.refresh(bad).accepted
+    assert geometry.summary() == before
