@@ -72,7 +72,7 @@ SOURCES = {
 
 
 def names() -> list[str]:
-    """The names that `load` knows."""
+    """The names that `load` accepts."""
     return list(SOURCES)
 
 
