@@ -290,7 +290,7 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, got 'same'"),
         ("geometries.ngd.divergence=kl", r"geometries.ngd: divergence must be one of ngd, newton, got 'kl'"),
         ("geometries.ngd.structure=kfacc", r"geometries.ngd: structure must be one of .*, got 'kfacc'"),
-        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
+        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number or a string, got \[1\]"),
         ("geometries.ngd.lr=1e-2", r"unknown key geometries.ngd.lr; known here: divergence, .*inner, runtime"),
         ("geometries.ngd.inner.lr=slow", r"geometries.ngd.inner.lr must be a number, got 'slow'"),
         ("geometries.ngd.inner.stepps=3", r"unknown key geometries.ngd.inner.stepps; known here: solver, steps"),
