@@ -13,6 +13,7 @@ from llqr.curvature.divergence import DIVERGENCES
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
+from llqr.solvers.damping import Damping
 
 BASES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -194,6 +195,7 @@ class GeometrySettings:
         for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
             if kind not in STRUCTURES:
                 raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {kind!r}.")
+        Damping.of(self.damping)  # refuses what it does not know
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")
