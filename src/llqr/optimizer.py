@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class Settings(TypedDict, total=False):
     model: nn.Module | None
     no_sync: Callable[[], AbstractContextManager[Any]] | None
     same_dropout: bool
+    buffers: Literal["centre", "probe"]
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -40,6 +41,9 @@ class Optimizer(torch.optim.Optimizer):
             step: the modules that own the parameters, and others whose buffers the first pass writes to.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step see the same random numbers.
+        buffers: which pass writes the model's buffers (BatchNorm statistics): "centre" the first, "probe" the second,
+            from where they were before the step. In the two-call form, `first_step` comes after the first pass, so that
+            with "probe" both passes write.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -68,6 +72,7 @@ class Optimizer(torch.optim.Optimizer):
         model: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
         same_dropout: bool = True,
+        buffers: Literal["centre", "probe"] = "centre",
     ) -> None:
         if not isinstance(base, torch.optim.Optimizer):
             raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
@@ -75,6 +80,8 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
         if geometry is not None and not hasattr(geometry, "transport"):
             raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
+        if buffers not in ("centre", "probe"):
+            raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base = base
         self.probe = probe
@@ -83,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
         self.steps = 0
         self._no_sync = no_sync
         self._same_dropout = same_dropout
+        self._buffers_of_probe = buffers == "probe"
         if model is None and geometry is not None:
             model = geometry.model
         self._modules = OwningModules(model)
@@ -141,6 +149,9 @@ class Optimizer(torch.optim.Optimizer):
             self._update(grad_scaler)
             return None
         random = RandomState(self._order()) if self._probing and self._same_dropout else None
+        if self._probing and self._buffers_of_probe:
+            self._find_modules()
+            self._modules.hold_buffers()
         loss = self._first_pass(closure)
         if self._probing:
             try:
@@ -157,13 +168,12 @@ class Optimizer(torch.optim.Optimizer):
         if self._weights.held:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         self._learn(batch)
-        if not self._modules.known:
-            with self._modules.finding(self._order()):
-                pass
+        self._find_modules()
         try:
             if self._probing:
                 self._perturb(grad_scaler)
-            self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
+            if not self._buffers_of_probe:
+                self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
         except BaseException:
             self.restore()
             raise
@@ -201,6 +211,11 @@ class Optimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             self.geometry.keep_up(batch)
 
+    def _find_modules(self) -> None:
+        if not self._modules.known:
+            with self._modules.finding(self._order()):
+                pass
+
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
             if not self._modules.known and self.probe is not None:
@@ -214,8 +229,14 @@ class Optimizer(torch.optim.Optimizer):
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
     def _second_pass(self, closure: Closure, random: RandomState | None) -> None:
-        """The closure again, with the same random numbers; `restore` undoes what it does to the model's buffers."""
-        self._modules.hold_buffers()
+        """The closure again, with the same random numbers.
+
+        `restore` undoes what it does to the model's buffers, unless they are to be the probe's.
+        """
+        if self._buffers_of_probe:
+            self._modules.restore_buffers()
+        else:
+            self._modules.hold_buffers()
         if random is not None:
             random.restore()
         gradients.clear(self._order())
