@@ -150,7 +150,8 @@ def reproduce(
         _report(planned, how)
         _keep(planned, how)
         if not how.as_json:
-            reporting.show_table(table, measurements.read(how.keep.parent), row or ())
+            shown = table if variant is None else f"{table}@{variant}"
+            reporting.show_table(shown, measurements.read(how.keep.parent), row or ())
 
 
 def _filed_under(name: str) -> str:

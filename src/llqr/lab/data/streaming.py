@@ -1,8 +1,8 @@
 """Image folders too large for memory: worker processes decode the files while the device computes.
 
 Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random resized crop (8 to 100 % of the area,
-aspect ratio 3/4 to 4/3), or are resized to a random size and cropped, and a flip; test images the central square, 224/256
-of the shorter side. Pillow decodes.
+aspect ratio 3/4 to 4/3) and a flip, or are scaled to a random size, cropped and flipped; test images get the central
+square, 224/256 of the shorter side. Pillow decodes.
 """
 
 import math

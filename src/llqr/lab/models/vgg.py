@@ -1,7 +1,7 @@
 """VGG16 with BatchNorm (Simonyan & Zisserman, 2015) in its CIFAR form: thirteen convolutions and one linear head.
 
-The two hidden layers of width 4096 before the head of the ImageNet network are left out, as is usual at 32 pixels, unless
-``hidden`` gives the widths of some; convolutions keep their biases.
+The two hidden layers of width 4096 before the head of the ImageNet network are left out, as is usual at 32 pixels;
+``hidden`` adds layers of the widths it gives. Convolutions keep their biases.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``, written by `llqr table --write`.
 
-``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables. ``<!-- table:bench/FILE KEY=VALUE``
-``-->`` shows the rows with these values of ``results/bench/FILE.json``, which a command of `llqr bench` wrote.
+``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
+table of a variant of the recipes. ``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
+``results/bench/FILE.json``, which a command of `llqr bench` wrote.
 """
 
 import re
