@@ -206,7 +206,9 @@ def test_the_authors_public_code_on_imagenet():
     epoch = run.task_type.steps_per_epoch(run)
     total = run.training.total_steps(epoch)
     assert run.schedule.warmup_steps == 5 * epoch == total // 20
-    lrs = [run.base.lr * run.schedule.factor(int(epochs * epoch), total) for epochs in (0, 5, 29.9, 30, 69.9, 70, 90, 99)]
+    lrs = [
+        run.base.lr * run.schedule.factor(int(epochs * epoch), total) for epochs in (0, 5, 29.9, 30, 69.9, 70, 90, 99)
+    ]
     assert lrs == pytest.approx([0.1 / (5 * epoch), 0.1, 0.1, 0.01, 0.01, 1e-3, 1e-4, 1e-4])
 
 
@@ -221,7 +223,7 @@ def test_settings_of_the_optimizer_reach_it():
     run = recipe.load("digits/mlp", ["optimizer.buffers=probe", "optimizer.same_dropout=false"]).run("sam")
     built = run.build_optimizer(run.build_model(), run.load_task(torch.device("cpu")))
     assert (built._buffers_of_probe, built._same_dropout) == (True, False)
-    with pytest.raises(ConfigurationError, match="optimizer.buffers must be one of centre, probe, got 'both'"):
+    with pytest.raises(ConfigurationError, match=r"optimizer.buffers must be one of centre, probe, got 'both'"):
         recipe.load("digits/mlp", ["optimizer.buffers=both"])
 
 
