@@ -4,7 +4,7 @@ import json
 import math
 
 from llqr.lab.config import recipe
-from llqr.lab.runs.folder import plain
+from llqr.lab.runs.json_files import plain
 
 ACCURACY = {"metric": "accuracy", "larger_is_better": True, "unit": "images", "others": ["loss"]}
 BLEU = {"metric": "BLEU", "larger_is_better": True, "unit": "tokens", "others": ["perplexity", "loss"]}

@@ -10,10 +10,10 @@ from fake_runs import BLEU, write_run
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results import build_table as tables
 from llqr.lab.results import markdown as readme
 from llqr.lab.results import measurements as results
-from llqr.lab.results import paper_table as tables
-from llqr.lab.runs.logged import find
+from llqr.lab.runs.stored import find
 
 ROOT = Path(__file__).parents[3]
 
@@ -131,7 +131,7 @@ def test_times_stand_beside_the_first_method_on_the_same_device_only(tmp_path):
     assert (sam.relative_time, sam.probing_time) == (pytest.approx(1.8), pytest.approx(2.0))
     for one in measurements:
         if one.method == "sam":
-            one.entry["machine"]["gpu"] = "another"
+            one.config["machine"]["gpu"] = "another"
     sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
     assert (sam.relative_time, sam.probing_time) == (None, None)
 
@@ -188,8 +188,8 @@ def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
     ("text", "said"),
     [
         ("<!-- table:cifar10 -->", "not closed"),
-        ("<!-- /table -->", "no mark that it belongs to"),
-        ("<!-- table:a --> <!-- table:b --> <!-- /table -->", "no mark that it belongs to"),
+        ("<!-- /table -->", "no matching mark"),
+        ("<!-- table:a --> <!-- table:b --> <!-- /table -->", "no matching mark"),
         ("<!-- table:nothing --><!-- /table -->", "TABLE must be one of"),
         ("<!-- table:cifar10 lenet --><!-- /table -->", "no row 'lenet'"),
     ],
@@ -223,5 +223,5 @@ def test_every_table_with_measurements_is_in_the_readme():
 
 def test_no_place_of_a_machine_is_in_the_results():
     for measurement in results.read(ROOT / "results"):
-        commands = [measurement.entry["command"], *(later["command"] for later in measurement.entry["resumed"])]
+        commands = [measurement.config["command"], *(later["command"] for later in measurement.config["resumed"])]
         assert commands == [results.without_places(command) for command in commands], measurement.origin

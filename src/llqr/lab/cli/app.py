@@ -18,17 +18,18 @@ from llqr.lab.cli import options
 from llqr.lab.cli import report as reporting
 from llqr.lab.cli import translate as cli_translate
 from llqr.lab.cli.bench import bench_app
-from llqr.lab.cli.options import Named, load_recipe
+from llqr.lab.cli.options import ChosenRecipe, load_recipe
 from llqr.lab.cli.terminal import show
 from llqr.lab.cli.toy import app as toy
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import EXIT_CODES
-from llqr.lab.results import storage
-from llqr.lab.results import summary as comparison
-from llqr.lab.runs import dry_run as planning
+from llqr.lab.results import measurements, storage
+from llqr.lab.results.summary import as_table, summarise
+from llqr.lab.runs import dry_run as dry
+from llqr.lab.runs import stored
 from llqr.lab.runs.experiment import carry_out
-from llqr.lab.runs.folder import Plan, plans
+from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.training.loop import Execution
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
@@ -36,8 +37,8 @@ from llqr.lab.training.stop import Stop
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
 Exit codes: 0 done; 2 bad arguments; 3 data or a run file missing or damaged; 4 the training diverged; 75 stopped by a
-signal or by --max-minutes with a checkpoint, the same command goes on from it. Results go to stdout, everything else to
-stderr.
+signal or by --max-minutes with a checkpoint, from which the same command resumes. Results go to stdout, everything else
+to stderr.
 """
 app = typer.Typer(
     help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
@@ -68,7 +69,7 @@ def root(
 def train(
     name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, recipe@variant, or a TOML file.")],
     method: Annotated[str | None, typer.Option(help="The method (default: the first of the recipe's table).")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides everything random in the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random in the run.")] = 0,
     overrides: options.Set = None,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
@@ -78,15 +79,17 @@ def train(
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
+    keep: options.Keep = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Train one method of a recipe with one seed, or go on where an earlier command was stopped."""
+    """Train one method of a recipe with one seed, or resume a run that was stopped."""
     chosen = load_recipe(name, overrides, data_dir)
-    wanted = plans(chosen.name, chosen.recipe, [method or chosen.recipe.columns[0]], [seed], out)
+    planned = plan(chosen.name, chosen.recipe, [method or chosen.recipe.columns[0]], [seed], out)
     execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
-    _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
+    if _make(planned, execution, max_minutes, keep, quiet=quiet, as_json=as_json, dry_run=dry_run):
+        _keep(planned, keep)
 
 
 @app.command()
@@ -107,17 +110,18 @@ def compare(
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
+    keep: options.Keep = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
     dry_run: options.DryRun = False,
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
     chosen = _recipe_for(name, data, model, overrides, data_dir)
-    wanted = plans(chosen.name, chosen.recipe, chosen.methods(methods), list(range(seeds)), out)
+    planned = plan(chosen.name, chosen.recipe, chosen.methods(methods), list(range(seeds)), out)
     execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
-    _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
-    if not dry_run:
-        reporting.after_comparison([plan.folder for plan in wanted], out / "report.html", execution.device, quiet=quiet)
+    if _make(planned, execution, max_minutes, keep, quiet=quiet, as_json=as_json, dry_run=dry_run):
+        reporting.after_comparison([one.path for one in planned], out / "report.html", execution.device, quiet=quiet)
+        _keep(planned, keep)
 
 
 @app.command()
@@ -136,18 +140,27 @@ def reproduce(
     max_minutes: options.MaxMinutes = None,
     checkpoint_minutes: options.CheckpointMinutes = 5.0,
     tensorboard: options.TensorBoard = False,
+    keep: options.Keep = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Make the runs of a table of the paper that are not made yet."""
-    wanted: list[Plan] = []
+    """Make the runs of a table of the paper, except those that are finished.
+
+    With --keep: also write report.html, keep the runs in that file, and print the table, measured beside paper.
+    """
+    planned: list[PlannedRun] = []
     for name in _rows(table, row):
         chosen = load_recipe(name if variant is None else f"{name}@{variant}", overrides, data_dir)
         numbers = list(range(seeds or chosen.recipe.seeds))
-        wanted += plans(chosen.name, chosen.recipe, chosen.methods(methods), numbers, out)
+        planned += plan(chosen.name, chosen.recipe, chosen.methods(methods), numbers, out)
     execution = options.execution(device, capture, compiled, checkpoint_minutes, tensorboard)
-    _make(wanted, execution, max_minutes, quiet=quiet, as_json=as_json, dry_run=dry_run)
+    made = _make(planned, execution, max_minutes, keep, quiet=quiet, as_json=as_json, dry_run=dry_run)
+    if made and keep is not None:
+        reporting.after_comparison([one.path for one in planned], out / "report.html", execution.device, quiet=quiet)
+        _keep(planned, keep)
+        if not as_json:
+            reporting.show_table(table, measurements.read(keep.parent), row or ())
 
 
 @app.command()
@@ -189,8 +202,8 @@ def show_storage(as_json: options.Json = False) -> None:
 
 def _recipe_for(
     name: str | None, data: str | None, model: str | None, overrides: list[str] | None, data_dir: Path | None
-) -> Named:
-    """The recipe of that name, or the one of a data set and a network; any network may take the place of a row's."""
+) -> ChosenRecipe:
+    """The recipe of that name, or that of a data set with a network, which may be one that no row has."""
     if (name is None) == (data is None and model is None):
         raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
     if name is not None:
@@ -201,7 +214,7 @@ def _recipe_for(
     if f"{data}/{model}" in rows:
         return load_recipe(f"{data}/{model}", overrides, data_dir)
     similar = load_recipe(rows[0], [f"model.name={json.dumps(model)}", *(overrides or [])], data_dir)
-    return Named(f"{data}/{model}", similar.recipe)
+    return ChosenRecipe(f"{data}/{model}", similar.recipe)
 
 
 def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
@@ -218,27 +231,41 @@ def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
 
 
 def _make(
-    wanted: list[Plan], execution: Execution, max_minutes: float | None, *, quiet: bool, as_json: bool, dry_run: bool
-) -> None:
-    """Carry out the plans and print what came of them, or only say what they are."""
+    planned: list[PlannedRun],
+    execution: Execution,
+    max_minutes: float | None,
+    keep: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+) -> bool:
+    """Carry out the runs and print their results, or only say what they are; whether they were made."""
+    if keep is not None:
+        measurements.check_file("--keep", keep)
     if dry_run:
-        if as_json:
-            print(json.dumps(planning.describe(wanted), indent=1))
-        else:
-            print("\n".join(planning.explain(wanted)))
-        return
-    with Stop(max_minutes) as stop, Display(len(wanted), quiet=quiet) as display:
-        results = carry_out(wanted, execution, stop, display)
-    summaries = comparison.summarise(results)
+        print(json.dumps(dry.describe(planned), indent=1) if as_json else "\n".join(dry.explain(planned)))
+        return False
+    with Stop(max_minutes) as stop, Display(len(planned), quiet=quiet) as display:
+        results = carry_out(planned, execution, stop, display)
+    summaries = summarise(results)
     if as_json:
         print(json.dumps({"runs": results, "summaries": [asdict(summary) for summary in summaries]}, indent=1))
-        return
+        return True
     for _, rows in groupby(summaries, key=lambda summary: summary.recipe):
-        show(comparison.as_table(list(rows)))
+        show(as_table(list(rows)))
+    return True
+
+
+def _keep(planned: Sequence[PlannedRun], path: Path | None) -> None:
+    """Append the runs to a file of results, if one was named."""
+    if path is not None:
+        new, already = measurements.add([stored.read(one.path) for one in planned], path)
+        print(f"{path}: {new} added, {already} there already", file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command and exit; what is not a bug becomes one sentence on stderr and an exit code."""
+    """Run a command and exit; an error that is not a bug becomes one sentence on stderr and an exit code."""
     try:
         app(arguments)
     except tuple(EXIT_CODES) as error:

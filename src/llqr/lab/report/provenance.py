@@ -5,8 +5,8 @@ from typing import Any
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.report.sourced_numbers import duration, single
-from llqr.lab.runs.folder import flatten
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.json_files import flatten
+from llqr.lab.runs.stored import StoredRun
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 
@@ -33,7 +33,7 @@ def every_run(section: Section) -> Part:
     return Part("Runs", tables=[HtmlTable(headings, rows)])
 
 
-def _cells(section: Section, run: LoggedRun) -> list[HtmlCell]:
+def _cells(section: Section, run: StoredRun) -> list[HtmlCell]:
     log, file = section.link(run, "log.jsonl"), section.link(run, "result.json")
     cells = [
         HtmlCell(run.method, link=section.link(run)),
