@@ -45,7 +45,7 @@ def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
     assert [list(column.cells) for column in kept.columns] == [list(column.cells) for column in shown.columns]
 
 
-@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])
+@pytest.mark.parametrize("solver", llqr.SOLVERS)
 def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
     work = workload(MLP)
     objectives = curve(work, llqr.Inner(solver))

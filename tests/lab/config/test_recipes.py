@@ -56,7 +56,7 @@ def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
     run = loaded.run("llqr-ngd+sam")
     assert run.base == Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
-    assert run.probe == Probe("sam", rho=0.005, start_after=4000)
+    assert run.probe == Probe("sam", rho=0.005, norm="metric", start_after=4000)
     assert run.geometry == GeometrySettings(
         divergence="ngd",
         structure="diagonal",
@@ -176,7 +176,7 @@ def test_aliases_mean_the_natural_gradient():
 
 def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "start_after": 0}
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric", "start_after": 0}
     probe = run.probe.build()
     assert (probe.name, probe.rho, probe.lam, probe.start_after) == ("fsam", 0.2, 0.6, 0)
 
@@ -288,8 +288,10 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("probes.sam.lam=0.5", r"probes.sam: lam belongs to fsam"),
         ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to asam and fishersam"),
         ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, got 'same'"),
-        ("geometries.ngd.divergence=kl", r"geometries.ngd.divergence must be one of ngd, newton"),
-        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
+        ("geometries.ngd.divergence=kl", r"geometries.ngd: divergence must be one of ngd, newton, got 'kl'"),
+        ("geometries.ngd.structure=kfacc", r"geometries.ngd: structure must be one of .*, got 'kfacc'"),
+        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number or a string, got \[1\]"),
+        ("geometries.ngd.damping=-1", r"geometries.ngd: damping: expected"),
         ("geometries.ngd.lr=1e-2", r"unknown key geometries.ngd.lr; known here: divergence, .*inner, runtime"),
         ("geometries.ngd.inner.lr=slow", r"geometries.ngd.inner.lr must be a number, got 'slow'"),
         ("geometries.ngd.inner.stepps=3", r"unknown key geometries.ngd.inner.stepps; known here: solver, steps"),

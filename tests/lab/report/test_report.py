@@ -193,7 +193,8 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(runs):
     assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "diagonal"
     assert differing["probe.rho"]["sgdm"]["text"] == "–"
     assert found.table("setting", "value")["training.epochs"]["value"]["text"] == "4"
-    assert found.table("", "value")["versions.torch"]["value"]["text"] == "2.13.0"
+    made = found.table("", "value")
+    assert (made["versions.torch"]["value"]["text"], made["commit"]["value"]["text"]) == ("2.13.0", "0123abc")
 
 
 def test_every_recipe_has_its_own_section(tmp_path):

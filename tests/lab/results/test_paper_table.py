@@ -71,6 +71,14 @@ def test_a_run_with_another_setting_counts_nowhere_and_says_why(tmp_path):
     assert "training.epochs = 30, not 200" in reason
 
 
+def test_a_run_from_before_an_option_existed_still_counts(tmp_path):
+    """So that a new option of `llqr.Inner` with a default that changes nothing does not touch the kept results."""
+    (found,) = measured(tmp_path, ("cifar100/resnet18", "llqr-ngd", 0, 80.0, 200))
+    for table in ("inner", "runtime"):
+        found.config["run"]["geometry"][table].popitem()
+    assert cell(tables.build("cifar100", [found]), "resnet18", "llqr-ngd").measured.n == 1
+
+
 def test_a_seed_counts_once(tmp_path):
     row = "cifar100/resnet18"
     again = "fishersam-ablation/cifar100/resnet18"

@@ -28,7 +28,7 @@ def test_a_line_holds_all_that_is_needed_to_judge_a_run(tmp_path):
     assert (entry["kind"], entry["recipe"], entry["seed"]) == ("run", "digits/mlp", 3)
     assert entry["run"]["geometry"]["structure"] == "diagonal"
     assert entry["result"]["best"] == 91.5
-    assert entry["versions"]["torch"] == "2.13.0"
+    assert (entry["versions"]["torch"], entry["commit"], entry["dirty"]) == ("2.13.0", "0123abc", False)
     assert entry["machine"]["device"] == "cpu"
     assert entry["analysis"]["sharpness"]["top"]["value"] == 4.0
     (measurement,) = results.read(tmp_path)

@@ -16,7 +16,7 @@ from llqr.curvature import QuadraticModel
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.refresh.inner_loop import InnerProblem
+from llqr.refresh.inner_loop import InnerProblem, perform
 from llqr.schedule import at
 from llqr.solvers import SOLVERS
 
@@ -55,7 +55,7 @@ def _rows(workload: Workload, settings: RefreshSettings, products: int) -> Itera
 
 
 def curve(metric: Metric, model: QuadraticModel, inner: Inner, products: int) -> dict[int, float]:
-    """Products spent -> the objective reached with them, which the next product reads."""
+    """Products spent -> the objective reached with them, evaluated by products that are not counted."""
     spent = 0
 
     def counted(v: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -63,18 +63,18 @@ def curve(metric: Metric, model: QuadraticModel, inner: Inner, products: int) ->
         spent += 1
         return model.product(v)
 
-    # Enough steps for all products; line search and cg make several in one step.
-    problem = InnerProblem(metric, replace(inner, steps=products * inner.product_every + 1))
-    objective, solver = problem.objective(replace(model, product=counted)), problem.solver(at(inner.lr, 0))
+    problem = InnerProblem(metric, replace(inner, steps=products * inner.product_every + 1))  # more than enough
+    objective, exact = problem.objective(replace(model, product=counted)), problem.objective(model)
+    solver = problem.solver(at(inner.lr, 0))
     assert solver is not None
-    objectives: dict[int, Tensor] = {}
+    objectives: dict[int, float] = {}
     for step in problem.plan():
-        if not step.multiplies:
-            solver.extrapolate(objective)
-        elif spent <= products:
-            before = spent
-            objectives[before] = solver.step(objective)
-    return {count: float(value) for count, value in objectives.items()}
+        if step.multiplies:
+            objectives[spent] = float(exact.at(solver.factors).value)
+            if spent >= products:
+                break
+        perform(step, solver, objective)
+    return objectives
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:

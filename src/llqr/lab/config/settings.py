@@ -9,9 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from llqr import Inner, Metric, Runtime
+from llqr import STRUCTURES, Inner, Metric, Runtime
+from llqr.curvature.divergence import DIVERGENCES
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
+from llqr.solvers.damping import Damping
 
 BASES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -177,17 +179,23 @@ class GeometrySettings:
     has ``batch_size`` samples.
     """
 
-    divergence: Literal["ngd", "newton"]
+    divergence: str
     structure: str | dict[str, str]
     every: int
     ema: float
     batch_size: int
-    damping: float = 0.0
+    damping: float | str = 0.0
     bounds: Bounds = None
     inner: Inner = field(default_factory=Inner)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}.")
+        for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
+            if kind not in STRUCTURES:
+                raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {kind!r}.")
+        Damping.of(self.damping)  # refuses what it does not know
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.decode import decode
+from llqr.lab.data.image_data import ImageData
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -147,7 +148,7 @@ class StreamingBatches(Batches):
             yield made, labels.to(self.device, non_blocking=True)
 
 
-class StreamingData:
+class StreamingData(ImageData):
     """A training and a test set of image files under ``folder``."""
 
     def __init__(self, folder: Path, options: StreamingOptions) -> None:
@@ -164,36 +165,25 @@ class StreamingData:
 
     @property
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments a network needs for this data."""
         return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
 
-    def train_batches(
+    def _batches(
         self,
         batch_size: int,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        last: str = "fill",
-        memory_format: torch.memory_format = torch.contiguous_format,
+        seed: int | None,
+        device: torch.device | str,
+        last: str,
+        memory_format: torch.memory_format,
     ) -> StreamingBatches:
-        """Shuffled, augmented batches; ``seed`` determines order and augmentation, always drawn on the CPU."""
+        training = seed is not None
         return StreamingBatches(
-            self.train,
+            self.train if training else self.test,
             batch_size,
             options=self.options,
             device=device,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(seed),
+            shuffle=training,
+            # Always on the CPU: the order does not depend on the device.
+            generator=None if seed is None else torch.Generator().manual_seed(seed),
             last=last,
             memory_format=memory_format,
         )
-
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> StreamingBatches:
-        """All test images in order, each once; the last batch may be smaller."""
-        return StreamingBatches(self.test, batch_size, options=self.options, device=device, memory_format=memory_format)

@@ -71,13 +71,14 @@ def configuration(section: Section) -> Part:
     commands = [command for run in section.runs for command in (run.config, *run.config["resumed"])]
     made: dict[str, dict[str, None]] = {}
     for command in commands:
-        for key, value in flatten({kind: command[kind] for kind in ("versions", "machine")}):
+        facts = {kind: command[kind] for kind in ("commit", "dirty", "versions", "machine") if kind in command}
+        for key, value in flatten(facts):
             made.setdefault(key, {})[str(value)] = None
     machines = [HtmlRow([HtmlCell(key), HtmlCell(", ".join(values))]) for key, values in made.items()]
     tables = [HtmlTable(["setting", *settings], differing)] if differing else []
     folded = [
         ("Shared by all methods", HtmlTable(["setting", "value"], shared)),
-        ("Versions and machines", HtmlTable(["", "value"], machines)),
+        ("Source, versions and machines", HtmlTable(["", "value"], machines)),
     ]
     used = list(dict.fromkeys(command["command"] for command in commands))
     return Part("Configuration", [sources("config.json", section.runs)], tables, folded=folded, listings=used)

@@ -1,6 +1,6 @@
 """The runs of one recipe as all parts of the report use them: grouped, linked, with numbers that name their files.
 
-Metric names come from the runs: nothing in the report knows the task or how it is measured.
+Metric names come from the runs: the report does not depend on the task.
 """
 
 import os

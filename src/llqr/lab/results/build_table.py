@@ -73,7 +73,7 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord]) -> list[RunRecord]
     """The runs of this configuration, the first one of every seed."""
     seeds: dict[int, RunRecord] = {}
     for one in runs:
-        if one.method == run["method"] and not differences(one.config["run"], run):
+        if one.method == run["method"] and not differences(one.run.to_dict(), run):
             seeds.setdefault(one.seed, one)
     return list(seeds.values())
 
@@ -111,7 +111,7 @@ def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord],
         if one.method not in recipes[row].methods:
             yield f"{label}: the recipe knows no such method"
             continue
-        differing = differences(one.config["run"], recipes[row].run(one.method).to_dict())
+        differing = differences(one.run.to_dict(), recipes[row].run(one.method).to_dict())
         yield f"{label}: {'; '.join(differing) if differing else 'no column of the table, or a seed seen before'}"
 
 

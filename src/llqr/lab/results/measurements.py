@@ -74,12 +74,12 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
 
     A run that is there with another result is refused: only the user can say which of the two is right.
     """
-    known_runs = {_identity(known.config): known for known in read_file(path)} if path.exists() else {}
+    known_runs = {_identity(known): known for known in read_file(path)} if path.exists() else {}
     lines = []
     already = 0
     for run in runs:
         line = line_of(run)
-        known = known_runs.get(_identity(line))
+        known = known_runs.get(_identity(run))
         if known is None:
             lines.append(json.dumps(line))
         elif known.result == line["result"]:
@@ -95,8 +95,10 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
     return len(lines), already
 
 
-def _identity(line: dict[str, Any]) -> str:
-    return json.dumps([line["recipe"], line["seed"], line["run"]], sort_keys=True)
+def _identity(run: RunRecord) -> str:
+    settings: dict[str, Any] = plain(run.run.to_dict())
+    del settings["data"]["root"]
+    return json.dumps([run.recipe, run.seed, settings], sort_keys=True)
 
 
 def read(folder: Path) -> list[RunRecord]:

@@ -1,7 +1,10 @@
 """A run that was made, wherever it was read from."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from llqr.lab.config.run import Run
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class RunRecord:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+    @cached_property
+    def run(self) -> Run:
+        """The run that was made. Options that are newer than it have their defaults, which change nothing."""
+        return Run.from_dict(self.config["run"], self.origin)
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab import data, models
-from llqr.lab.data import Batches, ResidentData, StreamingData
+from llqr.lab.data import Batches, ImageData
 from llqr.lab.errors import DataError
 from llqr.lab.tasks.task import Batch, Task
 
@@ -24,7 +24,7 @@ class ClassificationTask(Task):
     larger_is_better = True
     unit = "images"
 
-    def __init__(self, source: ResidentData | StreamingData, run: Run, device: torch.device) -> None:
+    def __init__(self, source: ImageData, run: Run, device: torch.device) -> None:
         self.device = device
         self._source = source
         self._last = run.training.last
