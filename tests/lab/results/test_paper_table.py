@@ -215,7 +215,7 @@ def test_the_command_renews_a_file(tmp_path, two_seeds):
     assert "Not measured yet: vgg16-bn: sgdm," in path.read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/bench.md", "docs/choose.md", "docs/index.md"])
 def test_the_pages_say_what_the_results_say(page):
     """If this fails, run `make tables`."""
     text = (ROOT / page).read_text()
