@@ -61,6 +61,13 @@ def test_the_api_pages_show_everything_public(package):
     assert not missing
 
 
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(page):
+    """`make docs` checks the anchors too, but only of the site."""
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", (ROOT / page).read_text())
+    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/bench.md"])
 def test_a_page_is_short(page):
     """About 1,500 words, which is what a reader has patience for; tables that are generated do not count."""
@@ -90,6 +97,7 @@ def test_costs_are_those_measured(label, file, model, structure):
     over_sam, refresh = both["vs_sam"]["median"], both["refresh_seconds"]["median"]
     start = f"| {label} | {structure} | {sam:.2f} | "
     assert f"{start}{over_sam:.2f} | {refresh:.2f} s |" in (ROOT / "docs/index.md").read_text()
+    assert f"{over_sam:.2f}" in (ROOT / "README.md").read_text()
     assert f"{start}{llqr_alone:.2f} | {over_sam:.2f} | {refresh:.2f} s |" in (ROOT / "docs/choose.md").read_text()
 
 

@@ -69,7 +69,7 @@ def main() -> None:
     )
     axes.set(xlim=(-4.2, 1.1), ylim=(-1.2, 1.6), aspect="equal")
     axes.set_axis_off()
-    figure.savefig(Path(__file__).with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None}, facecolor="white")
+    figure.savefig(Path(__file__).with_suffix(".svg"), bbox_inches="tight", pad_inches=0, metadata={"Date": None})
 
 
 if __name__ == "__main__":
