@@ -18,10 +18,9 @@ from llqr.curvature import (
     Loss,
     Problem,
     QuadraticModel,
-    averaged_over_ranks,
+    Ranks,
     choose_engine,
     frozen,
-    several_ranks,
 )
 from llqr.curvature.divergence import Scale
 from llqr.geometry.runtime import Runtime
@@ -61,6 +60,7 @@ class Linearizer:
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
+        self._ranks = _ranks(model, runtime, summed=(divergence.scale if scale is None else scale) == "sum")
         self._engine: Engine | None = None
         self.use(runtime.engine)
 
@@ -90,14 +90,24 @@ class Linearizer:
         )
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of a problem, the mean over all ranks."""
-        if self._engine is None:
-            self._engine = self._made(self._choose(problem))
-        model = self._engine.linearise(problem)
-        return averaged_over_ranks(model) if several_ranks() else model
+        """The quadratic model of a problem; under DDP that of all ranks' batches together."""
+        device = next(iter(self.parameters.values())).device
+        ranks = None if self._ranks is None or not self._ranks.several else self._ranks
+        engine = self._engine = self._engine or self._made(self._choose(problem, ranks, device))
+        if ranks is None:
+            return engine.linearise(problem)
+        return ranks.joined(lambda: engine.linearise(problem), device)
 
-    def _choose(self, problem: Problem) -> type[Engine]:
-        kind, refused = choose_engine(problem, self.divergence, self._scale)
+    def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
+        """The first engine that the model supports, on all ranks."""
+
+        def choice() -> tuple[type[Engine], list[str]]:
+            return choose_engine(problem, self.divergence, self._scale)
+
+        kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
+        if ranks is not None:
+            order = list(ENGINES.values())
+            kind = order[ranks.largest(order.index(kind), device)]
         if not kind.exact:
             warnings.warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
@@ -112,6 +122,18 @@ class Linearizer:
         device = next(iter(self.parameters.values())).device
         with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
+
+
+def _ranks(model: nn.Module, runtime: Runtime, summed: bool) -> Ranks | None:
+    """Those of `Runtime.process_group`, or of the DDP wrapper; None if the model is this process's alone."""
+    if runtime.process_group is not None:
+        return Ranks(runtime.process_group, summed)
+    while not isinstance(model, nn.parallel.DistributedDataParallel):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            return None
+        model = inner
+    return Ranks(model.process_group, summed)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -86,6 +86,11 @@ def test_the_parts_of_a_refresh_are_its_whole():
     assert refresh.geometry.metric.learned
 
 
+def test_every_gradient_has_its_own_products():
+    shared = settings("diagonal", steps=5, gradients=2)
+    assert (shared.products, MeasuredRefresh(workload(MLP), shared).split()["count"]) == (10, 12)
+
+
 def test_timing_the_parts_of_a_refresh_does_not_change_it():
     plain, timed = (MeasuredRefresh(workload(MLP), settings("kfac", steps=5)) for _ in range(2))
     plain.run()

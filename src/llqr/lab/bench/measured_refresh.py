@@ -42,8 +42,8 @@ class RefreshSettings:
 
     @property
     def products(self) -> int:
-        """Products with `H` per refresh, without the one that only reads the last objective."""
-        return sum(step.multiplies for step in self.inner.plan()) - 1
+        """Products with `H` per refresh, without the last step's, which only reads the objective."""
+        return self.inner.gradients * sum(step.multiplies for step in self.inner.plan()[:-1])
 
     def exact(self) -> "RefreshSettings":
         """The same refresh by exact products, one in every inner step, eager and in full precision."""

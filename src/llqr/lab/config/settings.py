@@ -3,7 +3,6 @@
 import inspect
 import math
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from llqr import STRUCTURES, Inner, Metric, Runtime
 from llqr.curvature.divergence import DIVERGENCES
+from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
 from llqr.solvers.damping import Damping
@@ -213,10 +213,8 @@ class GeometrySettings:
 
     def fallbacks(self, metric: Metric) -> dict[str, str]:
         """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
-        rules = {"*": self.structure} if isinstance(self.structure, str) else self.structure
         found = {}
         for block in metric.blocks:
-            asked = next(kind for pattern, kind in rules.items() if fnmatchcase(block.parameter, pattern))
-            if block.is_matrix and metric.kinds[block.name] != asked:
+            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure):
                 found[f"{block.name} {block.shape}"] = metric.kinds[block.name]
         return found
