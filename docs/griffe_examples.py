@@ -5,6 +5,7 @@ from typing import Any
 
 import griffe
 
+#: "Example (a title):", which Griffe does not know; it writes "Example: a title" and shows the title alone.
 TITLED = re.compile(r"^(\s*)Example \((.+)\):$")
 
 
@@ -27,10 +28,10 @@ def fenced(text: str) -> str:
             indent = None
         if indent is None and line.lstrip().startswith(">>> "):
             indent = own
-            if lines and lines[-1].strip() and not lines[-1].rstrip().endswith(":"):
+            if lines and lines[-1].startswith(indent) and lines[-1].strip():  # text, not a heading
                 lines.append("")
             lines.append(f"{indent}```pycon")
-        lines.append(TITLED.sub(r"\1Example: \2", line) if indent is None else line)
+        lines.append(TITLED.sub(r"\1Example: Example: \2", line) if indent is None else line)
     if indent is not None:
         lines.append(f"{indent}```")
     return "\n".join(lines)

@@ -57,8 +57,9 @@ def test_the_api_pages_show_everything_public(package):
     shown = set()
     for page in (ROOT / "docs/api").glob("*.md"):
         shown |= set(re.findall(r"^::: (\S+)$", page.read_text(), flags=re.M))
-    missing = [name for name in importlib.import_module(package).__all__ if f"{package}.{name}" not in shown]
-    assert not missing
+    public = importlib.import_module(package).__all__
+    # A function of the same name as its module is shown by its full path.
+    assert not [name for name in public if shown.isdisjoint({f"{package}.{name}", f"{package}.{name}.{name}"})]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -26,7 +26,7 @@ def step(name: str) -> tuple[np.ndarray, np.ndarray]:
     U = CURVATURE.prod().sqrt() / CURVATURE
     lr = LR / float(CURVATURE.prod().sqrt())
     geometry = llqr.FixedGeometry([(theta, lambda g: U * g)]) if name == "LLQR+SAM" else None
-    opt = llqr.SAM(torch.optim.SGD([theta], lr=lr / (1 if geometry else 3)), rho=RHO, geometry=geometry)
+    opt = llqr.SAM(torch.optim.SGD([theta], lr=lr / (1 if geometry else 3)), rho=RHO, norm="metric", geometry=geometry)
     seen = []
 
     def closure() -> torch.Tensor:
