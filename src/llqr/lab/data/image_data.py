@@ -1,11 +1,18 @@
 """What every image data set offers: batches of its training and of its test images."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
 from llqr.lab.data.batches import Batches
+
+
+class Placement(TypedDict, total=False):
+    """Where the images of a batch are made, and their memory format."""
+
+    device: torch.device | str
+    memory_format: torch.memory_format
 
 
 class ImageData(ABC):
@@ -17,34 +24,15 @@ class ImageData(ABC):
         """The arguments a network needs for this data."""
 
     def train_batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        last: str = "fill",
-        memory_format: torch.memory_format = torch.contiguous_format,
+        self, batch_size: int, *, seed: int, last: str = "fill", **placement: Unpack[Placement]
     ) -> Batches:
         """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
-        return self._batches(batch_size, seed, device, last, memory_format)
+        return self._batches(batch_size, seed, last, **placement)
 
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Batches:
+    def test_batches(self, batch_size: int, **placement: Unpack[Placement]) -> Batches:
         """All test images in order, each once; the last batch may be smaller."""
-        return self._batches(batch_size, None, device, "keep", memory_format)
+        return self._batches(batch_size, None, "keep", **placement)
 
     @abstractmethod
-    def _batches(
-        self,
-        batch_size: int,
-        seed: int | None,
-        device: torch.device | str,
-        last: str,
-        memory_format: torch.memory_format,
-    ) -> Batches:
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> Batches:
         """Training batches with a seed, test batches without one."""

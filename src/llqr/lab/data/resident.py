@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.batches import Batches
-from llqr.lab.data.image_data import ImageData
+from llqr.lab.data.image_data import ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.label_noise import corrupt_labels
 
@@ -104,24 +104,17 @@ class ResidentData(ImageData):
             "channels": self.train.images.shape[3],
         }
 
-    def _batches(
-        self,
-        batch_size: int,
-        seed: int | None,
-        device: torch.device | str,
-        last: str,
-        memory_format: torch.memory_format,
-    ) -> ResidentBatches:
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
         training = seed is not None
+        device = placement.get("device", "cpu")
         return ResidentBatches(
             self.train if training else self.test,
             batch_size,
             mean=self.mean,
             deviation=self.deviation,
-            device=device,
             augmentation=self.options if training else None,
-            shuffle=training,
             generator=None if seed is None else torch.Generator(device).manual_seed(seed),
+            shuffle=training,
             last=last,
-            memory_format=memory_format,
+            **placement,
         )

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.decode import decode
-from llqr.lab.data.image_data import ImageData
+from llqr.lab.data.image_data import ImageData, Placement
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -168,22 +168,12 @@ class StreamingData(ImageData):
         return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
 
     def _batches(
-        self,
-        batch_size: int,
-        seed: int | None,
-        device: torch.device | str,
-        last: str,
-        memory_format: torch.memory_format,
+        self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
         training = seed is not None
+        # The generator is always on the CPU: the order does not depend on the device.
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        files = self.train if training else self.test
         return StreamingBatches(
-            self.train if training else self.test,
-            batch_size,
-            options=self.options,
-            device=device,
-            shuffle=training,
-            # Always on the CPU: the order does not depend on the device.
-            generator=None if seed is None else torch.Generator().manual_seed(seed),
-            last=last,
-            memory_format=memory_format,
+            files, batch_size, options=self.options, shuffle=training, generator=generator, last=last, **placement
         )
