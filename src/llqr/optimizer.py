@@ -207,9 +207,9 @@ class Optimizer(torch.optim.Optimizer):
             return loss
         if self._weights.held:
             self.restore()  # a step was interrupted while it did so
+        if closure is None and self._makes_state(batch):
+            return self.base.step()
         if closure is None and self._probing:
-            if self._makes_state():
-                return self.base.step()
             raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
         self._learn(batch)
         if closure is None:
@@ -277,9 +277,11 @@ class Optimizer(torch.optim.Optimizer):
     def _probing(self) -> bool:
         return self.probe is not None and self.probe.active(self.steps)
 
-    def _makes_state(self) -> bool:
+    def _makes_state(self, batch: Any) -> bool:
         """Whether this is how `torch.distributed.checkpoint` makes an optimizer's state: a step of no length."""
-        return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+        if self.state or any(group.get("lr") != 0 for group in self.param_groups):
+            return False
+        return self._probing or self._lacks_batch(batch)
 
     def _scaler(self, given: Any, closure: Closure | None = None) -> Any:
         """The scaler of the loss: given, calling, or known only by what it has written on this optimizer."""
@@ -306,13 +308,17 @@ class Optimizer(torch.optim.Optimizer):
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
             return
-        if batch is None and self.geometry.due and getattr(self.geometry, "batches", None) is None:
+        if self._lacks_batch(batch):
             raise ValueError(
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
                 "or set geometry.batches"
             )
         with torch.enable_grad():
             self.geometry.keep_up(batch)
+
+    def _lacks_batch(self, batch: Any) -> bool:
+        geometry = self.geometry
+        return geometry is not None and geometry.due and batch is None and getattr(geometry, "batches", None) is None
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
@@ -406,7 +412,11 @@ class Optimizer(torch.optim.Optimizer):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`."""
+        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
+
+        They stand in the first group too: `torch.distributed.checkpoint.state_dict` keeps only states and groups.
+        """
+        self._check_centre("state_dict")
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = self.base.state_dict()
@@ -416,39 +426,70 @@ class Optimizer(torch.optim.Optimizer):
             "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
+        state["param_groups"][0]["llqr"] = saved_state.OwnState.of(state["llqr"])
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state)
             state = state if replaced is None else replaced
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Strict: refuses the state of another probe, another geometry or other parameters."""
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
+        """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
+
+        Args:
+            adopt: also take the state of a plain base optimizer, saved before it was wrapped: its momenta and groups.
+                Probe, geometry and counters stay as they are.
+        """
+        self._check_centre("load_state_dict")
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
-        if "llqr" not in state:
-            raise ValueError("state_dict: no 'llqr' entry, so it was not saved by this optimizer; load it into `base`")
-        own = state.pop("llqr")
-        saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
-        saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
-        saved_state.check_shapes(own["shapes"], self._shapes())
+        state, own = saved_state.taken_apart(state)
+        if own is None and not adopt:
+            raise ValueError(
+                "state_dict: no 'llqr' entry, so it was not saved by this optimizer; pass adopt=True to take the state "
+                "of a plain base optimizer"
+            )
+        if own is not None:
+            saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
+            saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
+            saved_state.check_shapes(own["shapes"], self._shapes())
         saved_state.check_groups(state["param_groups"], self.param_groups)
-        # The geometry first: if it refuses its part, nothing else must have been loaded.
-        if self.geometry is not None:
-            self.geometry.load_state_dict(own["geometry"])
-        if self.probe is not None:
-            self.probe.load_state_dict(own["probe"], self._order())
+        before = self.base.state_dict()
         self.base.load_state_dict(state)
-        self.steps = int(own["steps"])
+        try:
+            if own is not None:
+                self._load_own(own)
+        except BaseException:
+            self.base.load_state_dict(before)
+            raise
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _load_own(self, own: Mapping[str, Any]) -> None:
+        steps = int(own["steps"])
+        memory = None if self.probe is None else self.probe.state_dict(self._order())
+        if self.probe is not None:
+            self.probe.load_state_dict(own["probe"], self._order())
+        try:
+            if self.geometry is not None:
+                self.geometry.load_state_dict(own["geometry"])
+        except BaseException:
+            if self.probe is not None and memory is not None:
+                self.probe.load_state_dict(memory, self._order())
+            raise
+        self.steps = steps
+
+    def _check_centre(self, what: str) -> None:
+        if self._run.between:
+            raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
 
     def _shapes(self) -> list[list[int]]:
         return [list(parameter.shape) for parameter in self._order()]
 
     def __getstate__(self) -> dict[str, Any]:
         """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
+        self._check_centre("copy")
         return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
