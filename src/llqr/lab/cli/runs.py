@@ -19,7 +19,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results import measurements
+from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
 from llqr.lab.runs import stored
@@ -150,7 +150,7 @@ def reproduce(
         _report(planned, how)
         _keep(planned, how)
         if not how.as_json:
-            reporting.show_table(table, measurements.read(how.keep.parent), row or ())
+            reporting.show_table(build_table.build(table, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
 def _filed_under(name: str) -> str:
