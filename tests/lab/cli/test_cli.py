@@ -183,9 +183,16 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
     folder = tmp_path / "runs/digits/mlp/llqr-ngd/seed0"
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    logged = [json.loads(line)["test"]["accuracy"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    logged = [record["test"]["accuracy"] for record in records]
     assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx(logged)
     assert "spectrum/median" in events.Tags()["scalars"]
+    reports = [report for record in records for report in record["refreshes"]]
+    assert reports
+    for key in ("change", "cosine"):
+        found = events.Scalars(f"refresh/{key}")
+        assert [event.step for event in found] == [report["step"] for report in reports]
+        assert [event.value for event in found] == pytest.approx([report[key] for report in reports])
 
 
 @pytest.mark.parametrize(

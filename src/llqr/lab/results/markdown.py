@@ -9,7 +9,6 @@ counts, not the best. ``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows wit
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 from llqr.lab.bench import record_markdown
 from llqr.lab.config.strict import ConfigurationError
@@ -19,6 +18,7 @@ from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs.record import RunRecord
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
+MEASURES: dict[str, Measure] = {"best": "best", "last": "last"}
 
 
 def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
@@ -42,18 +42,14 @@ def _block(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
     unknown = [key for key in options if key not in ("against", "measure")]
     if unknown:
         raise ConfigurationError(f"table:{name}: the options are against and measure, got {unknown[0]!r}.")
-    table = build_table.build(name, runs, _measure(options.get("measure", "best")))
+    measure = options.get("measure", "best")
+    if measure not in MEASURES:
+        raise ConfigurationError(f"table:{name}: measure must be one of {', '.join(MEASURES)}, got {measure!r}.")
+    table = build_table.build(name, runs, MEASURES[measure])
     missing = [row for row in rows if row not in {cell.row for cell in table.cells}]
     if missing:
         raise ConfigurationError(f"table:{name}: there is no row {missing[0]!r}.")
     return compared(table, options["against"], rows) if "against" in options else markdown(table, rows)
-
-
-def _measure(name: str) -> Measure:
-    for known in get_args(Measure):
-        if name == known:
-            return known
-    raise ConfigurationError(f"measure must be one of {', '.join(get_args(Measure))}, got {name!r}.")
 
 
 def names(text: str) -> list[str]:
