@@ -169,6 +169,16 @@ def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llq
     assert llqr("train", "digits/mlp", *QUICK, "--method", "sam", "--max-minutes", "0")[0] == 75
 
 
+def test_compare_puts_several_recipes_on_one_page(llqr, tmp_path):
+    names = ("digits/mlp-noisy", "digits/mlp-clean")
+    code, out, _ = llqr("compare", *names, "--methods", "sgdm", "--seeds", "1", *QUICK)
+    assert code == 0
+    page = (tmp_path / "runs/report.html").read_text()
+    for name in names:
+        assert name in out
+        assert f'id="{name.replace("/", "-")}"' in page
+
+
 def test_a_recipe_may_be_a_file(llqr, tmp_path):
     (tmp_path / "mine.toml").write_text('extends = "digits/mlp"\ntitle = "Mine"\n[training]\nepochs = 1\n')
     code, _, _ = llqr("train", "mine.toml", "--device", "cpu", "--quiet")
