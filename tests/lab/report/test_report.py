@@ -158,6 +158,7 @@ def test_the_effect_of_the_metric_on_gradients_is_shown(runs):
     assert "Change of a gradient by U" in found.text
     rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
     assert [row[8]["text"] for row in rows] == ["–", "–", "–", "40 %", "40 %"]
+    assert "J is the objective that a refresh minimises" in found.text
     assert "nearly nothing" not in found.text
 
 

@@ -42,7 +42,7 @@ def refreshes(section: Section) -> Part | None:
         "layer is trace(U) / n over its n weights; U starts at 1. The change of g is |Ug - g| / |g| on the gradient g "
         "of the inner batch, after the last accepted refresh. " + sources("log.jsonl", learned)
     )
-    weak = [sentence for method, runs in shown if (sentence := _weakness(section, method, runs))]
+    weak = list(filter(None, (_weakness(section, method, runs) for method, runs in shown)))
     plots = [effect, change, spectrum] if any(_reported(run, "change") for run in learned) else [change, spectrum]
     legend = {method: section.looks[method] for method, _ in shown}
     return Part("Refreshes of the metric", [sentence, *weak], [HtmlTable(HEADINGS, rows)], plots, legend)
