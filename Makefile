@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 # CPU builds of torch that are not on PyPI.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint types unit test-slow test-oldest bench tables clean
+.PHONY: demo test lint types unit test-slow test-oldest bench tables docs clean
 
 # Four methods on embedded data, with half of the training labels wrong and with all of them right: two tables, and
 # runs/demo/report.html. One thread: the network is small.
@@ -40,14 +40,21 @@ bench: $(STAMP)
 	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
 	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
-# The measured tables of the README and of docs/bench.md, from results/.
+# The measured tables of the README and of the site, from results/.
 tables: $(STAMP)
-	$(BIN)/llqr table --write README.md
-	$(BIN)/llqr table --write docs/bench.md
+	for page in $$(grep -l "<!-- table:" README.md docs/*.md); do $(BIN)/llqr table --write $$page || exit 1; done
+
+# The site, in site/; a warning or a dead link is an error. `.venv/bin/mkdocs serve` shows it while you write.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
@@ -56,4 +63,4 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis runs site
