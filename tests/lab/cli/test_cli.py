@@ -31,7 +31,7 @@ def llqr(capsys, tmp_path, monkeypatch):
 def test_storage_prints_the_papers_numbers(llqr):
     code, out, _ = llqr("storage", "--json")
     assert code == 0
-    row = json.loads(out)[4]
+    row = next(one for one in json.loads(out) if one["model"] == "ViT-B/16")
     assert (row["model"], row["structure"], row["precond_params"], row["total_mib"]) == (
         "ViT-B/16",
         "e-kfac",
