@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
+from llqr.schedule import check_number
 from llqr.step import amp, gradients, saved_state
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
@@ -86,6 +87,17 @@ class Optimizer(torch.optim.Optimizer):
     # With this, torch's GradScaler passes itself to `step`, which must unscale between its two passes.
     _step_supports_amp_scaling = True
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Before Python complains about arguments: other packages construct SAM from parameters and a class."""
+        kinds = [given for given in (*args[1:], *settings.values()) if isinstance(given, type)]
+        if any(issubclass(kind, torch.optim.Optimizer) for kind in kinds):
+            name = next(kind.__name__ for kind in kinds if issubclass(kind, torch.optim.Optimizer))
+            raise TypeError(
+                f"base: expected an optimizer, not parameters and a class: write "
+                f"llqr.{cls.__name__}(torch.optim.{name}(parameters, lr=...), rho=...)"
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         base: torch.optim.Optimizer,
@@ -100,12 +112,22 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(base, torch.optim.Optimizer):
             raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
+        if isinstance(base, Optimizer):
+            raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
         if isinstance(base, torch.optim.LBFGS):
             raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
+        if probe is not None and not isinstance(probe, SAMProbe):
+            raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             _check_geometry(geometry, base)
         if buffers not in ("centre", "probe"):
             raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
+        if not isinstance(transport, bool):
+            raise TypeError(f"transport: expected True or False, got {transport!r}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
+        if no_sync is not None and not callable(no_sync):
+            raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base = base
         self.probe = probe
@@ -235,8 +257,11 @@ class Optimizer(torch.optim.Optimizer):
                     self._perturb(scaler)
                     self._second_pass(closure, random)
                 finally:
-                    self.restore()
+                    self._return()
             self._update(scaler)
+        except BaseException:
+            self.restore()
+            raise
         finally:
             self._modules.restore_buffers()  # those held for a second pass that did not take place
             gradients.leave(self._order())
@@ -273,12 +298,22 @@ class Optimizer(torch.optim.Optimizer):
             self.zero_grad()
 
     def _second_step(self, scaler: Any) -> None:
-        self.restore()
-        self._update(scaler)
-        gradients.leave(self._order())
+        try:
+            self._return()
+            self._update(scaler)
+            gradients.leave(self._order())
+        except BaseException:
+            self.restore()
+            raise
 
     def restore(self) -> None:
-        """Put weights and buffers back to the centre, if they are not there already."""
+        """Abandon a step: weights and buffers go back to the centre, and the probe forgets it."""
+        self._return()
+        if self.probe is not None:
+            self.probe.undo()
+
+    def _return(self) -> None:
+        """Weights and buffers go back to the centre, if they are not there already."""
         self._weights.restore()
         self._modules.restore_buffers()
         self._run.between = False
@@ -338,8 +373,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
+            search = None
             if not self._modules.known and self.probe is not None:
-                contexts.enter_context(self._modules.finding(self._order()))
+                search = contexts.enter_context(self._modules.finding(self._order()))
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
             outside = gradients.clear_left(self._order())
@@ -347,6 +383,8 @@ class Optimizer(torch.optim.Optimizer):
                 contexts.enter_context(OutsideGradients(outside))
             contexts.enter_context(torch.enable_grad())
             loss = closure()
+            if search is not None:
+                search.loss = loss
         # A copy, because a captured closure writes the losses of both passes into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
@@ -381,12 +419,22 @@ class Optimizer(torch.optim.Optimizer):
         layers, biases = self._modules.roles(parameters)
         point = Point(parameters, grads, layers, biases, self._own_radius(parameters))
         eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
+        self._point_uphill(parameters, eps)
         torch._foreach_add_(parameters, eps)
+
+    def _point_uphill(self, parameters: list[Tensor], eps: list[Tensor]) -> None:
+        """Where the base maximises, worse is down: the displacement is reversed."""
+        if any(group.get("maximize") for group in self.param_groups):
+            reversed_ = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
+            torch._foreach_neg_([part for p, part in zip(parameters, eps, strict=True) if p in reversed_])
 
     def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
         """The `"rho"` of each parameter's group, unless `rho` is a setting of the base optimizer (as in Adadelta)."""
         if "rho" in self.base.defaults or not any("rho" in group for group in self.param_groups):
             return [None] * len(parameters)
+        for i, group in enumerate(self.param_groups):
+            if group.get("rho") is not None:
+                check_number(f"param_groups[{i}]['rho']", group["rho"], 0)
         radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
         return [radius[p] for p in parameters]
 
@@ -406,6 +454,8 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 self.base.step()
         torch.clear_autocast_cache()
+        if self.probe is not None:
+            self.probe.settle()
         self.steps += 1
         if self.geometry is not None:
             self.geometry.advance()
