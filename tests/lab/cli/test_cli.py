@@ -49,30 +49,37 @@ def test_recipes_are_listed(llqr):
     assert (code, "label-noise/0.6" in out) == (0, True)
 
 
-@pytest.mark.parametrize("table", [*TABLES, *SEQUENCES])
-def test_every_table_can_be_planned(llqr, tmp_path, table):
-    code, out, _ = llqr("reproduce", table, "--dry-run", "--json")
+@pytest.mark.parametrize(
+    ("table", "variant"),
+    [(table, "") for table in (*TABLES, *SEQUENCES)] + [("cifar100", "paper"), ("iwslt14", "paper")],
+)
+def test_every_table_can_be_planned(llqr, tmp_path, table, variant):
+    code, out, _ = llqr("reproduce", table, *(["--variant", variant] if variant else []), "--dry-run", "--json")
     assert code == 0
     planned = json.loads(out)
-    rows = {name: recipe.load(name) for name in recipe.names() if name.partition("/")[0] == table}
+    labels = [f"{name}@{variant}" if variant else name for name in recipe.names() if name.partition("/")[0] == table]
+    rows = {label: recipe.load(label) for label in labels}
     expected = [
         (name, seed, method) for name, one in rows.items() for seed in range(one.seeds) for method in one.columns
     ]
     assert [(one["recipe"], one["seed"], one["run"]["method"]) for one in planned] == expected
     for one in planned:
-        diagonal = one["run"]["geometry"] is not None and one["run"]["geometry"]["structure"] == "diagonal"
         assert ("metric_bytes" in one) == one["run"]["method"].startswith("llqr")
-        if diagonal:
+        if variant and one["run"]["geometry"] is not None:
+            assert one["run"]["geometry"]["structure"] == "diagonal"
             assert one["metric_scalars"] == one["parameters"]
             assert one["metric_bytes"] == 4 * one["parameters"]
     assert not any(tmp_path.iterdir())
 
 
 def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr):
-    code, out, _ = llqr("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
+    one_cell = ("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
+    code, out, _ = llqr(*one_cell)
     assert code == 0
-    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 11,220,132 numbers, 42.8 MiB"):
+    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 105,221,773 numbers, 401.4 MiB"):
         assert line in out.splitlines()
+    code, diagonal, _ = llqr(*one_cell, "--variant", "paper")
+    assert (code, "# metric: 11,220,132 numbers, 42.8 MiB" in diagonal.splitlines()) == (0, True)
     assert "# 11,220,132 parameters, 78,200 steps, seeds 0, 1, 2" in out
     code, out, _ = llqr("train", "digits/mlp@short", "--method", "sam", "--set", "probes.sam.rho=0.3", "--dry-run")
     assert (code, "training.epochs = 5" in out, "probe.rho = 0.3" in out, "no metric" in out) == (0, True, True, True)

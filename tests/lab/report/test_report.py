@@ -229,7 +229,7 @@ def test_smaller_may_be_better(tmp_path):
 def test_settings_in_which_methods_differ_are_shown_side_by_side(runs):
     found = page(runs)
     differing = found.table("setting", "sgdm")
-    assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "diagonal"
+    assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "e-kfac"
     assert differing["probe.rho"]["sgdm"]["text"] == "–"
     assert found.table("setting", "value")["training.epochs"]["value"]["text"] == "4"
     made = found.table("", "value")

@@ -87,7 +87,9 @@ def write_report(
 
 
 def table(
-    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="A table of the paper, or of ours.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="A table of the paper, or of ours, or TABLE@VARIANT.")
+    ] = None,
     folder: Annotated[Path, typer.Option("--results", help="Folder with the files of results, *.jsonl.")] = RESULTS,
     write: Annotated[Path | None, typer.Option(help="Rewrite the marked tables in this Markdown file.")] = None,
     against: Annotated[

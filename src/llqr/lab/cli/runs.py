@@ -152,7 +152,8 @@ def reproduce(
         _report(planned, how)
         _keep(planned, how)
         if not how.as_json:
-            reporting.show_table(build_table.build(table, measurements.read(how.keep.parent)).of_rows(row or ()))
+            shown = table if variant is None else f"{table}@{variant}"
+            reporting.show_table(build_table.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
 def _filed_under(name: str) -> str:

@@ -2,7 +2,7 @@
 
 A run belongs to a cell if its resolved configuration is the one that the cell's recipe gives the method. The name under
 which it was run does not matter: a run made for one table also counts where another table repeats the experiment, and a
-run with an overridden setting counts nowhere.
+run with an overridden setting counts nowhere. ``cifar100@paper`` is the table of the recipes' variant of that name.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,18 +30,26 @@ def names() -> list[str]:
 
 
 def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> PaperTable:
-    """The table of this name, filled with these runs; without the paper's numbers unless the best evaluation counts."""
-    if name == "storage":
+    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs.
+
+    Without the paper's numbers unless the best evaluation counts.
+    """
+    plain, at, variant = name.partition("@")
+    if plain not in names() or (plain == "storage" and at):
+        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, or TABLE@VARIANT, got {name!r}.")
+    if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
-    if name not in names():
-        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, got {name!r}.")
-    printed = paper().get(name, {"rows": {}, "seeds": None})
-    recipes = {known.partition("/")[2]: recipe.load(known) for known in recipe.names() if known.startswith(f"{name}/")}
+    printed = paper().get(plain, {"rows": {}, "seeds": None})
+    recipes = {
+        known.partition("/")[2]: recipe.load(f"{known}{at}{variant}")
+        for known in recipe.names()
+        if known.startswith(f"{plain}/")
+    }
     cells: list[PaperCell] = []
     for row in dict.fromkeys([*printed["rows"], *recipes]):
         cells += _row(row, recipes.get(row), printed, runs, measure)
     used = {origin for cell in cells for origin in cell.origins}
-    left_out = list(_left_out(name, recipes, runs, used))
+    left_out = list(_left_out(plain, recipes, runs, used))
     caveats = {row: known.caveat for row, known in recipes.items() if known.beside is not None}
     metric = printed.get("metric") if measure == "best" else None
     return PaperTable(name, metric or _metric(cells, runs, measure), cells, left_out, caveats)

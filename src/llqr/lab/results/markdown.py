@@ -1,8 +1,9 @@
 """Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``, written by `llqr table --write`.
 
-``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables. With ``against=sam`` it shows the
-differences to that method instead of the paper's numbers, and with ``measure=last`` the last evaluation of every run
-counts, not the best. ``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
+``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
+table of a variant of the recipes. With ``against=sam`` it shows the differences to that method instead of the paper's
+numbers, and with ``measure=last`` the last evaluation of every run counts, not the best.
+``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
 ``results/bench/FILE.json``, which a command of `llqr bench` wrote.
 """
 
