@@ -89,6 +89,8 @@ class Geometry:
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
         ema = self.divergence.ema if ema is None else ema
+        if on_refresh is not None and not callable(on_refresh):
+            raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
         check("every", every, 1)
         check("ema", ema, 0, 1)
         self.linearizer = Linearizer(
@@ -248,7 +250,7 @@ class Geometry:
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
-        return self._step + max(1, round(at(self._every, self._step)))
+        return self._step + max(1, round(at(self._every, self._step, "every")))
 
     def _work(self, progress: Progress, step: int) -> Refresh | None:
         """The inner steps owed before this optimizer step; the report, if they were the last."""
@@ -283,7 +285,7 @@ class Geometry:
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
-        beta = at(self._ema, step)
+        beta = at(self._ema, step, "ema")
         accepted = self.refreshes - self.failures
         return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 
