@@ -1,0 +1,83 @@
+"""The second pass of a step whose first pass a framework has run, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from llqr.optimizer import Optimizer
+from llqr.step.random_state import RandomState
+
+
+class Passes:
+    """Remembers what ran at the centre since the last step, and runs it again at the probe.
+
+    The framework then clips and calls `step` in its own way, which ends the step that `first_step` began.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = inner_optimizer(optimizer)
+        self._recorded: list[tuple[RandomState, Callable[[], object]]] = []
+        self.repeating = False
+
+    def record(self, forward_backward: Callable[[], object]) -> None:
+        """Call this just before a forward and backward pass at the centre, which `forward_backward` can repeat."""
+        if self._optimizer is not None and not self.repeating:
+            self._recorded.append((RandomState(self._parameters()), forward_backward))
+
+    def forget(self) -> None:
+        self._recorded.clear()
+
+    def repeat_at_probe(
+        self,
+        *,
+        batch: Any = None,
+        grad_scaler: Any = None,
+        unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Refresh if due, move to the probe, and leave the gradients of all recorded passes there.
+
+        Args:
+            batch: what a refresh learns from, unless the geometry draws its own batches.
+            grad_scaler: the framework's; its loss scale is in the present gradients.
+            unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
+        """
+        recorded, self._recorded = self._recorded, []
+        optimizer = self._optimizer
+        if optimizer is None or all(parameter.grad is None for parameter in self._parameters()):
+            return
+        draws = getattr(optimizer.geometry, "batches", None) is not None
+        optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
+        if not optimizer.probing:
+            return
+        self.repeating = True
+        try:
+            optimizer.zero_grad()
+            after = RandomState(self._parameters())
+            for i, (before, forward_backward) in enumerate(recorded, start=1):
+                if optimizer._same_dropout:
+                    before.restore()
+                with nullcontext() if i == len(recorded) else unsynced():
+                    forward_backward()
+            if optimizer._same_dropout:
+                after.restore()
+        except BaseException:
+            optimizer.restore()
+            raise
+        finally:
+            self.repeating = False
+
+    def _parameters(self) -> list[torch.Tensor]:
+        assert self._optimizer is not None
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer | None:
+    """The `llqr.Optimizer` inside a framework's wrapper; None if there is none."""
+    # The wrappers may inherit from the class of what they wrap, so that `isinstance` alone would stop too early.
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer if isinstance(optimizer, Optimizer) else None
