@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypedDict
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.step import amp, gradients, saved_state
 from llqr.step.modules import OwningModules
+from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
 
@@ -25,6 +28,27 @@ class Settings(TypedDict, total=False):
     model: nn.Module | None
     no_sync: Callable[[], AbstractContextManager[Any]] | None
     same_dropout: bool
+
+
+@dataclass
+class _Run:
+    """What changes from step to step.
+
+    An object of its own: frameworks hand out imitations of an optimizer, which look up what they lack in the original
+    but would keep for themselves what is assigned to them.
+
+    Attributes:
+        between: whether `first_step` has been called, and `second_step` not yet.
+        scaler: the `GradScaler` that is calling `step`.
+        called: whether there has been a step, whichever way it was called; schedulers ask for it.
+        warned: whether it has been said that a step had no gradients.
+    """
+
+    steps: int = 0
+    between: bool = False
+    scaler: Any = None
+    called: bool = False
+    warned: bool = False
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -73,49 +97,85 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
         if isinstance(base, torch.optim.LBFGS):
             raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
-        if geometry is not None and not hasattr(geometry, "transport"):
-            raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
+        if geometry is not None:
+            _check_geometry(geometry, base)
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base = base
         self.probe = probe
         self.geometry = geometry
         self.transport = transport
-        self.steps = 0
+        self._run = _Run()
         self._no_sync = no_sync
         self._same_dropout = same_dropout
         if model is None and geometry is not None:
             model = geometry.model
         self._modules = OwningModules(model)
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
-        self.defaults = base.defaults
 
     # -- groups and state are the base optimizer's own objects, even after it replaces them (load_state_dict does) ----
+    # `base` may be missing (while torch constructs) or be looked up by an imitation of this class that delegates.
 
     @property  # type: ignore[override]
     def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups if "base" in self.__dict__ else []
+        return self.base.param_groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if "base" in self.__dict__:
+        if hasattr(self, "base"):
             self.base.param_groups = groups
 
     @property  # type: ignore[override]
     def state(self) -> Any:
-        return self.base.state if "base" in self.__dict__ else {}
+        return self.base.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        if "base" in self.__dict__:
+        if hasattr(self, "base"):
             self.base.state = state
 
+    @property  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        if hasattr(self, "base"):
+            self.base.defaults = defaults
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done, which schedules are functions of."""
+        return self._run.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._run.steps = steps
+
+    @property
+    def _opt_called(self) -> bool:
+        return self._run.called
+
+    @_opt_called.setter
+    def _opt_called(self, called: bool) -> None:
+        self._run.called = called
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What only the base has, such as `train` and `eval` of schedule-free optimizers."""
+            if name.startswith("_") or name in ("base", "grad_scale", "found_inf"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.base, name)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if "base" in self.__dict__:
+        if hasattr(self, "base"):
             self.base.add_param_group(param_group)
             self._modules.known = self._modules.given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
+        if not set_to_none:
+            gradients.leave(self._order())
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
@@ -123,47 +183,69 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Closure | None = None, *, batch: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
         """One step; returns the loss at the centre.
 
+        Gradients that are there before the step: those of the step before are cleared, so that nobody has to zero
+        them. Those of a backward pass outside the closure are the caller's: without a probe the closure adds to them,
+        as in torch; with one, a closure that adds to them is refused, because the second pass needs them at the probe.
+        A closure that zeroes the gradients first, as usual, is never affected. If no parameter gets a gradient, the
+        step does nothing and is not counted.
+
+        After `first_step`, this is `second_step`; a closure, if there is one, is then the second pass.
+
         Args:
             closure: zeroes the gradients, computes the loss, calls `backward` and returns the loss. Called twice while
                 a probe is active. May be omitted without a probe, if the gradients have been computed already.
             batch: what a refresh learns from when one is due: `(inputs, targets)`, a mapping, or a function that
-                returns one of these.
+                returns one of these. Not needed if the geometry has `batches` of its own.
             grad_scaler: a `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update` after
-                the step, as usual. (`grad_scaler.step(opt, closure)` does the same, but torch refuses it until the
-                scaler has scaled a loss for the first time.)
+                the step, as usual. `grad_scaler.step(opt, closure)` does the same.
         """
+        scaler = self._scaler(grad_scaler, closure)
+        if self._run.between:
+            with torch.enable_grad():
+                loss = None if closure is None else closure()
+            self._second_step(scaler)
+            return loss
         if self._weights.held:
-            raise RuntimeError("step: the weights are still at the probe; call second_step() or restore() first")
+            self.restore()  # a step was interrupted while it did so
         if closure is None and self._probing:
+            if self._makes_state():
+                return self.base.step()
             raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
         self._learn(batch)
         if closure is None:
-            self._update(grad_scaler)
+            self._update(scaler)
             return None
+        amp.start_again(scaler, (self, self.base))
         random = RandomState(self._order()) if self._probing and self._same_dropout else None
-        loss = self._first_pass(closure)
-        if self._probing:
-            try:
-                self._perturb(grad_scaler)
-                self._second_pass(closure, random)
-            finally:
-                self.restore()
-        self._update(grad_scaler)
+        try:
+            loss = self._first_pass(closure)
+            if self._probing and gradients.present(self._order()):
+                try:
+                    self._perturb(scaler)
+                    self._second_pass(closure, random)
+                finally:
+                    self.restore()
+            self._update(scaler)
+        finally:
+            gradients.leave(self._order())
         return loss
 
     @torch.no_grad()
     def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Move the weights to the probe, using the present gradients. Then run the second pass yourself."""
-        if self._weights.held:
+        if self._run.between:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
+        if self._weights.held:
+            self.restore()  # a step was interrupted while it did so
         self._learn(batch)
         if not self._modules.known:
             with self._modules.finding(self._order()):
                 pass
         try:
-            if self._probing:
-                self._perturb(grad_scaler)
+            if self._probing and gradients.present(self._order()):
+                self._perturb(self._scaler(grad_scaler))
             self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
+            self._run.between = True
         except BaseException:
             self.restore()
             raise
@@ -173,30 +255,61 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""
-        if self._probing and not self._weights.held:
+        if self._probing and not self._run.between:
             raise RuntimeError("second_step: call first_step() first")
-        self.restore()
-        self._update(grad_scaler)
+        self._second_step(self._scaler(grad_scaler))
         if zero_grad:
             self.zero_grad()
+
+    def _second_step(self, scaler: Any) -> None:
+        self.restore()
+        self._update(scaler)
+        gradients.leave(self._order())
 
     def restore(self) -> None:
         """Put weights and buffers back to the centre, if they are not there already."""
         self._weights.restore()
         self._modules.restore_buffers()
+        self._run.between = False
         torch.clear_autocast_cache()
 
     @property
     def _probing(self) -> bool:
         return self.probe is not None and self.probe.active(self.steps)
 
+    def _makes_state(self) -> bool:
+        """Whether this is how `torch.distributed.checkpoint` makes an optimizer's state: a step of no length."""
+        return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+
+    def _scaler(self, given: Any, closure: Closure | None = None) -> Any:
+        """The scaler of the loss: given, calling, or known only by what it has written on this optimizer."""
+        scaler = self._run.scaler if given is None else given
+        if scaler is None:
+            scaler = amp.scaler_of(self)
+            if scaler is not None and closure is not None:
+                raise ValueError(
+                    "grad_scaler: this scaler has looked for overflows before the closure computes gradients; "
+                    "call opt.step(closure, grad_scaler=scaler)"
+                )
+        return scaler
+
+    @contextmanager
+    def _called_by(self, scaler: Any) -> Iterator[None]:
+        """While entered, `step` is called by this scaler."""
+        self._run.scaler = scaler
+        try:
+            yield
+        finally:
+            self._run.scaler = None
+
     def _learn(self, batch: Any) -> None:
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
             return
-        if batch is None and self.geometry.due:
+        if batch is None and self.geometry.due and getattr(self.geometry, "batches", None) is None:
             raise ValueError(
-                f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets))"
+                f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
+                "or set geometry.batches"
             )
         with torch.enable_grad():
             self.geometry.keep_up(batch)
@@ -207,8 +320,10 @@ class Optimizer(torch.optim.Optimizer):
                 contexts.enter_context(self._modules.finding(self._order()))
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
+            outside = gradients.clear_left(self._order())
+            if outside and self.probe is not None:
+                contexts.enter_context(OutsideGradients(outside))
             contexts.enter_context(torch.enable_grad())
-            gradients.clear(self._order())
             loss = closure()
         # A copy, because a captured closure writes the losses of both passes into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
@@ -222,19 +337,15 @@ class Optimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             closure()
 
-    def _perturb(self, grad_scaler: Any) -> None:
+    def _perturb(self, scaler: Any) -> None:
         """`theta <- theta + eps`, after a copy of `theta` is taken."""
         assert self.probe is not None
         parameters, grads = self._parameters_and_grads()
-        if not parameters:
-            raise RuntimeError(
-                "closure: no parameter of the optimizer got a gradient; does the closure call backward()?"
-            )
-        grads = amp.centre_gradients(grad_scaler, (self, self.base), grads)
+        grads = amp.centre_gradients(scaler, (self, self.base), grads)
         self._weights.take(parameters)
         # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
         torch.clear_autocast_cache()
-        if amp.overflowed(grad_scaler, grads):
+        if amp.overflowed(scaler, grads):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(parameters, float("nan"))
@@ -251,21 +362,36 @@ class Optimizer(torch.optim.Optimizer):
         radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
         return [radius[p] for p in parameters]
 
-    def _update(self, grad_scaler: Any) -> None:
+    def _update(self, scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""
-        if grad_scaler is not None:
-            amp.unscale_once(grad_scaler, self, self.base)
+        self._run.called = True
+        if not gradients.present(self._order()):
+            self._do_nothing()
+            return
+        if scaler is not None:
+            amp.unscale_once(scaler, self, self.base)
         transports = self.geometry is not None and self.transport
         parameters, grads = self._parameters_and_grads() if transports else ([], [])
         with gradients.substituted(self._transported(parameters, grads), grads, parameters):
-            if grad_scaler is not None:
-                grad_scaler.step(self.base)
+            if scaler is not None:
+                scaler.step(self.base)
             else:
                 self.base.step()
         torch.clear_autocast_cache()
         self.steps += 1
         if self.geometry is not None:
             self.geometry.advance()
+
+    def _do_nothing(self) -> None:
+        """Without gradients torch's optimizers do nothing, hooks aside."""
+        self.base.step()
+        if not self._run.warned:
+            self._run.warned = True
+            warnings.warn(
+                "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call "
+                "backward()? (said once)",
+                stacklevel=4,
+            )
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
         """`U v`."""
@@ -323,12 +449,25 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
-        stays = ("step", "_opt_called")
-        return {k: v for k, v in self.__dict__.items() if k not in stays and not k.startswith("_optimizer_")}
+        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
         probe = None if self.probe is None else self.probe.name
         geometry = None if self.geometry is None else type(self.geometry).__name__
         return (
             f"{type(self).__name__}(probe={probe}, geometry={geometry}, transport={self.transport}, base={self.base})"
+        )
+
+
+def _check_geometry(geometry: GeometryLike, base: torch.optim.Optimizer) -> None:
+    if not hasattr(geometry, "transport"):
+        raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
+    known: Mapping[str, Tensor] | None = getattr(geometry, "parameters", None)
+    if known is None:
+        return
+    mine = {parameter for group in base.param_groups for parameter in group["params"]}
+    if mine.isdisjoint(known.values()):
+        raise ValueError(
+            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both "
+            "from the same model, after its weights are in place"
         )

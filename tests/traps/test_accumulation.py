@@ -5,7 +5,7 @@ import torch
 
 import llqr
 
-from .training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
 
 METHODS = {
     "sam": lambda model, **_: llqr.SAM(sgd(model), rho=0.3),
@@ -49,3 +49,133 @@ def test_gradients_accumulated_before_a_step_without_closure():
             (cross_entropy(micro(x), y) / 3).backward()
         pieces.step(batch=batch)
     torch.testing.assert_close(weights(micro), weights(full), rtol=1e-9, atol=1e-11)
+
+
+def outside_and_inside(model, opt, batch, zeroes=False):
+    """Backward passes of all micro-batches but the last, and a closure for that one, as frameworks accumulate."""
+    pieces = list(zip(batch[0].split(4), batch[1].split(4), strict=True))
+    for x, y in pieces[:-1]:
+        (cross_entropy(model(x), y) / len(pieces)).backward()
+
+    def closure():
+        if zeroes:
+            opt.zero_grad()
+        loss = cross_entropy(model(pieces[-1][0]), pieces[-1][1]) / len(pieces)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("zeroing", [True, False])
+def test_without_a_probe_the_closure_adds_to_gradients_from_outside(zeroing):
+    data = batches(3, size=12, dtype=torch.float64)
+    full, micro = mlp(torch.float64), mlp(torch.float64)
+    whole, pieces = llqr.LLQR(sgd(full), quick_geometry(full)), llqr.LLQR(sgd(micro), quick_geometry(micro))
+    for batch in data:
+        whole.step(closure_of(whole, full, batch), batch=batch)
+        pieces.zero_grad(set_to_none=zeroing)
+        pieces.step(outside_and_inside(micro, pieces, batch), batch=batch)
+    torch.testing.assert_close(weights(micro), weights(full), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("start_after", [0, 5])
+@pytest.mark.parametrize("method", ["sam", "llqr+sam"])
+def test_with_a_probe_they_are_refused_and_nothing_moves(method, start_after):
+    """They would be needed at the probe. Also in a warm-up, or the run would only fail at its end."""
+    model, (batch,) = mlp(), batches(1, size=12)
+    opt = METHODS[method](model)
+    opt.probe.start_after = start_after
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"step: the gradients of a backward pass outside the closure"):
+        opt.step(outside_and_inside(model, opt, batch), batch=batch)
+    assert_same_bits(weights(model), before)
+    assert opt.steps == 0
+
+
+def test_the_peers_idiom_is_refused_too():
+    """A backward pass, then `step(closure)` with a closure that does not zero: half of it would be SAM."""
+    model, data = mlp(), batches(2)
+    opt = llqr.SAM(sgd(model))
+
+    def closure(batch):
+        loss = cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    closure(data[0])
+    with pytest.raises(RuntimeError, match="outside the closure"):
+        opt.step(lambda: closure(data[0]))
+    opt.step(lambda: closure(data[0]))
+    closure(data[1])
+    with pytest.raises(RuntimeError, match="outside the closure"):
+        opt.step(lambda: closure(data[1]))
+
+
+def test_a_closure_that_computes_nothing_is_refused():
+    """A framework's closure that does nothing, after the only backward pass."""
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    with pytest.raises(RuntimeError, match="outside the closure"):
+        opt.step(lambda: None)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("zeroing", ["opt", "base", "model"])
+def test_a_closure_that_zeroes_does_not_care(zeroing, set_to_none):
+    data = batches(3)
+    clean, dirty = mlp(), mlp()
+    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(dirty))
+    for batch in data:
+        opt.step(closure_of(opt, clean, batch))
+
+        def closure(batch=batch):
+            {"opt": other, "base": other.base, "model": dirty}[zeroing].zero_grad(set_to_none)
+            loss = cross_entropy(dirty(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        cross_entropy(dirty(batch[0]), batch[1]).backward()
+        other.step(closure)
+    assert_same_bits(weights(dirty), weights(clean))
+
+
+@pytest.mark.parametrize("zeroing", ["opt", "base", "model"])
+def test_gradients_zeroed_in_place_between_the_steps_are_nobodys(zeroing):
+    data = batches(3)
+    clean, zeroed = mlp(), mlp()
+    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(zeroed))
+    for batch in data:
+        opt.step(closure_of(opt, clean, batch))
+        {"opt": other, "base": other.base, "model": zeroed}[zeroing].zero_grad(set_to_none=False)
+
+        def closure(batch=batch):
+            loss = cross_entropy(zeroed(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        other.step(closure)
+    assert_same_bits(weights(zeroed), weights(clean))
+
+
+@pytest.mark.parametrize("failing_pass", [1, 2])
+def test_gradients_of_a_step_that_failed_are_cleared_too(failing_pass):
+    data = batches(2)
+    clean, failing = mlp(), mlp()
+    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(failing))
+    passes = []
+
+    def closure(batch):
+        passes.append(1)
+        loss = cross_entropy(failing(batch[0]), batch[1])
+        loss.backward()
+        if len(passes) == failing_pass:
+            raise ArithmeticError
+        return loss
+
+    with pytest.raises(ArithmeticError):
+        other.step(lambda: closure(data[0]))
+    opt.step(closure_of(opt, clean, data[1]))
+    other.step(lambda: closure(data[1]))
+    assert_same_bits(weights(failing), weights(clean))

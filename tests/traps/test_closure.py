@@ -1,6 +1,7 @@
 """`step(closure)` calls the closure twice, returns the first loss, and does not trust gradients left by the caller."""
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -90,11 +91,25 @@ def test_works_under_no_grad_and_with_any_callable():
     assert_same_bits(weights(wrapped), weights(plain))
 
 
-def test_a_closure_without_backward_is_named():
-    model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
-    with pytest.raises(RuntimeError, match=r"closure: .*backward"):
-        opt.step(lambda: model(batch[0]).sum())
+@pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM, llqr.Optimizer])
+def test_a_step_without_gradients_does_nothing_and_says_so_once(make):
+    """As torch's own, for loops that skip a batch; the base's hooks run, and the step is not counted."""
+    model, data = mlp(), batches(2)
+    opt = make(sgd(model))
+    seen = []
+    opt.base.register_step_pre_hook(lambda *_: seen.append(1))
+    before = weights(model)
+    with pytest.warns(UserWarning, match=r"step: no parameter .*backward"):
+        opt.step(lambda: model(data[0][0]).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step(lambda: None)
+    assert_same_bits(weights(model), before)
+    assert (opt.steps, len(opt.state), len(seen)) == (0, 0, 2)
+    fresh = mlp()
+    train(make(sgd(fresh)), fresh, data)
+    train(opt, model, data)
+    assert_same_bits(weights(model), weights(fresh))
 
 
 def test_a_probe_without_closure_is_an_error_and_changes_nothing():

@@ -6,7 +6,7 @@ from torch import nn
 
 import llqr
 
-from .training import batches, closure_of, cross_entropy, mlp, sgd, train
+from .training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train
 
 
 def assert_shared(opt: llqr.Optimizer) -> None:
@@ -112,3 +112,72 @@ def test_zero_grad_reaches_every_parameter():
     assert all(p.grad.eq(0).all() for p in model.parameters())
     opt.zero_grad()
     assert all(p.grad is None for p in model.parameters())
+
+
+class Imitation:
+    """What Lightning and Fabric hand out: of the optimizer's class, with nothing of its own, delegating the rest."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("Imitation", (type(self), type(optimizer)), {})
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._optimizer, name)
+
+
+def test_an_imitation_of_the_class_works_on_the_original():
+    model, data = mlp(), batches(3)
+    opt = llqr.FriendlySAM(sgd(model))
+    other = Imitation(opt)
+    assert isinstance(other, llqr.FriendlySAM)
+    for name in ("param_groups", "state", "defaults"):
+        assert getattr(other, name) is getattr(opt.base, name)
+    other.param_groups[0]["lr"] = 0.05
+    for batch in data:
+        closure = closure_of(other, model, batch)
+        closure()
+        other.first_step(zero_grad=True)
+        closure()
+        other.second_step(zero_grad=True)
+    assert opt.steps == other.steps == 3
+    twin = mlp()
+    train(llqr.FriendlySAM(sgd(twin, lr=0.05)), twin, data)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    other.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert len(opt.base.param_groups) == 2
+    other.load_state_dict(other.state_dict())
+    assert opt.steps == 3
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Has two modes, as schedule-free optimizers do."""
+
+    mode = "train"
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+def test_methods_that_only_the_base_has_reach_it():
+    opt = llqr.SAM(ScheduleFree(mlp().parameters(), lr=0.1))
+    opt.eval()
+    assert opt.base.mode == opt.mode == "eval"
+    opt.train()
+    assert opt.base.mode == "train"
+    assert not hasattr(llqr.SAM(sgd(mlp())), "train")
+    with pytest.raises(AttributeError, match="nonsense"):
+        opt.nonsense  # noqa: B018
+
+
+def test_a_geometry_of_another_model_is_refused():
+    model, other = mlp(), mlp()
+    with pytest.raises(ValueError, match=r"geometry: none of its parameters is one of the optimizer's"):
+        llqr.LLQRSAM(sgd(model), quick_geometry(other))
+    geometry = quick_geometry(model)
+    copies = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.load_state_dict(copies, assign=True)
+    with pytest.raises(ValueError, match="geometry: none"):
+        llqr.LLQR(sgd(model), geometry)

@@ -1,5 +1,7 @@
 """`first_step` and `second_step`, for loops that cannot use closures."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -55,10 +57,44 @@ def test_calls_out_of_order_are_named():
     opt.first_step()
     with pytest.raises(RuntimeError, match="called twice"):
         opt.first_step()
-    with pytest.raises(RuntimeError, match="second_step"):
-        opt.step(closure)
     opt.second_step()
     opt.step(closure)
+
+
+@pytest.mark.parametrize("finish", ["step()", "step(closure)", "step(nothing)"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_at_the_probe_is_the_second_step(method, finish):
+    """Frameworks only call `step`, some of them always with a closure."""
+    data = batches(4)
+    make = mlp if method == "llqr+sam" else normalised
+    called, looped = make(), make()
+    train(METHODS[method](called), called, data)
+    opt = METHODS[method](looped)
+    for x, y in data:
+        closure = closure_of(opt, looped, (x, y))
+        closure()
+        opt.first_step(batch=(x, y), zero_grad=True)
+        if finish == "step(closure)":
+            assert opt.step(closure) is not None
+        else:
+            closure()
+            opt.step() if finish == "step()" else opt.step(lambda: None)
+    assert opt.steps == 4
+    assert_same_bits(weights(looped), weights(called))
+
+
+def test_a_scheduler_knows_that_the_two_calls_are_a_step():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1)
+    closure = closure_of(opt, model, batch)
+    closure()
+    opt.first_step()
+    closure()
+    opt.second_step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
 
 
 def test_restore_abandons_a_step():

@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
+from torch.amp.grad_scaler import GradScaler, OptState
+
+
+class ScaledByAttributes:
+    """A scaler that shows itself only by the attributes `grad_scale` and `found_inf` of the optimizer that it steps.
+
+    It has looked at the gradients that are there, so that there can be no closure; and it cannot be told of others.
+    """
+
+    def __init__(self, grad_scale: Tensor | float | None, found_inf: Tensor | float) -> None:
+        self._scale, self._found_inf = grad_scale, found_inf
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        return 1.0 if self._scale is None else float(self._scale)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._scale is not None:
+            scale = self._scale
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale.to(parameter.grad.device) if isinstance(scale, Tensor) else scale)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not float(self._found_inf):
+            optimizer.step()
+
+
+def scaler_of(optimizer: torch.optim.Optimizer) -> ScaledByAttributes | None:
+    """What a scaler has written on the optimizer, if one has."""
+    own = optimizer.__dict__
+    return ScaledByAttributes(own["grad_scale"], own["found_inf"]) if "found_inf" in own else None
+
+
+def start_again(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    """Before a closure computes new gradients: what the scaler has found in the ones that are there does not count."""
+    if not isinstance(scaler, GradScaler) or not scaler.is_enabled():
+        return
+    for optimizer in optimizers:
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        if state is not None and state["stage"] is not OptState.STEPPED:
+            state |= {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
 def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...], grads: list[Tensor]) -> list[Tensor]:
@@ -17,10 +63,9 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
     """
     if scaler is None or not scaler.is_enabled():
         return grads
-    states = scaler._per_optimizer_states
     if any(_unscaled(scaler, optimizer) for optimizer in optimizers):
         for optimizer in optimizers:
-            states.pop(id(optimizer), None)
+            scaler._per_optimizer_states.pop(id(optimizer), None)
         return grads
     return list(torch._foreach_mul(grads, 1.0 / scaler.get_scale()))
 
@@ -29,7 +74,7 @@ def overflowed(scaler: Any, grads: list[Tensor]) -> bool:
     """Whether any gradient is infinite or NaN; checked only with a scaler, where this is an ordinary event."""
     if scaler is None or not scaler.is_enabled():
         return False
-    sizes = torch._foreach_norm(grads, float("inf"))
+    sizes = torch._foreach_norm([gradient for gradient in grads if gradient.numel()], float("inf"))
     return not torch.stack([size.to(sizes[0].device, torch.float32) for size in sizes]).isfinite().all().item()
 
 
@@ -45,5 +90,33 @@ def unscale_once(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.
 
 
 def _unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    states = scaler._per_optimizer_states
+    states = getattr(scaler, "_per_optimizer_states", {})
     return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
+
+
+def _introducing(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradScaler.step` that tells an `llqr.Optimizer` who calls.
+
+    torch lets a scaler pass itself only to an optimizer whose `step` names a `grad_scaler`, which it no longer does
+    once a framework has replaced it; the scaler then looks for overflows before the closure has computed anything. It
+    also refuses to step before it has scaled a loss, which here happens in the closure. Nothing changes for other
+    optimizers.
+    """
+
+    @functools.wraps(step)
+    def introduced(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **settings: Any) -> Any:
+        called_by = getattr(optimizer, "_called_by", None)
+        if called_by is None or not scaler.is_enabled():
+            return step(scaler, optimizer, *args, **settings)
+        if scaler._scale is None:
+            parameter = optimizer.param_groups[0]["params"][0]
+            scaler._lazy_init_scale_growth_tracker(parameter.device)
+        if "closure" in settings:
+            args = (settings.pop("closure"), *args)
+        with called_by(scaler):
+            return step(scaler, optimizer, *args, **settings)
+
+    return introduced
+
+
+GradScaler.step = _introducing(GradScaler.step)  # type: ignore[method-assign]

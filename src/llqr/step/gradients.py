@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+#: An attribute of gradients that a finished step has left behind: their version at that time.
+LEFT = "_left_by_llqr"
 
 
 def collected(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -> tuple[list[Tensor], list[Tensor]]:
@@ -27,16 +30,46 @@ def _refuse(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -
             raise TypeError(f"parameters: {name!r} has a {kind} gradient, which is not supported")
 
 
-def clear(parameters: Sequence[Tensor]) -> None:
-    """Remove the gradients, so that a closure that does not zero them is still right.
+def present(parameters: Iterable[Tensor]) -> bool:
+    """Whether any parameter has a gradient."""
+    return any(parameter.grad is not None for parameter in parameters)
 
-    On a CUDA device they are zeroed in place: a captured closure cannot zero them, and it writes to their memory.
+
+def leave(parameters: Iterable[Tensor]) -> None:
+    """Mark the gradients as those of a step that is over: the next step clears them.
+
+    An attribute of the gradient, because an identity alone is reused, and a reference would keep its memory alive.
     """
-    in_place = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            setattr(gradient, LEFT, gradient._version)
+
+
+def clear(parameters: Iterable[Tensor]) -> None:
+    """Remove the gradients, so that a closure that does not zero them is still right."""
+    _clear([(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None])
+
+
+def clear_left(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Remove the gradients that a step has left behind; returns the parameters that have others."""
+    left, outside = [], []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
+        if getattr(gradient, LEFT, None) == gradient._version:
+            left.append((parameter, gradient))
+        else:
+            outside.append(parameter)
+    _clear(left)
+    return outside
+
+
+def _clear(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """On a CUDA device in place: a captured closure cannot zero gradients, and it writes to their memory."""
+    in_place = []
+    for parameter, gradient in pairs:
         if gradient.is_cuda and gradient.layout == torch.strided:
             in_place.append(gradient)
         else:

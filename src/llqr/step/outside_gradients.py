@@ -1,0 +1,69 @@
+"""Gradients that a backward pass outside the closure left there, before a step with a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REFUSAL = (
+    "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "
+    "too; let the closure compute the loss of all micro-batches (it is called twice, with no backward pass before the "
+    "step), or use first_step() and second_step()"
+)
+
+
+class OutsideGradients:
+    """While entered, a closure that adds to these parameters' gradients is refused; one that zeroes them is not.
+
+    They are zeroed here, in place. A closure that adds to such a gradient writes to it once; one that zeroes it before
+    writes twice, or replaces it. So nothing has to be read from a device, unless a sentence is due.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._zeroed: dict[Tensor, tuple[Tensor, int]] = {}
+        self._hooks: list[Any] = []
+        self._computed = False
+        grads = []
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout == torch.strided and parameter.requires_grad and gradient.numel():
+                grads.append(gradient)
+                self._zeroed[parameter] = gradient, 0
+            else:
+                parameter.grad = None
+        # Kept on the device: gradients that someone has zeroed in place are no one's loss.
+        self._sizes = torch._foreach_norm(grads, 1) if grads else ()
+        if grads:
+            torch._foreach_zero_(grads)
+        self._zeroed = {parameter: (gradient, gradient._version) for parameter, (gradient, _) in self._zeroed.items()}
+
+    def __enter__(self) -> None:
+        self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._zeroed]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if kind is None and self._zeroed and not self._computed and self._untouched() and self._matter():
+            raise RuntimeError(REFUSAL)
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        self._computed = True
+        gradient, version = self._zeroed.pop(parameter, (None, 0))
+        if gradient is not None and parameter.grad is gradient and gradient._version == version + 1 and self._matter():
+            raise RuntimeError(REFUSAL)
+
+    def _untouched(self) -> bool:
+        """Whether the closure computed nothing; one that replays a CUDA graph writes without leaving a version."""
+        here = [parameter.grad is gradient for parameter, (gradient, _) in self._zeroed.items()]
+        return all(here) and not any(bool(gradient.any()) for gradient, _ in self._zeroed.values())
+
+    def _matter(self) -> bool:
+        return any(bool(size) for size in self._sizes)
