@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -66,5 +67,21 @@ class TwoPasses:
                 batch=batch,
                 grad_scaler=self._accelerator.scaler,
                 unsynced=partial(self._accelerator.no_sync, self._model),
+                refreshing=forward_as_written,
             )
         return loss
+
+
+@contextmanager
+def forward_as_written(model: nn.Module) -> Iterator[None]:
+    """Without the autocast that `prepare` puts into a model's `forward`: a refresh has a precision of its own."""
+    own = model.__dict__
+    if "_original_forward" not in own:
+        yield
+        return
+    prepared = own["forward"]
+    model.forward = own["_original_forward"]
+    try:
+        yield
+    finally:
+        model.forward = prepared

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from llqr.optimizer import Optimizer
+from llqr.step import gradients
 from llqr.step.random_state import RandomState
 
 
@@ -25,8 +27,11 @@ class Passes:
 
     def record(self, forward_backward: Callable[[], object]) -> None:
         """Call this just before a forward and backward pass at the centre, which `forward_backward` can repeat."""
-        if self._optimizer is not None and not self.repeating:
-            self._recorded.append((RandomState(self._parameters()), forward_backward))
+        if self._optimizer is None or self.repeating:
+            return
+        if not self._recorded:
+            gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
+        self._recorded.append((RandomState(self._parameters()), forward_backward))
 
     def forget(self) -> None:
         self._recorded.clear()
@@ -37,6 +42,7 @@ class Passes:
         batch: Any = None,
         grad_scaler: Any = None,
         unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        refreshing: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Refresh if due, move to the probe, and leave the gradients of all recorded passes there.
 
@@ -44,14 +50,17 @@ class Passes:
             batch: what a refresh learns from, unless the geometry draws its own batches.
             grad_scaler: the framework's; its loss scale is in the present gradients.
             unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
+            refreshing: entered with the geometry's model while a refresh may run.
         """
         recorded, self._recorded = self._recorded, []
         optimizer = self._optimizer
         if optimizer is None or all(parameter.grad is None for parameter in self._parameters()):
             return
-        draws = getattr(optimizer.geometry, "batches", None) is not None
-        optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
-        if not optimizer.probing:
+        geometry = optimizer.geometry
+        draws = getattr(geometry, "batches", None) is not None
+        with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
+        if not optimizer._probing:
             return
         self.repeating = True
         try:

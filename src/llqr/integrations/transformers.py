@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from transformers import Trainer
 
+from llqr.integrations.accelerate import forward_as_written
 from llqr.integrations.passes import Passes
 
 Inputs = Mapping[str, Any]
@@ -46,6 +47,7 @@ class TwoPassTrainer(Trainer):
                 batch=lambda: self._learned_from(inputs),
                 grad_scaler=self.accelerator.scaler,
                 unsynced=partial(self.accelerator.no_sync, model),
+                refreshing=forward_as_written,
             )
         return loss
 
