@@ -8,6 +8,7 @@ import torch
 
 from llqr.geometry import Geometry, GeometryLike
 from llqr.optimizer import Optimizer, Settings
+from llqr.peer_shapes import takes_an_optimizer
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm
 from llqr.schedule import Schedule
@@ -30,6 +31,7 @@ class SAM(Optimizer):
         >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05)
     """
 
+    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -53,6 +55,7 @@ class LLQRSAM(SAM):
         >>> opt = LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)
     """
 
+    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -77,6 +80,7 @@ class ASAM(Optimizer):
         >>> opt = ASAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
     """
 
+    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -98,6 +102,7 @@ class FisherSAM(Optimizer):
         >>> opt = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1)
     """
 
+    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -119,6 +124,7 @@ class FriendlySAM(Optimizer):
         >>> opt = FriendlySAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6)
     """
 
+    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -141,6 +147,7 @@ class LLQR(Optimizer):
         >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
     """
 
+    @takes_an_optimizer
     def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
         super().__init__(base, None, geometry, **settings)
 
