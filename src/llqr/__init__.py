@@ -1,7 +1,15 @@
 """Geometry-aware sharpness minimization for PyTorch: LLQR, the SAM family, and LLQR+SAM."""
 
 from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel
-from llqr.geometry import FixedGeometry, Geometry, Refresh, RefreshError, RefreshWarning, Runtime
+from llqr.geometry import (
+    FixedGeometry,
+    Geometry,
+    Refresh,
+    RefreshError,
+    RefreshWarning,
+    Runtime,
+    ShiftedCrossEntropy,
+)
 from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
 from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
 from llqr.optimizer import Optimizer
@@ -39,6 +47,7 @@ __all__ = [
     "RefreshWarning",
     "Runtime",
     "SAMProbe",
+    "ShiftedCrossEntropy",
     "Stacked",
     "Structure",
     "build",

@@ -129,9 +129,11 @@ def choose_engine(
             curvature.product(gradient)
             if kind.exact and curvature.asymmetry(gradient) > tolerance:
                 raise RuntimeError("its forward and backward derivatives of this model disagree")
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            raise  # a bad batch, which says nothing about the engine
+        except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError):  # type: ignore[attr-defined]
+            raise  # a bad batch, or a device in trouble, which says nothing about the engine
         except (NotImplementedError, RuntimeError) as error:
+            if "allocate memory" in str(error):  # the same on a CPU, where it has no class of its own
+                raise
             refused.append(f"{kind.name}: {str(error).splitlines()[0]}")
             cause = error
         else:

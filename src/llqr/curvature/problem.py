@@ -19,6 +19,8 @@ Batch = tuple[Any, Any] | Mapping[str, Any]
 #: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
 #: input of a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
+#: The smallest batch for which it is asked whether the loss is a sum.
+FEWEST = 4
 
 
 class Problem:
@@ -26,6 +28,9 @@ class Problem:
 
     The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers, and the random
     state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces.
+
+    Attributes:
+        keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`.
     """
 
     def __init__(
@@ -49,7 +54,10 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {name: p.detach() for name, p in self._caller.named_parameters() if name not in learned}
         self._buffers = dict(self._caller.named_buffers())
+        self.keeps_outputs = False
+        self.seen: Tensor | None = None
         self._places = _places(self._caller)
+        self._tensors = _attached(self._caller)
 
     def fixed_tensors(self) -> list[Tensor]:
         """The model's tensors that are not learned but that outputs depend on: other parameters, and buffers."""
@@ -97,14 +105,21 @@ class Problem:
         replaced = {place: tensors[name] for place, name in self._places.items()}
         device = next(iter(parameters.values())).device
         precision = torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
-        with precision, _as_written(self._caller) if plain else nullcontext():
-            outputs = torch.func.functional_call(self._caller, replaced, (inputs,), tie_weights=False)
+        try:
+            with precision, _as_written(self._caller) if plain else nullcontext():
+                outputs = torch.func.functional_call(self._caller, replaced, (inputs,), tie_weights=False)
+        except BaseException:
+            # An interrupt may come while torch puts the model's own tensors back.
+            _reattach(self._tensors)
+            raise
         if not isinstance(outputs, Tensor):
             raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean loss as a function of all outputs."""
+        if self.keeps_outputs:
+            self.seen = outputs.detach()
         loss = self.loss_fn(outputs, self.targets)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
@@ -113,6 +128,9 @@ class Problem:
     def terms(self, outputs: Tensor) -> Tensor:
         """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
         targets = self.targets
+        counted: Callable[[Any], Tensor] | None = getattr(self.loss_fn, "terms", None)
+        if counted is not None:
+            return counted(targets).to(outputs.dtype)
         if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
             return (targets != ignore_index(self.loss_fn)).sum().to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
@@ -160,6 +178,26 @@ def _places(root: nn.Module) -> dict[str, str]:
     }
 
 
+#: Where a module holds its parameters or buffers, a name there, and the tensor.
+Attached = tuple[dict[str, Tensor | None], str, Tensor]
+
+
+def _attached(root: nn.Module) -> list[Attached]:
+    return [
+        (held, name, tensor)
+        for module in root.modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None
+    ]
+
+
+def _reattach(tensors: list[Attached]) -> None:
+    for held, name, tensor in tensors:
+        if held.get(name) is not tensor:
+            held[name] = tensor
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """`model(inputs)`, with mappings and tuples spread out, and `.logits` taken from objects that have it."""
     if isinstance(inputs, Mapping):
@@ -193,6 +231,29 @@ def batch_signature(batch: Batch) -> Any:
     """What captured graphs hold fixed: the structure of the batch, and its tensors' shapes, dtypes and devices."""
     leaves, structure = pytree.tree_flatten(batch)
     return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def summed(loss_fn: Loss) -> bool:
+    """Whether a loss says that it is a sum: a module's attribute, or a partial's keyword."""
+    if isinstance(loss_fn, functools.partial):
+        return bool(loss_fn.keywords["reduction"] == "sum" if "reduction" in loss_fn.keywords else summed(loss_fn.func))
+    return getattr(loss_fn, "reduction", None) == "sum"
+
+
+def doubles_with_the_batch(problem: Problem) -> bool:
+    """Whether the loss of every sample taken twice is twice the loss, as that of a sum is, and not that of a mean.
+
+    Computed from the outputs that the problem has kept; False if it cannot be told.
+    """
+    loss_fn, targets, outputs = problem.loss_fn, problem.targets, problem.seen
+    if outputs is None or not isinstance(targets, Tensor) or not targets.ndim or not outputs.ndim:
+        return False
+    if not FEWEST <= len(outputs) == len(targets):
+        return False
+    if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers()):
+        return False  # a loss that keeps statistics must not see a batch that is not one
+    once, twice = loss_fn(outputs, targets), loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
+    return bool(once != 0) and bool(((twice - 2 * once).abs() <= 1e-3 * once.abs()).all())
 
 
 def ignore_index(loss_fn: Loss) -> int:

@@ -1,5 +1,6 @@
 """What a user holds: the metric, the curvature it is learned from, and when."""
 
+from llqr.geometry.adapters import ShiftedCrossEntropy
 from llqr.geometry.fixed import FixedGeometry
 from llqr.geometry.geometry import Geometry
 from llqr.geometry.linearizer import Linearizer
@@ -16,4 +17,5 @@ __all__ = [
     "RefreshError",
     "RefreshWarning",
     "Runtime",
+    "ShiftedCrossEntropy",
 ]

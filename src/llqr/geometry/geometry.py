@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.runtime import Runtime
 from llqr.geometry.summary import summarise, weak_metric
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
+from llqr.refresh import interrupts
 from llqr.refresh.effect import WEAK, Effect
 from llqr.refresh.guards import Findings, examine, objection
 from llqr.refresh.inner_loop import InnerProblem, Solution
@@ -56,6 +58,12 @@ class Geometry:
         >>> batch = torch.randn(8, 4), torch.randint(3, (8,))
         >>> geometry.due, geometry.refresh(batch).accepted, geometry.due
         (True, True, False)
+
+    `geometry.batches = loader` lets it draw its own batches. Models that are not called as `model(inputs)` have an
+    adapter, `forward`, which returns the outputs that `loss_fn` takes, never the loss itself: for a model that computes
+    its own loss `lambda model, inputs: model(**inputs).logits` (the labels are not among the inputs), for one with
+    several outputs `lambda model, inputs: torch.cat(model(inputs), -1)` and a `loss_fn` that takes them apart. A causal
+    language model, whose targets are its inputs one place further, has `loss_fn=llqr.ShiftedCrossEntropy()`.
     """
 
     def __init__(
@@ -113,6 +121,8 @@ class Geometry:
         self._next = 0
         self._effect: Effect | None = None
         self._layers: Mapping[str, Effect] = {}
+        self._source: BatchSource | None = None
+        self._source_state: Mapping[str, Any] | None = None
 
     def _check_capturable(self) -> None:
         if not SOLVERS[self.inner.solver].capturable:
@@ -155,10 +165,42 @@ class Geometry:
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def refresh(self, batch: Batch | Callable[[], Batch]) -> Refresh:
+    @property
+    def batches(self) -> Batches | None:
+        """Where refreshes take their batches from if a step is given none: an iterable such as a `DataLoader`, which
+        is begun again when it ends, or a function. Tensors are moved to the model's device.
+
+        A state dictionary has the position: batches go on where they were in an iterable whose order is fixed or drawn
+        from torch's generator, and in one that has a `state_dict` of its own. It may be loaded before this is set.
+
+        Example:
+            >>> model = nn.Linear(4, 3)
+            >>> geometry = Geometry(model, nn.functional.cross_entropy)
+            >>> geometry.batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+            >>> geometry.refresh().accepted
+            True
+        """
+        return None if self._source is None else self._source.source
+
+    @batches.setter
+    def batches(self, batches: Batches | None) -> None:
+        self._source = None if batches is None else BatchSource(batches)
+        if self._source is not None and self._source_state is not None:
+            self._source.load(self._source_state)
+            self._source_state = None
+
+    def _draw(self) -> Batch:
+        if self._source is None:
+            raise TypeError(
+                "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
+                "or set geometry.batches"
+            )
+        return self._source.draw(next(iter(self.parameters.values())).device)
+
+    def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
 
-        A spread refresh under way is dropped.
+        Without a batch, the next one of `batches`. A spread refresh under way is dropped.
         """
         progress = self._begin(batch)
         report = self._work(progress, progress.until)
@@ -196,10 +238,10 @@ class Geometry:
         if self._work(progress, self._step) is None:
             refresher.progress, self._next = progress, progress.until
 
-    def _begin(self, batch: Batch | Callable[[], Batch]) -> Progress:
+    def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
         self._check_place()
-        with self.linearizer.frozen():
-            return self._refresher.begin(batch, self._step, self._until())
+        with interrupts.deferred(), self.linearizer.frozen():
+            return self._refresher.begin(self._draw if batch is None else batch, self._step, self._until())
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
@@ -211,7 +253,7 @@ class Geometry:
             return None
         blended: list[Factors] = []
         try:
-            with self.linearizer.frozen():
+            with interrupts.deferred(), self.linearizer.frozen():
                 loop = self._refresher.advance(progress, step)
                 if loop is None:
                     return None
@@ -219,10 +261,14 @@ class Geometry:
                 blended = self.metric.blend(self._scaled(solution, loop.quadratic), self._beta(progress.step))
                 found = examine(self.metric, loop.quadratic, solution, blended)
                 reason = objection(found)
+            if not reason:
+                self.metric.assign(blended)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             found, reason = Findings(), f"a decomposition failed ({error})"
+        except BaseException:
+            progress.loop = None  # a retry repeats its steps
+            raise
         if not reason:
-            self.metric.assign(blended)
             self._effect, self._layers = found.effect, found.layers
         return self._finish(progress, found, reason)
 
@@ -296,7 +342,8 @@ class Geometry:
             raise RefreshError(f"{message}; {self._failures_in_a_row} in a row (max_failures={limit})")
 
     def _check_place(self) -> None:
-        """The factors live where the parameters were when the geometry was made."""
+        """The factors are those of the parameters of that time, and live where they were."""
+        self.linearizer.check_identity()
         for block in self.metric.blocks:
             parameter = self.parameters[block.parameter]
             if (parameter.device, parameter.dtype) != (block.device, block.dtype):
@@ -323,6 +370,7 @@ class Geometry:
             "engine": self.engine,
             "counters": {key: getattr(self, key) for key in _COUNTERS},
             "refresh": self._refresher.state(),
+            "batches": self._source_state if self._source is None else self._source.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -331,6 +379,11 @@ class Geometry:
         self.metric.load_state_dict(state["metric"])
         restore()
         self.linearizer.use(state["engine"])
+        position = state.get("batches")
+        if self._source is None or position is None:
+            self._source_state = position
+        else:
+            self._source.load(position)
         for key in _COUNTERS:
             setattr(self, key, int(state["counters"][key]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -24,6 +24,7 @@ from llqr.curvature import (
     several_ranks,
 )
 from llqr.curvature.divergence import Scale
+from llqr.curvature.problem import doubles_with_the_batch, summed
 from llqr.geometry.runtime import Runtime
 from llqr.refresh.report import RefreshWarning
 
@@ -51,6 +52,8 @@ class Linearizer:
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         if not callable(loss_fn):
             raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
+        if summed(loss_fn):
+            raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
         self.model: nn.Module = unwrapped(model)
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -62,6 +65,8 @@ class Linearizer:
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._engine: Engine | None = None
+        self._checked = False
+        self._announced: set[str] = set()
         self.use(runtime.engine)
 
     @property
@@ -91,13 +96,61 @@ class Linearizer:
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem, the mean over all ranks."""
+        first = problem.keeps_outputs = not self._checked
         if self._engine is None:
             self._engine = self._made(self._choose(problem))
         model = self._engine.linearise(problem)
+        if first:
+            self._checked = True
+            self._check(problem, model)
         return averaged_over_ranks(model) if several_ranks() else model
 
+    def _check(self, problem: Problem, model: QuadraticModel) -> None:
+        """Warn, at the first refresh, of a loss from which no metric, or another one, is learned."""
+        if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
+            return
+        with torch.no_grad():
+            if doubles_with_the_batch(problem):
+                warnings.warn(
+                    "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the "
+                    "batch, where the mean is expected",
+                    RefreshWarning,
+                    stacklevel=9,
+                )
+            problem.keeps_outputs, problem.seen = False, None
+            if not _zero(model.gradient) and _zero(model.product(model.gradient)):
+                warnings.warn(
+                    "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
+                    "outputs is (does forward= return the loss itself?), so that U only grows",
+                    RefreshWarning,
+                    stacklevel=9,
+                )
+
+    def check_identity(self) -> None:
+        """Refuse a model whose parameters are no longer those that `U` acts on; name those that have joined."""
+        now = dict(self.model.named_parameters())
+        for name, parameter in self.parameters.items():
+            if now.get(name) is not parameter:
+                raise RuntimeError(
+                    f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
+                    "assign=True, or a wrapper, replaces them); make the geometry after that"
+                )
+        joined = {n for n, p in now.items() if p.requires_grad} - self.parameters.keys() - self._announced
+        if joined:
+            self._announced |= joined
+            warnings.warn(
+                f"model: {', '.join(sorted(joined))} did not require a gradient when the geometry was made and keep "
+                "U = 1; make a new geometry to let them join",
+                RefreshWarning,
+                stacklevel=6,
+            )
+
     def _choose(self, problem: Problem) -> type[Engine]:
-        kind, refused = choose_engine(problem, self.divergence, self._scale)
+        try:
+            kind, refused = choose_engine(problem, self.divergence, self._scale)
+        except RuntimeError:
+            _check_runs(problem)
+            raise
         if not kind.exact:
             warnings.warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
@@ -112,6 +165,23 @@ class Linearizer:
         device = next(iter(self.parameters.values())).device
         with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
+
+
+def _check_runs(problem: Problem) -> None:
+    """Say so if the model itself does not run, and not one of its derivatives."""
+    with torch.no_grad():
+        try:
+            for piece in problem.pieces:
+                problem.outputs(problem.parameters, piece)
+        except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            return
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+
+
+def _zero(named: Mapping[str, Tensor]) -> bool:
+    return not any(bool(part.any()) for part in named.values())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from llqr.curvature import Batch, Problem, QuadraticModel
 from llqr.curvature.problem import split_batch
+from llqr.refresh import interrupts
 from llqr.refresh.captured import CapturedLoop
 from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop
 from llqr.refresh.progress import Progress
@@ -58,8 +59,12 @@ class Refresher:
         try:
             loop = progress.loop = progress.loop or self._loop(progress)
             while not progress.up_to_date(step):
+                interrupts.check()
                 loop.advance()
             return loop if loop.done == len(loop.plan) else None
+        except BaseException:
+            progress.loop = None  # half of a step may be done: a retry repeats them all, which gives the same factors
+            raise
         finally:
             progress.seconds += time.perf_counter() - started
 

@@ -1,0 +1,94 @@
+"""Batches that a geometry draws by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from llqr.curvature import Batch
+
+Batches = Iterable[Any] | Callable[[], Any]
+
+
+class BatchSource:
+    """An iterable of batches, begun again whenever it ends, or a function that returns one batch each time.
+
+    A saved position is found again by beginning with the random state of that time and skipping the batches that were
+    drawn, which is exact for a `DataLoader` that shuffles with torch's generator. A source with a `state_dict` and a
+    `load_state_dict` (torchdata's `StatefulDataLoader`) is asked for its own position instead. A function is only
+    called again.
+    """
+
+    def __init__(self, source: Batches) -> None:
+        if not isinstance(source, Iterable) and not callable(source):
+            raise TypeError(f"batches: expected an iterable of batches or a function, got {type(source).__name__}")
+        self.source = source
+        self._iterator: Iterator[Any] | None = None
+        self._position = 0
+        self._began_at: Tensor | None = None
+
+    def draw(self, device: torch.device) -> Batch:
+        """The next batch, its tensors moved to the device. Advances the host's random state."""
+        batch = self._next() if isinstance(self.source, Iterable) else self.source()
+        if isinstance(batch, Mapping):
+            batch = dict(batch)  # tokenizers return classes of their own
+        moved: Batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+        return moved
+
+    def _next(self) -> Any:
+        if self._iterator is None:
+            self._begin_again()
+        assert self._iterator is not None
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._began_at, self._position = None, 0
+            self._begin_again()
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                raise ValueError(
+                    "batches: there are none (any more); pass the iterable itself, not an iterator that ends"
+                ) from None
+        self._position += 1
+        return batch
+
+    def _begin_again(self) -> None:
+        """Iterate from the start; after loading, up to the saved position."""
+        assert isinstance(self.source, Iterable)
+        now = torch.get_rng_state()
+        if self._began_at is not None:
+            torch.set_rng_state(self._began_at)
+        self._began_at = torch.get_rng_state()
+        self._iterator = iter(self.source)
+        for _ in range(self._position):
+            next(self._iterator, None)
+        if self._position:
+            torch.set_rng_state(now)
+
+    def state(self) -> dict[str, Any]:
+        if _keeps_state(self.source):
+            return {"source": self.source.state_dict()}  # type: ignore[union-attr]
+        return {"position": self._position, "began_at": self._began_at}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Begin at a saved position at the next draw."""
+        self._iterator = None
+        if "source" in state and _keeps_state(self.source):
+            self.source.load_state_dict(state["source"])  # type: ignore[union-attr]
+        else:
+            began_at = state.get("began_at")
+            self._position = int(state.get("position", 0))
+            self._began_at = None if began_at is None else began_at.cpu()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the iterator, which cannot be copied in general."""
+        return self.__dict__ | {"_iterator": None}
+
+
+def _keeps_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

@@ -1,0 +1,152 @@
+"""Losses and models that are not of the plain kind: adapted, or named if nothing can be learned from them."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import llqr
+from geometries import flat_geometry
+from traps.training import batches, cross_entropy, mlp, quick_geometry
+
+
+class LanguageModel(nn.Module):
+    """Computes its own loss if it is given labels, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(7, 6), nn.Linear(6, 7)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(self.embed(input_ids).cumsum(1))
+        loss = None if labels is None else llqr.ShiftedCrossEntropy()(logits, labels)
+        return type("Outputs", (), {"logits": logits, "loss": loss})()
+
+
+def test_a_causal_language_model():
+    model, tokens = LanguageModel(), torch.randint(7, (4, 9))
+    labels = tokens.clone()
+    labels[:, -2:] = -100
+    geometry = flat_geometry(model, llqr.ShiftedCrossEntropy(), steps=2)
+    report = geometry.refresh({"input_ids": tokens, "labels": labels})
+    assert report.accepted
+    assert report.loss == pytest.approx(model(tokens, labels).loss.item())
+
+
+def test_the_shifted_loss_has_the_curvature_of_the_plain_one_on_what_it_compares():
+    """Including the number of terms, by which the curvature is scaled."""
+    tokens = torch.randint(7, (4, 9))
+    shifted = flat_geometry(LanguageModel(), llqr.ShiftedCrossEntropy(), steps=3, lr=0.01)
+    plain = flat_geometry(
+        LanguageModel(),
+        lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        forward=lambda model, inputs: model(inputs).logits[:, :-1],
+        steps=3,
+        lr=0.01,
+    )
+    shifted.refresh((tokens, tokens))
+    plain.refresh((tokens, tokens[:, 1:]))
+    for name, factor in shifted.metric.named_factors().items():
+        torch.testing.assert_close(factor, plain.metric.named_factors()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_with_several_outputs():
+    class TwoHeads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).split([2, 1], -1)
+
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs[:, :2], targets % 2) + outputs[:, 2].square().mean()
+
+    geometry = flat_geometry(TwoHeads(5, 3), loss_fn, forward=lambda model, x: torch.cat(model(x), -1), steps=2)
+    assert geometry.refresh(batches(1)[0]).accepted
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [nn.CrossEntropyLoss(reduction="sum"), functools.partial(cross_entropy, reduction="sum")]
+)
+def test_a_loss_that_says_it_is_a_sum_is_refused(loss_fn):
+    with pytest.raises(ValueError, match=r"loss_fn: it is a sum over the batch \(reduction='sum'\)"):
+        quick_geometry(mlp()).__class__(mlp(), loss_fn)
+
+
+def test_a_loss_that_behaves_as_a_sum_is_named():
+    geometry = flat_geometry(mlp(), lambda z, y: cross_entropy(z, y, reduction="sum"), steps=2)
+    with pytest.warns(llqr.RefreshWarning, match="loss_fn: it doubles when every sample is taken twice"):
+        geometry.refresh(batches(1)[0])
+
+
+def test_a_mean_is_not():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        quick_geometry(mlp()).refresh(batches(1)[0])
+
+
+@pytest.mark.parametrize("per_sample", [True, False])
+def test_a_forward_that_returns_the_loss_is_named(per_sample):
+    def forward(model, inputs):
+        x, y = inputs
+        loss = cross_entropy(model(x), y, reduction="none")
+        return loss if per_sample else loss.mean()
+
+    geometry = flat_geometry(mlp(), lambda loss, _: loss.mean(), forward=forward, steps=2)
+    with pytest.warns(llqr.RefreshWarning, match=r"curvature along the gradient is zero.*forward= return the loss"):
+        geometry.refresh((batches(1)[0], torch.zeros(16)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (torch.randn(16, 4), "shapes cannot be multiplied"),
+        (torch.randn(16, 5).double(), "dtype"),
+        (torch.ones(16, 5).long(), "dtype"),
+    ],
+    ids=["shape", "float64", "integers"],
+)
+def test_a_batch_that_the_model_does_not_take_is_named(bad, says):
+    geometry = flat_geometry(mlp(), cross_entropy, steps=2)
+    with pytest.raises(RuntimeError, match=rf"^batch: the model cannot be called on its inputs \(.*{says}"):
+        geometry.refresh((bad, torch.randint(3, (16,))))
+
+
+def test_running_out_of_memory_does_not_choose_an_engine():
+    model, failing = mlp(), [True]
+
+    def forward(module, x):
+        if failing:
+            failing.clear()
+            raise torch.OutOfMemoryError("no memory")
+        return module(x)
+
+    geometry = flat_geometry(model, cross_entropy, forward=forward, steps=2)
+    (batch,) = batches(1)
+    with pytest.raises(torch.OutOfMemoryError):
+        geometry.refresh(batch)
+    assert geometry.engine == "auto"
+    geometry.refresh(batch)
+    assert geometry.engine == "forward"
+
+
+def test_parameters_that_are_replaced_are_named():
+    model, (batch,) = mlp(), batches(1)
+    geometry = quick_geometry(model)
+    geometry.refresh(batch)
+    model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
+    with pytest.raises(RuntimeError, match=r"model: '0.weight' is another tensor than when the geometry was made"):
+        geometry.refresh(batch)
+
+
+def test_parameters_unfrozen_later_are_named_once():
+    model, (batch,) = mlp(), batches(1)
+    model[0].requires_grad_(False)
+    geometry = quick_geometry(model)
+    geometry.refresh(batch)
+    model[0].requires_grad_(True)
+    with pytest.warns(llqr.RefreshWarning, match=r"model: 0\.bias, 0\.weight did not require a gradient"):
+        geometry.refresh(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        geometry.refresh(batch)

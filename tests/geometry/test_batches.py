@@ -1,0 +1,149 @@
+"""`geometry.batches`: no `batch=` in a step, and a resumed run draws the same ones."""
+
+import io
+from collections import UserDict
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import llqr
+from traps.training import assert_same_bits, assert_same_state, batches, closure_of, mlp, quick_geometry, sgd, weights
+
+
+def dataset(rows=48):
+    draw = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(rows, 5, generator=draw), torch.randint(3, (rows,), generator=draw))
+
+
+def steps(opt, model, data):
+    for batch in data:
+        opt.step(closure_of(opt, model, batch))
+
+
+SOURCES = {
+    "list": lambda: batches(3, size=8),
+    "loader": lambda: DataLoader(dataset(), batch_size=8),
+    "shuffled": lambda: DataLoader(dataset(), batch_size=8, shuffle=True),
+    "function": lambda: lambda: batches(1, size=8)[0],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_steps_without_a_batch(source):
+    model, data = mlp(), batches(7)
+    geometry = quick_geometry(model, every=1)
+    geometry.batches = SOURCES[source]()
+    steps(llqr.LLQRSAM(sgd(model), geometry), model, data)
+    assert geometry.refreshes == 7
+
+
+def test_they_are_drawn_in_order_over_and_over_and_only_when_due():
+    model, data, drawn = mlp(), batches(9), []
+
+    class Source:
+        def __iter__(self):
+            for i, batch in enumerate(batches(2, size=8)):
+                drawn.append(i)
+                yield batch
+
+    geometry = quick_geometry(model, every=2)
+    geometry.batches = Source()
+    opt = llqr.LLQR(sgd(model), geometry)
+    steps(opt, model, data)
+    assert drawn == [0, 1, 0, 1, 0]
+    opt.step(closure_of(opt, model, data[0]), batch=data[0])  # a batch that is given comes first
+    assert len(drawn) == 5
+
+
+@pytest.mark.parametrize("source", ["list", "loader", "shuffled"])
+@pytest.mark.parametrize("before", [1, 5, 6, 8])
+@pytest.mark.parametrize("order", ["batches first", "state first"])
+def test_a_resumed_run_draws_the_same(source, before, order):
+    data = batches(12)
+
+    def run():
+        torch.manual_seed(3)
+        model = mlp()
+        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, every=1))
+
+    straight = run()
+    straight[1].geometry.batches = SOURCES[source]()
+    steps(straight[1], straight[0], data)
+    first = run()
+    first[1].geometry.batches = SOURCES[source]()
+    steps(first[1], first[0], data[:before])
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first] + [torch.get_rng_state()], file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second = run()
+    for i in range(2):
+        if (i == 0) == (order == "batches first"):
+            second[1].geometry.batches = SOURCES[source]()
+        else:
+            for part, state in zip(second, saved, strict=False):
+                part.load_state_dict(state)
+    torch.set_rng_state(saved[2])
+    steps(second[1], second[0], data[before:])
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+    assert_same_state(second[1].state_dict(), straight[1].state_dict())
+
+
+def test_a_source_with_a_state_of_its_own_is_asked_for_it():
+    class Stateful:
+        position = 0
+
+        def __iter__(self):
+            while True:
+                self.position += 1
+                yield batches(1, size=8)[0]
+
+        def state_dict(self):
+            return {"position": self.position}
+
+        def load_state_dict(self, state):
+            self.position = state["position"]
+
+    model = mlp()
+    geometry, other = quick_geometry(model), quick_geometry(model)
+    geometry.batches, other.batches = Stateful(), Stateful()
+    for _ in range(3):
+        geometry.refresh()
+    other.load_state_dict(geometry.state_dict())
+    assert other.batches.position == 3
+
+
+def test_drawing_leaves_the_random_state_alone():
+    model, before = mlp(), torch.get_rng_state()
+    geometry = quick_geometry(model)
+    before = torch.get_rng_state()
+    geometry.batches = DataLoader(dataset(), batch_size=8, shuffle=True)
+    geometry.refresh()
+    assert torch.get_rng_state().equal(before)
+
+
+def test_mappings_of_any_class():
+    class Encoding(UserDict):
+        """What tokenizers return."""
+
+    model = nn.Sequential(nn.Linear(5, 3))
+    model.forward = lambda x: nn.Sequential.forward(model, x)
+    geometry = quick_geometry(model)
+    x, y = batches(1)[0]
+    geometry.batches = [Encoding(x=x, labels=y)]
+    assert geometry.refresh().accepted
+
+
+def test_what_is_no_source_is_named():
+    geometry = quick_geometry(mlp())
+    with pytest.raises(TypeError, match="batches: expected an iterable of batches or a function, got int"):
+        geometry.batches = 3
+    geometry.batches = iter(batches(1))
+    geometry.refresh()
+    with pytest.raises(ValueError, match="batches: there are none"):
+        geometry.refresh()
+    geometry.batches = None
+    with pytest.raises(TypeError, match=r"geometry\.batches"):
+        geometry.refresh()
