@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 import llqr
-from llqr.integrations.transformers import TwoPassTrainer, causal_lm_batch, token_cross_entropy
+from llqr.integrations.transformers import TwoPassTrainer
 
 torch.manual_seed(0)
 sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2}
@@ -18,7 +18,7 @@ model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, attn
 counting = (torch.arange(8) + torch.randint(16, (256, 1))) % 16
 data = [{"input_ids": row, "labels": row} for row in counting]
 
-geometry = llqr.Geometry(model, token_cross_entropy, structure="e-kfac", every=10)
+geometry = llqr.Geometry(model, llqr.ShiftedCrossEntropy(), structure="e-kfac", every=10)
 optimizer = llqr.LLQRSAM(torch.optim.AdamW(model.parameters(), lr=3e-3), geometry, rho=0.05)
 
 with tempfile.TemporaryDirectory() as folder:
@@ -32,8 +32,5 @@ with tempfile.TemporaryDirectory() as folder:
         report_to=[],
         use_cpu=True,
     )
-    trainer = TwoPassTrainer(
-        model, arguments, train_dataset=data, optimizers=(optimizer, None), geometry_batch=causal_lm_batch
-    )
-    trainer.train()
+    TwoPassTrainer(model, arguments, train_dataset=data, optimizers=(optimizer, None)).train()
 print(geometry.summary().splitlines()[0])
