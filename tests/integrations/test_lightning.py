@@ -88,8 +88,37 @@ def test_sam_without_the_callback():
 
 
 def test_accumulation_without_the_callback_is_refused():
-    with pytest.raises(RuntimeError, match="TwoPasses"):
+    with pytest.raises(RuntimeError, match="outside the closure"):
         trainer(accumulate_grad_batches=2).fit(Net(), loader())
+
+
+def test_16_mixed_without_the_callback_is_refused():
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    with pytest.raises(TypeError, match="a probe needs the loss twice"):
+        trainer(plugins=[precision]).fit(Net(), loader())
+
+
+def test_a_geometry_with_batches_of_its_own_needs_no_callback():
+    def method(model):
+        opt = llqr_sam(model)
+        opt.geometry.batches = samples()
+        return opt
+
+    module, other = Net(method), network()
+    trainer().fit(module, loader())
+    opt = method(other)
+    for epoch in range(2):
+        for i, batch in enumerate(samples()):
+
+            def closure(batch=batch, i=i, epoch=epoch):
+                opt.zero_grad()
+                seed_micro_batch(epoch, i)
+                loss = cross_entropy(other(batch[0]), batch[1])
+                loss.backward()
+                return loss
+
+            opt.step(closure)
+    assert_same(module.net, other)
 
 
 def test_logs_and_metrics_are_those_at_the_centre():
@@ -270,6 +299,8 @@ def test_the_modules_own_hooks_stay():
 class Manual(Net):
     """The forms of a step that manual optimization allows."""
 
+    scaler = None
+
     def __init__(self, method, form):
         super().__init__(method)
         self.automatic_optimization = False
@@ -289,7 +320,7 @@ class Manual(Net):
             opt.step(forward_backward, batch=batch)
             return
         forward_backward()
-        opt.first_step(batch=batch)
+        opt.first_step(batch=batch, grad_scaler=self.scaler)
         forward_backward()
         if self.form == "two calls":
             opt.second_step()
@@ -316,6 +347,16 @@ def test_manual_optimization_with_a_metric(form):
     trainer().fit(module, loader())
     train_in_two_calls(other, llqr_sam(other), samples(), epochs=2)
     assert_same(module.net, other)
+
+
+def test_manual_optimization_in_16_mixed():
+    ours, theirs = (torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3) for _ in range(2))
+    module, other = Manual(llqr_sam, "step"), network()
+    module.scaler = ours
+    trainer(plugins=[MixedPrecision("16-mixed", "cpu", ours)]).fit(module, loader())
+    train_in_two_calls(other, llqr_sam(other), samples(), epochs=2, scaler=theirs, autocast=torch.float16)
+    assert ours.get_scale() == theirs.get_scale() < 2.0**24
+    assert_same(module.net, other, rtol=1e-6, atol=1e-6)
 
 
 def test_manual_optimization_without_a_probe():

@@ -17,7 +17,24 @@ from llqr.step.random_state import RandomState
 class Passes:
     """Remembers what ran at the centre since the last step, and runs it again at the probe.
 
-    The framework then clips and calls `step` in its own way, which ends the step that `first_step` began.
+    The loop then clips and calls `step` in its own way, which ends the step. It works for any loop without closures,
+    with as many micro-batches as it likes; an optimizer that is not of llqr is left alone.
+
+    Args:
+        optimizer: of llqr, or a framework's wrapper around one.
+
+    Example:
+        >>> import llqr
+        >>> model = nn.Linear(4, 3)
+        >>> opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> passes = Passes(opt)
+        >>> for x in torch.randn(2, 8, 4):
+        ...     passes.record(lambda x=x: model(x).square().mean().backward())
+        ...     model(x).square().mean().backward()
+        >>> passes.repeat_at_probe()
+        >>> opt.step()
+        >>> opt.steps
+        1
     """
 
     def __init__(self, optimizer: Any) -> None:
