@@ -181,3 +181,37 @@ def test_probe_only_does_not_change_the_update():
 def test_bad_settings_are_named(make, argument):
     with pytest.raises(ValueError, match=f"^{argument}: "):
         make(sgd(mlp()))
+
+
+def parameters():
+    return [torch.nn.Parameter(torch.ones(2))]
+
+
+@pytest.mark.parametrize("shape", ["positional", "keyword"])
+@pytest.mark.parametrize("make", [llqr.SAM, llqr.ASAM])
+def test_the_constructor_shape_of_other_packages_is_answered(make, shape):
+    args, settings = ((torch.optim.SGD,), {}) if shape == "positional" else ((), {"base_optimizer": torch.optim.SGD})
+    with pytest.raises(TypeError, match=rf"write llqr\.{make.__name__}\(torch\.optim\.SGD\(parameters, lr=\.\.\.\)"):
+        make(parameters(), *args, rho=0.05, lr=0.1, momentum=0.9, **settings)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda base: llqr.SAM(llqr.SAM(base)), "base: SAM is a wrapper already"),
+        (lambda base: llqr.Optimizer(base, 0.05), "probe: expected a llqr.SAMProbe"),
+        (lambda base: llqr.Optimizer(base, llqr.SAMProbe), "probe: expected a llqr.SAMProbe"),
+        (lambda base: llqr.SAM(base, model="resnet"), "model: expected an nn.Module, got str"),
+        (lambda base: llqr.SAM(base, no_sync=True), "no_sync: expected a function"),
+        (lambda base: llqr.SAM(base, transport="no"), "transport: expected True or False"),
+        (lambda base: llqr.LLQR(base, None), "geometry: expected a llqr.Geometry, got None"),
+        (lambda base: llqr.LLQRSAM(base, None), "geometry: expected a llqr.Geometry, got None"),
+        (lambda base: llqr.build(None, base), "name: expected one of"),
+        (lambda base: llqr.FriendlySAM(base, lam=lambda step: 0.9), "lam: expected a number"),
+        (lambda base: llqr.ASAM(base, eta=float("inf")), "eta: expected a number"),
+        (lambda base: llqr.SAM(base, start_after=lambda step: 3), "start_after: expected a number"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, says):
+    with pytest.raises((TypeError, ValueError), match=f"^{says}"):
+        wrong(torch.optim.SGD(parameters(), lr=0.1))

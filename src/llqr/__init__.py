@@ -15,6 +15,7 @@ from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
 from llqr.optimizer import Optimizer
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.solvers import SOLVERS, Inner
+from llqr.step.state_split import joined_state, split_state
 
 __version__ = "0.1.0"
 
@@ -51,5 +52,7 @@ __all__ = [
     "Stacked",
     "Structure",
     "build",
+    "joined_state",
     "method_names",
+    "split_state",
 ]

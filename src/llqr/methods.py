@@ -67,6 +67,7 @@ class LLQRSAM(SAM):
         start_after: int = 0,
         **settings: Unpack[Settings],
     ) -> None:
+        _check_given(geometry)
         super().__init__(
             base, rho, norm=norm, start_after=start_after, geometry=geometry, transport=transport, **settings
         )
@@ -149,7 +150,13 @@ class LLQR(Optimizer):
 
     @takes_an_optimizer
     def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
+        _check_given(geometry)
         super().__init__(base, None, geometry, **settings)
+
+
+def _check_given(geometry: GeometryLike | None) -> None:
+    if geometry is None:
+        raise TypeError("geometry: expected a llqr.Geometry, got None")
 
 
 BASES = ("sgdm", "adam", "adamw")
@@ -176,6 +183,8 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
         >>> build("fsam", torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6).probe.name
         'fsam'
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected one of {', '.join(method_names())}, got {name!r}")
     plain, divergence = _without_divergence(name.lower())
     if plain not in method_names():
         raise ValueError(f"name: unknown method {name!r}; choose one of {', '.join(method_names())}")

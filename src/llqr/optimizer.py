@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
+from llqr.schedule import check_number
 from llqr.step import amp, gradients, saved_state
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
@@ -82,6 +83,17 @@ class Optimizer(torch.optim.Optimizer):
     # With this, torch's GradScaler passes itself to `step`, which must unscale between its two passes.
     _step_supports_amp_scaling = True
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Before Python complains about arguments: other packages construct SAM from parameters and a class."""
+        kinds = [given for given in (*args[1:], *settings.values()) if isinstance(given, type)]
+        if any(issubclass(kind, torch.optim.Optimizer) for kind in kinds):
+            name = next(kind.__name__ for kind in kinds if issubclass(kind, torch.optim.Optimizer))
+            raise TypeError(
+                f"base: expected an optimizer, not parameters and a class: write "
+                f"llqr.{cls.__name__}(torch.optim.{name}(parameters, lr=...), rho=...)"
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         base: torch.optim.Optimizer,
@@ -95,10 +107,20 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(base, torch.optim.Optimizer):
             raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
+        if isinstance(base, Optimizer):
+            raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
         if isinstance(base, torch.optim.LBFGS):
             raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
+        if probe is not None and not isinstance(probe, SAMProbe):
+            raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             _check_geometry(geometry, base)
+        if not isinstance(transport, bool):
+            raise TypeError(f"transport: expected True or False, got {transport!r}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
+        if no_sync is not None and not callable(no_sync):
+            raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base = base
         self.probe = probe
@@ -207,9 +229,9 @@ class Optimizer(torch.optim.Optimizer):
             return loss
         if self._weights.held:
             self.restore()  # a step was interrupted while it did so
+        if closure is None and self._makes_state(batch):
+            return self.base.step()
         if closure is None and self._probing:
-            if self._makes_state():
-                return self.base.step()
             raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
         self._learn(batch)
         if closure is None:
@@ -224,8 +246,11 @@ class Optimizer(torch.optim.Optimizer):
                     self._perturb(scaler)
                     self._second_pass(closure, random)
                 finally:
-                    self.restore()
+                    self._return()
             self._update(scaler)
+        except BaseException:
+            self.restore()
+            raise
         finally:
             gradients.leave(self._order())
         return loss
@@ -262,12 +287,22 @@ class Optimizer(torch.optim.Optimizer):
             self.zero_grad()
 
     def _second_step(self, scaler: Any) -> None:
-        self.restore()
-        self._update(scaler)
-        gradients.leave(self._order())
+        try:
+            self._return()
+            self._update(scaler)
+            gradients.leave(self._order())
+        except BaseException:
+            self.restore()
+            raise
 
     def restore(self) -> None:
-        """Put weights and buffers back to the centre, if they are not there already."""
+        """Abandon a step: weights and buffers go back to the centre, and the probe forgets it."""
+        self._return()
+        if self.probe is not None:
+            self.probe.undo()
+
+    def _return(self) -> None:
+        """Weights and buffers go back to the centre, if they are not there already."""
         self._weights.restore()
         self._modules.restore_buffers()
         self._run.between = False
@@ -277,9 +312,11 @@ class Optimizer(torch.optim.Optimizer):
     def _probing(self) -> bool:
         return self.probe is not None and self.probe.active(self.steps)
 
-    def _makes_state(self) -> bool:
+    def _makes_state(self, batch: Any) -> bool:
         """Whether this is how `torch.distributed.checkpoint` makes an optimizer's state: a step of no length."""
-        return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+        if self.state or any(group.get("lr") != 0 for group in self.param_groups):
+            return False
+        return self._probing or self._lacks_batch(batch)
 
     def _scaler(self, given: Any, closure: Closure | None = None) -> Any:
         """The scaler of the loss: given, calling, or known only by what it has written on this optimizer."""
@@ -306,7 +343,7 @@ class Optimizer(torch.optim.Optimizer):
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
             return
-        if batch is None and self.geometry.due and getattr(self.geometry, "batches", None) is None:
+        if self._lacks_batch(batch):
             raise ValueError(
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
                 "or set geometry.batches"
@@ -314,10 +351,15 @@ class Optimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             self.geometry.keep_up(batch)
 
+    def _lacks_batch(self, batch: Any) -> bool:
+        geometry = self.geometry
+        return geometry is not None and geometry.due and batch is None and getattr(geometry, "batches", None) is None
+
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
+            search = None
             if not self._modules.known and self.probe is not None:
-                contexts.enter_context(self._modules.finding(self._order()))
+                search = contexts.enter_context(self._modules.finding(self._order()))
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
             outside = gradients.clear_left(self._order())
@@ -325,6 +367,8 @@ class Optimizer(torch.optim.Optimizer):
                 contexts.enter_context(OutsideGradients(outside))
             contexts.enter_context(torch.enable_grad())
             loss = closure()
+            if search is not None:
+                search.loss = loss
         # A copy, because a captured closure writes the losses of both passes into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
@@ -353,12 +397,22 @@ class Optimizer(torch.optim.Optimizer):
         layers, biases = self._modules.roles(parameters)
         point = Point(parameters, grads, layers, biases, self._own_radius(parameters))
         eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
+        self._point_uphill(parameters, eps)
         torch._foreach_add_(parameters, eps)
+
+    def _point_uphill(self, parameters: list[Tensor], eps: list[Tensor]) -> None:
+        """Where the base maximises, worse is down: the displacement is reversed."""
+        if any(group.get("maximize") for group in self.param_groups):
+            reversed_ = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
+            torch._foreach_neg_([part for p, part in zip(parameters, eps, strict=True) if p in reversed_])
 
     def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
         """The `"rho"` of each parameter's group, unless `rho` is a setting of the base optimizer (as in Adadelta)."""
         if "rho" in self.base.defaults or not any("rho" in group for group in self.param_groups):
             return [None] * len(parameters)
+        for i, group in enumerate(self.param_groups):
+            if group.get("rho") is not None:
+                check_number(f"param_groups[{i}]['rho']", group["rho"], 0)
         radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
         return [radius[p] for p in parameters]
 
@@ -378,6 +432,8 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 self.base.step()
         torch.clear_autocast_cache()
+        if self.probe is not None:
+            self.probe.settle()
         self.steps += 1
         if self.geometry is not None:
             self.geometry.advance()
@@ -406,7 +462,11 @@ class Optimizer(torch.optim.Optimizer):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`."""
+        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
+
+        They stand in the first group too: `torch.distributed.checkpoint.state_dict` keeps only states and groups.
+        """
+        self._check_centre("state_dict")
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state = self.base.state_dict()
@@ -416,39 +476,70 @@ class Optimizer(torch.optim.Optimizer):
             "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
+        state["param_groups"][0]["llqr"] = saved_state.OwnState.of(state["llqr"])
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state)
             state = state if replaced is None else replaced
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Strict: refuses the state of another probe, another geometry or other parameters."""
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
+        """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
+
+        Args:
+            adopt: also take the state of a plain base optimizer, saved before it was wrapped: its momenta and groups.
+                Probe, geometry and counters stay as they are.
+        """
+        self._check_centre("load_state_dict")
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
-        if "llqr" not in state:
-            raise ValueError("state_dict: no 'llqr' entry, so it was not saved by this optimizer; load it into `base`")
-        own = state.pop("llqr")
-        saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
-        saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
-        saved_state.check_shapes(own["shapes"], self._shapes())
+        state, own = saved_state.taken_apart(state)
+        if own is None and not adopt:
+            raise ValueError(
+                "state_dict: no 'llqr' entry, so it was not saved by this optimizer; pass adopt=True to take the state "
+                "of a plain base optimizer"
+            )
+        if own is not None:
+            saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
+            saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
+            saved_state.check_shapes(own["shapes"], self._shapes())
         saved_state.check_groups(state["param_groups"], self.param_groups)
-        # The geometry first: if it refuses its part, nothing else must have been loaded.
-        if self.geometry is not None:
-            self.geometry.load_state_dict(own["geometry"])
-        if self.probe is not None:
-            self.probe.load_state_dict(own["probe"], self._order())
+        before = self.base.state_dict()
         self.base.load_state_dict(state)
-        self.steps = int(own["steps"])
+        try:
+            if own is not None:
+                self._load_own(own)
+        except BaseException:
+            self.base.load_state_dict(before)
+            raise
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _load_own(self, own: Mapping[str, Any]) -> None:
+        steps = int(own["steps"])
+        memory = None if self.probe is None else self.probe.state_dict(self._order())
+        if self.probe is not None:
+            self.probe.load_state_dict(own["probe"], self._order())
+        try:
+            if self.geometry is not None:
+                self.geometry.load_state_dict(own["geometry"])
+        except BaseException:
+            if self.probe is not None and memory is not None:
+                self.probe.load_state_dict(memory, self._order())
+            raise
+        self.steps = steps
+
+    def _check_centre(self, what: str) -> None:
+        if self._run.between:
+            raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
 
     def _shapes(self) -> list[list[int]]:
         return [list(parameter.shape) for parameter in self._order()]
 
     def __getstate__(self) -> dict[str, Any]:
         """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
+        self._check_centre("copy")
         return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:

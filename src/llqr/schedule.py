@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, isfinite
+from typing import Any
 
 Schedule = float | Callable[[int], float]
 
 
-def at(schedule: Schedule, step: int) -> float:
-    """The value of a setting at a step."""
-    return float(schedule(step)) if callable(schedule) else float(schedule)
+def at(schedule: Schedule, step: int, argument: str = "schedule") -> float:
+    """The value of a setting at a step; a function of the step may not give infinity or NaN."""
+    value = float(schedule(step)) if callable(schedule) else float(schedule)
+    if not isfinite(value):
+        raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")
+    return value
 
 
-def check(argument: str, schedule: Schedule, lower: float, upper: float = float("inf")) -> None:
-    """Refuse a fixed value outside `[lower, upper]`; functions of the step are not checked."""
-    if callable(schedule):
-        return
-    if isinstance(schedule, bool) or not isinstance(schedule, int | float) or not lower <= schedule <= upper:
-        raise ValueError(
-            f"{argument}: expected a number in [{lower:g}, {upper:g}] or a function of the step, got {schedule!r}"
-        )
+def check(argument: str, schedule: Schedule, lower: float, upper: float = inf) -> None:
+    """Refuse a fixed value outside `[lower, upper]` or infinite; functions of the step are checked at each step."""
+    if not callable(schedule):
+        _check(argument, schedule, lower, upper, " or a function of the step")
+
+
+def check_number(argument: str, number: Any, lower: float, upper: float = inf) -> None:
+    """Refuse what is not a finite number in `[lower, upper]`."""
+    _check(argument, number, lower, upper, "")
+
+
+def _check(argument: str, number: Any, lower: float, upper: float, alternative: str) -> None:
+    plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
+    if not plain or not lower <= number <= upper:
+        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}]{alternative}, got {number!r}")

@@ -195,3 +195,59 @@ def test_frozen_statistics_stay_frozen():
     assert_same_bits(buffers(model), before)
     assert not model[1].training
     assert model[0].training
+
+
+def test_a_network_that_another_thread_trains_is_not_adopted():
+    """Its statistics must not be rolled back with ours."""
+    ours, theirs = network(nn.BatchNorm1d), network(nn.BatchNorm1d)
+    opt, (batch,) = llqr.SAM(sgd(ours), rho=0.5), batches(1)
+
+    def closure():
+        theirs(batch[0])  # as if at the same time
+        return closure_of(opt, ours, batch)()
+
+    opt.step(closure)
+    opt.step(closure)
+    assert theirs[1].num_batches_tracked == 4
+    assert ours[1].num_batches_tracked == 2
+
+
+def test_a_network_that_the_loss_goes_through_is():
+    """Such as a discriminator, whose parameters another optimizer has."""
+    generator, critic = nn.Sequential(nn.Linear(5, 5)), network(nn.BatchNorm1d)
+    opt, (batch,) = llqr.SAM(sgd(generator), rho=0.5), batches(1)
+    for _ in range(2):
+        opt.step(closure_of(opt, lambda x: critic(generator(x)), batch))
+    assert critic[1].num_batches_tracked == 2
+
+
+class Shifting(nn.Module):
+    """Loses a buffer, or changes the size of one, during a pass."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.register_buffer("cache", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "loses" and "cache" in self._buffers:
+            del self.cache
+        elif self.what == "resizes":
+            self.cache.resize_(self.cache.numel() + 1).fill_(1.0)
+        elif self.what == "replaces":
+            self.cache = torch.zeros(self.cache.numel() + 1)
+        return x
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("what", ["loses", "resizes", "replaces"])
+def test_a_buffer_that_is_lost_or_changes_its_size(what, given):
+    model = nn.Sequential(nn.Linear(5, 3), Shifting(what))
+    opt = llqr.SAM(sgd(model), model=model if given else None)
+    twin = nn.Sequential(nn.Linear(5, 3))
+    twin.load_state_dict({name: p for name, p in model.state_dict().items() if "cache" not in name})
+    plain = llqr.SAM(sgd(twin))
+    for batch in batches(3):
+        opt.step(closure_of(opt, model, batch))
+        plain.step(closure_of(plain, twin, batch))
+    assert model[0].weight.equal(twin[0].weight)

@@ -134,3 +134,115 @@ def test_a_base_step_that_raises_leaves_the_weights_at_the_centre():
     with pytest.raises(RuntimeError, match="no"):
         opt.step(closure_of(opt, model, batch))
     assert_same_bits(weights(model), before)
+
+
+@pytest.mark.parametrize("form", ["closure", "two calls"])
+@pytest.mark.parametrize("failing", ["second pass", "base"])
+def test_a_failed_step_leaves_nothing_in_the_friendly_mean(form, failing):
+    """Tried again, it is the step that it would have been."""
+    data, ends = batches(3), []
+    for fails in (False, True):
+        model = mlp()
+        opt = llqr.FriendlySAM(sgd(model), rho=0.5)
+        opt.step(closure_of(opt, model, data[0]))
+        for _ in range(1 + fails):
+            failed, passes = fails and not ends[1:] and opt.steps == 1, []
+            fails = False
+            hook = opt.base.register_step_pre_hook(_raise) if failed and failing == "base" else None
+            try:
+                _step(opt, model, data[1], form, passes, failed and failing == "second pass")
+            except ArithmeticError:
+                assert failed
+            finally:
+                if hook is not None:
+                    hook.remove()
+        opt.step(closure_of(opt, model, data[2]))
+        assert opt.steps == 3
+        ends.append(weights(model))
+    assert_same_bits(*ends)
+
+
+def _raise(*_):
+    raise ArithmeticError
+
+
+def _step(opt, model, batch, form, passes, fails):
+    def closure():
+        passes.append(1)
+        loss = closure_of(opt, model, batch)()
+        if fails and len(passes) == 2:
+            raise ArithmeticError
+        return loss
+
+    if form == "closure":
+        opt.step(closure)
+        return
+    closure()
+    opt.first_step()
+    try:
+        closure()
+    except ArithmeticError:
+        opt.restore()
+        raise
+    opt.second_step()
+
+
+def test_an_interrupted_restoration_is_finished_by_the_next_step(monkeypatch):
+    data, ends = batches(2), []
+    for interrupted in (False, True):
+        model = mlp()
+        opt = llqr.SAM(sgd(model), rho=0.5)
+        if interrupted:
+            with monkeypatch.context() as patch:
+                patch.setattr(opt._weights, "restore", _interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    opt.step(closure_of(opt, model, data[0]))
+        opt.step(closure_of(opt, model, data[1]))
+        ends.append(weights(model))
+    assert_same_bits(*ends)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_base_that_maximises_is_probed_downhill():
+    model, mirrored, (batch,) = mlp(), mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5)
+    other = llqr.SAM(torch.optim.SGD(mirrored.parameters(), lr=0.1, momentum=0.9, maximize=True), rho=0.5)
+
+    def closure():
+        other.zero_grad()
+        loss = -cross_entropy(mirrored(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        opt.step(closure_of(opt, model, batch))
+        other.step(closure)
+    assert_same_bits(weights(mirrored), weights(model))
+
+
+def test_tiny_gradients_in_half_precision():
+    """`rho / norm` is infinite there, `rho g / norm` is not."""
+    weight = nn.Parameter(torch.zeros(4, dtype=torch.float16))
+    opt = llqr.SAM(torch.optim.SGD([weight], lr=0.1), rho=1.0)
+    weight.grad = torch.full((4,), 6e-8, dtype=torch.float16)
+    opt.first_step()
+    assert weight.isfinite().all()
+    assert 0 < weight.float().norm() <= 1
+
+
+@pytest.mark.parametrize("rho", [float("inf"), float("nan")])
+def test_radii_that_are_not_finite(rho):
+    model, (batch,) = mlp(), batches(1)
+    with pytest.raises(ValueError, match="rho"):
+        llqr.SAM(sgd(model), rho=rho)
+    before = weights(model)
+    opt = llqr.SAM(sgd(model), rho=lambda step: rho)
+    with pytest.raises(ValueError, match=r"rho: expected a finite number, got .* at step 0"):
+        opt.step(closure_of(opt, model, batch))
+    opt = llqr.SAM(torch.optim.SGD([{"params": model.parameters(), "rho": rho}], lr=0.1))
+    with pytest.raises(ValueError, match=r"param_groups\[0\]\['rho'\]"):
+        opt.step(closure_of(opt, model, batch))
+    assert_same_bits(weights(model), before)

@@ -1,6 +1,8 @@
 """Resume is bit-exact: momentum, the metric, the F-SAM mean and the counters are all saved."""
 
+import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -129,7 +131,7 @@ def test_mismatches_are_named():
         run("llqr+sam", "sgdm", "kfac")[1].load_state_dict(saved("sam"))
     with pytest.raises(ValueError, match=r"structure of 0\.weight"):
         run("llqr+sam", "sgdm", "e-kfac")[1].load_state_dict(state)
-    with pytest.raises(ValueError, match="not saved by this optimizer"):
+    with pytest.raises(ValueError, match=r"not saved by this optimizer; pass adopt=True"):
         run("sam", "sgdm", "")[1].load_state_dict(BASES["sgdm"](mlp()).state_dict())
 
 
@@ -166,7 +168,7 @@ def test_a_refused_state_changes_nothing():
     state = saved()
     with pytest.raises(ValueError):
         opt.load_state_dict(state)
-    assert_same_state(opt.state_dict(), before)
+    assert_same_state(through_a_file(opt.state_dict()), before)
 
 
 def test_the_base_may_load_what_a_plain_optimizer_saved():
@@ -180,3 +182,158 @@ def test_the_base_may_load_what_a_plain_optimizer_saved():
     opt.base.load_state_dict(base.state_dict())
     momentum = opt.state[model[0].weight]["momentum_buffer"]
     assert momentum.equal(base.state[plain[0].weight]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("name", ["sam", "llqr+fsam"])
+@pytest.mark.parametrize("base", BASES)
+def test_a_plain_optimizers_state_is_adopted_if_asked_for(name, base):
+    data = batches(4)
+    plain = mlp()
+    trained = BASES[base](plain)
+    for batch in data[:2]:
+        closure_of(trained, plain, batch)()
+        trained.step()
+    model, opt, _ = run(name, base, "diagonal", start_after=0)
+    model.load_state_dict(plain.state_dict())
+    opt.load_state_dict(through_a_file(trained.state_dict()), adopt=True)
+    assert_same_state(opt.base.state_dict()["state"], trained.state_dict()["state"])
+    assert opt.steps == 0
+    train(opt, model, data[2:])
+    with pytest.raises(ValueError, match="groups"):
+        run(name, base, "diagonal")[1].load_state_dict(BASES[base](nn.Linear(2, 2)).state_dict(), adopt=True)
+
+
+@pytest.mark.parametrize("name", ["sam", "llqr+fsam"])
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_through_torchs_distributed_checkpoint(name, base, fresh, full, tmp_path):
+    """In one process: its helpers name parameters, make a fresh optimizer's state, and keep only states and groups."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    data, steps = batches(7), 4
+    options = StateDictOptions(full_state_dict=full, cpu_offload=full)
+    straight = run(name, base, "e-kfac", start_after=0)
+    advance(*straight, data)
+    first = run(name, base, "e-kfac", start_after=0)
+    advance(*first, data[:steps])
+    before = weights(first[0])
+    model_state, state = get_state_dict(first[0], first[1], options=options)
+    assert_same_bits(weights(first[0]), before)
+    saved = {"model": model_state, "optimizer": state}
+    checkpoint.save(saved, checkpoint_id=str(tmp_path), no_dist=True)
+    second = run(name, base, "e-kfac", start_after=0)
+    if not fresh:
+        advance(*second, data[:1])
+    model_state, state = get_state_dict(second[0], second[1], options=options)
+    loaded = saved
+    if not full:  # a full state is handed over, or broadcast
+        loaded = {"model": model_state, "optimizer": state}
+        checkpoint.load(loaded, checkpoint_id=str(tmp_path), no_dist=True)
+    set_state_dict(
+        second[0],
+        second[1],
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+        options=options,
+    )
+    second[2].load_state_dict(first[2].state_dict())
+    advance(*second, data[steps:])
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+    assert second[1].steps == 7
+
+
+@pytest.mark.parametrize("name", ["sam", "llqr", "llqr+sam"])
+def test_torch_makes_the_state_of_a_fresh_optimizer_by_a_step_of_no_length(name):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model, opt, _ = run(name, "adamw", "diagonal", start_after=0)
+    before = weights(model)
+    get_optimizer_state_dict(model, opt)
+    assert_same_bits(weights(model), before)
+    assert (opt.steps, len(opt.state)) == (0, 4)
+
+
+@pytest.mark.parametrize("name", ["sam", "llqr+fsam"])
+@pytest.mark.parametrize("base", BASES)
+def test_through_safetensors(name, base, tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    from safetensors.torch import save_file
+
+    data = batches(5)
+    model, opt, _ = run(name, base, "kfac", start_after=0)
+    train(opt, model, data[:3])
+    tensors, text = llqr.split_state(opt.state_dict())
+    save_file(tensors, tmp_path / "state.safetensors", {"state": text})
+    with safetensors.safe_open(tmp_path / "state.safetensors", "pt") as file:
+        state = llqr.joined_state({key: file.get_tensor(key) for key in file.keys()}, file.metadata()["state"])  # noqa: SIM118
+    assert_same_state(state["llqr"], opt.state_dict()["llqr"])
+    other, again, _ = run(name, base, "kfac", start_after=0)
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(state)
+    for each, network in ((opt, model), (again, other)):
+        train(each, network, data[3:])
+    assert_same_bits(weights(other), weights(model))
+
+
+def test_what_has_no_form_as_text_is_named():
+    with pytest.raises(TypeError, match="state: extra is a object"):
+        llqr.split_state({"param_groups": [], "extra": object()})
+
+
+@pytest.mark.parametrize("what", ["state_dict", "load_state_dict", "deepcopy", "pickle"])
+def test_between_the_two_calls_nothing_is_saved_loaded_or_copied(what):
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model))
+    state = opt.state_dict()
+    closure = closure_of(opt, model, batch)
+    closure()
+    opt.first_step()
+    calls = {
+        "state_dict": opt.state_dict,
+        "load_state_dict": lambda: opt.load_state_dict(state),
+        "deepcopy": lambda: copy.deepcopy(opt),
+        "pickle": lambda: pickle.dumps(opt),
+    }
+    with pytest.raises(RuntimeError, match="the weights are at the probe"):
+        calls[what]()
+    opt.restore()
+    calls[what]()
+
+
+def broken(state, what):
+    state = through_a_file(state)
+    own = state["llqr"]
+    if what == "groups":
+        state["param_groups"][0]["params"].append(9)
+    elif what == "engine":
+        own["geometry"]["engine"] = "steam"
+    elif what == "factors":
+        for factor in _tensors(own["geometry"]["metric"]):
+            factor.fill_(float("nan"))
+    elif what == "mean":
+        own["probe"]["mean"][0] = torch.zeros(1)
+    elif what == "counters":
+        del own["geometry"]["counters"]["refreshes"]
+    elif what == "steps":
+        own["steps"] = "many"
+    return state
+
+
+def _tensors(tree):
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("what", ["groups", "engine", "factors", "mean", "counters", "steps"])
+def test_a_state_that_is_refused_changes_nothing(what):
+    data = batches(5)
+    trained = run("llqr+fsam", "sgdm", "kfac", start_after=0)
+    advance(*trained, data[:4])
+    state = broken(trained[1].state_dict(), what)
+    model, opt, _ = run("llqr+fsam", "sgdm", "kfac", start_after=0)
+    train(opt, model, data[:2])
+    before = through_a_file(opt.state_dict())
+    with pytest.raises((ValueError, KeyError)):
+        opt.load_state_dict(state)
+    assert_same_state(through_a_file(opt.state_dict()), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from llqr.curvature.quadratic import Named
+
+#: Forward mode has one stack of levels for the whole process: two threads in it disturb one another.
+FORWARD_MODE = threading.RLock()
 
 Function = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -66,7 +70,8 @@ class ForwardMode(Derivatives):
     """
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
-        tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
+        with FORWARD_MODE:
+            tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
         return tangent
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
@@ -74,7 +79,8 @@ class ForwardMode(Derivatives):
 
         def product(v: Mapping[str, Tensor]) -> Named:
             # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
-            with torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4):
+            precision = torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4)
+            with FORWARD_MODE, precision:
                 tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
             return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
 

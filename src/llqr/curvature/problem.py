@@ -179,17 +179,21 @@ def _places(root: nn.Module) -> dict[str, str]:
 
 
 #: Where a module holds its parameters or buffers, a name there, and the tensor.
-Attached = tuple[dict[str, Tensor | None], str, Tensor]
+Attached = tuple[dict[str, Any], str, Tensor]
 
 
 def _attached(root: nn.Module) -> list[Attached]:
     return [
         (held, name, tensor)
         for module in root.modules()
-        for held in (module._parameters, module._buffers)
+        for held in _holders(module)
         for name, tensor in held.items()
         if tensor is not None
     ]
+
+
+def _holders(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers
 
 
 def _reattach(tensors: list[Attached]) -> None:

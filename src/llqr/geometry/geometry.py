@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llqr.curvature import Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.runtime import Runtime
@@ -375,6 +375,9 @@ class Geometry:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step."""
+        counters = {key: int(state["counters"][key]) for key in _COUNTERS}
+        if state["engine"] != "auto" and state["engine"] not in ENGINES:
+            raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         restore = self._refresher.restored(state.get("refresh"), self.metric.blocks[0].device)
         self.metric.load_state_dict(state["metric"])
         restore()
@@ -384,8 +387,8 @@ class Geometry:
             self._source_state = position
         else:
             self._source.load(position)
-        for key in _COUNTERS:
-            setattr(self, key, int(state["counters"][key]))
+        for key, count in counters.items():
+            setattr(self, key, count)
 
 
 _COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")

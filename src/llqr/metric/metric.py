@@ -243,6 +243,8 @@ class Metric:
                 found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
                 raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
             view.copy_(saved)
+            if not view.isfinite().all():
+                raise ValueError(f"state_dict: factor {name!r} is not finite")
         self.assign(fresh)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from llqr.probes.norms import Norm
 from llqr.probes.sam import Point, SAMProbe
-from llqr.schedule import Schedule, check
+from llqr.schedule import Schedule, check_number
 
 
 class FisherSAMProbe(SAMProbe):
@@ -23,7 +23,7 @@ class FisherSAMProbe(SAMProbe):
 
     def __init__(self, rho: Schedule = 0.1, *, eta: float = 0.1, norm: Norm = "metric", start_after: int = 0) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
-        check("eta", eta, 1e-12)
+        check_number("eta", eta, 1e-12)
         self.eta = eta
 
     def scaling(self, point: Point) -> list[Tensor]:

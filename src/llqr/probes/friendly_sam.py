@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llqr.probes.norms import Norm
 from llqr.probes.sam import Point, SAMProbe
-from llqr.schedule import Schedule, check
+from llqr.schedule import Schedule, check_number
 
 
 class FriendlySAMProbe(SAMProbe):
@@ -30,18 +30,28 @@ class FriendlySAMProbe(SAMProbe):
 
     def __init__(self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "metric", start_after: int = 0) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
-        check("lam", lam, 0, 1)
+        check_number("lam", lam, 0, 1)
         self.lam = lam
         self._mean: dict[Tensor, Tensor] = {}
+        self._before: dict[Tensor, Tensor] | None = None  # until the step is done
 
     def filtered(self, point: Point) -> list[Tensor]:
-        for parameter, g in zip(point.parameters, point.grads, strict=True):
-            if parameter not in self._mean:
-                self._mean[parameter] = torch.zeros_like(g)
-        means = [self._mean[parameter] for parameter in point.parameters]
+        means = [
+            self._mean[parameter] if parameter in self._mean else torch.zeros_like(g)
+            for parameter, g in zip(point.parameters, point.grads, strict=True)
+        ]
         v = list(torch._foreach_sub(point.grads, means))
-        torch._foreach_lerp_(means, point.grads, 1 - self.lam)
+        moved = torch._foreach_lerp(means, point.grads, 1 - self.lam)
+        self._before = self._mean
+        self._mean = self._mean | dict(zip(point.parameters, moved, strict=True))
         return v
+
+    def settle(self) -> None:
+        self._before = None
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._mean, self._before = self._before, None
 
     def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
         return {"mean": {i: self._mean[parameter] for i, parameter in enumerate(order) if parameter in self._mean}}
@@ -56,4 +66,4 @@ class FriendlySAMProbe(SAMProbe):
                     f"expected {tuple(parameter.shape)}"
                 )
             means[parameter] = mean.detach().to(parameter, copy=True)
-        self._mean = means
+        self._mean, self._before = means, None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llqr.probes.norms import Norm, check_norm, divisors
-from llqr.schedule import Schedule, at, check
+from llqr.schedule import Schedule, at, check, check_number
 
 Transport = Callable[[list[Tensor]], list[Tensor]]
 
@@ -51,7 +51,7 @@ class SAMProbe:
 
     def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
         check("rho", rho, 0)
-        check("start_after", start_after, 0)
+        check_number("start_after", start_after, 0)
         check_norm(norm)
         self.rho = rho
         self.norm = norm
@@ -66,8 +66,10 @@ class SAMProbe:
         scaling = self.scaling(point)
         d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
         over = divisors(self.norm, v, d, point.layers)
-        radius = at(self.rho, step)
+        radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
+        if any(part.dtype.itemsize < 4 for part in d):
+            return _scaled_wide(d, over, radii)
         if over[0].ndim == 0 and len(set(map(id, over))) == len(set(radii)) == len({part.dtype for part in d}) == 1:
             scale = (radii[0] / over[0]).to(d[0].dtype)
             if self.filters_into_new and d is v:
@@ -76,6 +78,12 @@ class SAMProbe:
             return list(torch._foreach_mul(d, scale))
         scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
+
+    def settle(self) -> None:
+        """The step is done: what the last displacement made the probe remember, it keeps."""
+
+    def undo(self) -> None:
+        """The step has failed or was abandoned: as if there had been no last displacement."""
 
     def filtered(self, point: Point) -> list[Tensor]:
         """`v`: the gradient that the displacement is computed from."""
@@ -90,6 +98,11 @@ class SAMProbe:
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         pass
+
+
+def _scaled_wide(d: list[Tensor], over: list[Tensor], radii: list[float]) -> list[Tensor]:
+    """`rho d / norm` where `rho / norm` may be too large for half precision, as it is for tiny gradients."""
+    return [(part.float() * (rho / norm)).to(part.dtype) for part, norm, rho in zip(d, over, radii, strict=True)]
 
 
 def _product(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,6 +14,27 @@ from llqr.step.snapshot import Snapshot
 
 #: A buffer and where it is: its module, its name there, and the tensor.
 Slot = tuple[nn.Module, str, Tensor]
+
+
+class Search:
+    """What a pass tells about the modules that it used: its loss."""
+
+    loss: Any = None
+
+    def reached(self) -> set[Tensor] | None:
+        """The parameters that the loss depends on; None if it does not tell, being a number or detached."""
+        start = getattr(self.loss, "grad_fn", None)
+        if start is None:
+            return None
+        reached, visited, ahead = set(), {start}, [start]
+        while ahead:
+            node = ahead.pop()
+            if hasattr(node, "variable"):
+                reached.add(node.variable)
+            following = {after for after, _ in node.next_functions if after is not None} - visited
+            visited |= following
+            ahead += following
+        return reached
 
 
 class OwningModules:
@@ -33,15 +55,21 @@ class OwningModules:
         self._contents = Snapshot(keep_memory=True)
 
     @contextmanager
-    def finding(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Find the modules that own the parameters, and others whose buffers are written to inside the context."""
-        alive = _living_modules()
+    def finding(self, parameters: Iterable[Tensor]) -> Iterator[Search]:
+        """Find the modules that own the parameters, and others whose buffers are written to inside the context.
+
+        Except those of a network that another thread trains at the same time: one with parameters to train, none of
+        which the loss of this pass depends on.
+        """
+        alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
         versions = [buffer._version for _, _, buffer in slots]
-        yield
+        yield search
         found = _owners(alive, parameters)
+        reached = search.reached()
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
-            if getattr(owner, name) is not buffer or buffer._version != version:
+            written = owner._buffers.get(name) is not buffer or buffer._version != version
+            if written and owner not in found and not _trained_elsewhere(owner, alive, reached):
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
         self.known = True
@@ -104,6 +132,14 @@ def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
 def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[nn.Module, None]:
     wanted = set(parameters)
     return dict.fromkeys(m for m in modules if any(p in wanted for p in m.parameters(recurse=False)))
+
+
+def _trained_elsewhere(module: nn.Module, alive: Sequence[nn.Module], reached: set[Tensor] | None) -> bool:
+    if reached is None:
+        return False
+    roots = _outermost([module], alive)
+    trained = [p for root in roots for p in root.parameters() if p.requires_grad]
+    return bool(trained) and reached.isdisjoint(trained)
 
 
 def _outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Groups = Sequence[Mapping[str, Any]]
+
+
+class OwnState(str):
+    """Our part of a state in one piece, for `torch.distributed.checkpoint`.
+
+    That loads into the state of a fresh optimizer, entry by entry: of a nested dictionary it would keep only what the
+    fresh one has already, and a fresh metric has no factors. It leaves texts alone, so that this is one. Saved, it is
+    the plain dictionary, shared with the `"llqr"` entry beside it.
+    """
+
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> OwnState:
+        own = cls("llqr")
+        own.content = content
+        return own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (list(self.content.items()),)
+
+
+def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The base optimizer's part of a state, and our own, if it has one."""
+    plain = dict(state)
+    own = plain.pop("llqr", None)
+    groups = [dict(group) for group in plain["param_groups"]]
+    for group in groups:
+        found = group.pop("llqr", None)
+        if own is None:
+            own = found.content if isinstance(found, OwnState) else found
+    return plain | {"param_groups": groups}, own
 
 
 def check_probe(saved: Mapping[str, Any] | None, name: str | None) -> None:

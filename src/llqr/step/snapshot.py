@@ -41,7 +41,11 @@ class Snapshot:
         if not self.held:
             return
         for into, copies in self._pairs:
-            torch._foreach_copy_(into, copies)
+            try:
+                torch._foreach_copy_(into, copies)
+            except RuntimeError:  # one of them has changed its size
+                for tensor, copy in zip(into, copies, strict=True):
+                    tensor.resize_(copy.shape).copy_(copy)
         self.held = False
         if not self._keep_memory:
             self._pairs = []

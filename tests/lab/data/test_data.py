@@ -139,6 +139,60 @@ def test_a_pickle_may_not_choose_its_codec(tmp_path):
         load_arrays(path)
 
 
+def crafted(*steps):
+    """A pickle of these opcodes, that returns what is left on the stack."""
+    return b"\x80\x02" + b"".join(steps) + b"."
+
+
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%sI00\nI01\ntR"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        # A dtype is mutable through BUILD: numpy's own becomes an object type of any size, and crashes.
+        (crafted(DTYPE % b"u1", b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"), "holds a DType"),
+        # An array of objects over the file's own bytes.
+        (crafted(ARRAY, b"(K\x01K\x01\x85", DTYPE % b"O8", b"\x89C\x08AAAAAAAAtb"), "arrays of 'O8' are not allowed"),
+        # Numbers that are not there.
+        (
+            crafted(ARRAY, b"(K\x01J\xff\xff\xff\x7f\x85", DTYPE % b"u1", b"\x89C\x01Atb"),
+            "1 bytes are no array of shape",
+        ),
+        (crafted(ARRAY, b"(K\x01J\xff\xff\xff\xff\x85", DTYPE % b"u1", b"\x89C\x01Atb"), "an array without numbers"),
+        # BUILD on a name.
+        (crafted(b"cnumpy\ndtype\n}b"), "changes what a name means"),
+        (crafted(b"c_codecs\nencode\n}b"), "changes what a name means"),
+        (crafted(b"cnumpy\nndarray\n"), "holds a Name"),
+        # A list that holds itself.
+        (crafted(b"]q\x00h\x00a"), "recursion"),
+    ],
+)
+def test_crafted_pickles_are_refused(tmp_path, content, says):
+    path = tmp_path / "crafted"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"crafted is not a readable pickle of arrays: .*{says}"):
+        load_arrays(path)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.uint8).reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)),
+        np.linspace(0, 1, 5),
+    ],
+)
+def test_arrays_come_back_as_they_were(tmp_path, array, protocol):
+    path = tmp_path / "arrays"
+    path.write_bytes(pickle.dumps({"x": [array], "y": (1, None)}, protocol=protocol))
+    loaded = load_arrays(path)["x"][0]
+    assert loaded.dtype == array.dtype
+    np.testing.assert_array_equal(loaded, array)
+
+
 def test_missing_cifar_says_what_is_expected_where(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"CIFAR-10 .*cifar-10-batches-bin/ holding data_batch_1.*data.root"):
         data.load("cifar10", tmp_path)
