@@ -24,12 +24,11 @@ geometry = llqr.Geometry(model, cross_entropy, structure="e-kfac", every=50)
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 model, optimizer, loader = accelerator.prepare(model, llqr.LLQRSAM(base, geometry, rho=0.1), loader)
 passes = TwoPasses(accelerator, optimizer, model)
+
 for epoch in range(3):
     for images, labels in loader:
         with accelerator.accumulate(model):
-            loss = passes.backward(
-                lambda images=images, labels=labels: cross_entropy(model(images), labels), batch=(images, labels)
-            )
+            loss = passes.backward(lambda x, y: cross_entropy(model(x), y), images, labels, batch=(images, labels))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

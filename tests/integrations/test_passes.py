@@ -154,3 +154,39 @@ def test_importing_the_library_imports_no_framework():
     frameworks = "{'lightning', 'transformers', 'accelerate'}"
     program = f"import sys, llqr, llqr.integrations.passes; assert not {frameworks} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_micro_batch_that_the_loop_has_left_behind_is_refused():
+    """A function that looks `x` up in the loop would run the last micro-batch for each of them."""
+    model = network()
+    opt = sam(model)
+    passes = Passes(opt)
+
+    def loop(bound):
+        for x, y in samples()[:2]:
+            late = lambda: cross_entropy(model(x), y).backward()  # noqa: B023, E731
+            passes.record((lambda x=x, y=y: cross_entropy(model(x), y).backward()) if bound else late)
+            late()
+        passes.repeat_at_probe()
+        opt.step()
+
+    loop(bound=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="x: another tensor than when this pass ran first"):
+        loop(bound=False)
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+def test_the_same_for_global_names_and_for_functions_that_are_given():
+    names = {"model": network(), "cross_entropy": cross_entropy, "batch": samples()[0]}
+    exec("def compute_loss(): return cross_entropy(model(batch[0]), batch[1])", names)
+    passes = Passes(sam(names["model"]))
+
+    def backward(compute_loss):
+        compute_loss().backward()
+
+    passes.record(backward, names["compute_loss"])
+    backward(names["compute_loss"])
+    names["batch"] = samples()[1]
+    with pytest.raises(RuntimeError, match="batch: another tensor"):
+        passes.repeat_at_probe()

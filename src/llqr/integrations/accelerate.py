@@ -32,7 +32,7 @@ class TwoPasses:
         >>> net, opt = accelerator.prepare(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
         >>> passes = TwoPasses(accelerator, opt)
         >>> with accelerator.accumulate(net):
-        ...     loss = passes.backward(lambda: net(torch.ones(2, 4, device=accelerator.device)).square().mean())
+        ...     loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))
         ...     opt.step()
         ...     opt.zero_grad()
     """
@@ -44,24 +44,19 @@ class TwoPasses:
         self._passes = Passes(optimizer)
         self._model = model
 
-    def backward(self, compute_loss: Callable[[], Tensor], *, batch: Any = None) -> Tensor:
-        """`accelerator.backward(compute_loss())`; after the last micro-batch all of them again, at the probe.
+    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None) -> Tensor:
+        """`accelerator.backward(compute_loss(*args))`; after the last micro-batch all of them again, at the probe.
 
         Args:
-            compute_loss: the loss of this micro-batch; Accelerate divides it by their number.
+            compute_loss: the loss of a micro-batch; Accelerate divides it by their number.
+            args: the micro-batch, in whatever form `compute_loss` takes it.
             batch: what a refresh learns from when one is due.
 
         Returns:
             The loss at the centre.
         """
-
-        def forward_backward() -> Tensor:
-            loss = compute_loss()
-            self._accelerator.backward(loss)
-            return loss.detach()
-
-        self._passes.record(forward_backward)
-        loss = forward_backward()
+        self._passes.record(self._forward_backward, compute_loss, *args)
+        loss = self._forward_backward(compute_loss, *args)
         if self._accelerator.sync_gradients:
             self._passes.repeat_at_probe(
                 batch=batch,
@@ -70,6 +65,11 @@ class TwoPasses:
                 refreshing=forward_as_written,
             )
         return loss
+
+    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        loss = compute_loss(*args)
+        self._accelerator.backward(loss)
+        return loss.detach()
 
 
 @contextmanager

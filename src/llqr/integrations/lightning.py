@@ -136,7 +136,7 @@ class FabricPasses:
         >>> net = torch.nn.Linear(4, 3)
         >>> net, opt = fabric.setup(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
         >>> passes = FabricPasses(fabric, opt)
-        >>> loss = passes.backward(lambda: net(torch.ones(2, 4)).square().mean())
+        >>> loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))
         >>> opt.step()
     """
 
@@ -144,28 +144,28 @@ class FabricPasses:
         self._fabric = fabric
         self._passes = Passes(optimizer)
 
-    def backward(self, compute_loss: Callable[[], Tensor], *, batch: Any = None, last: bool = True) -> Tensor:
-        """`fabric.backward(compute_loss())`; after the `last` micro-batch all of them again, at the probe.
+    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None, last: bool = True) -> Tensor:
+        """`fabric.backward(compute_loss(*args))`; after the `last` micro-batch all of them again, at the probe.
 
         `optimizer.step()` ends the step, after clipping if you clip. Returns the loss at the centre.
 
         Args:
-            compute_loss: the loss of one micro-batch, divided by their number.
+            compute_loss: the loss of a micro-batch, divided by their number.
+            args: the micro-batch, in whatever form `compute_loss` takes it.
             batch: what a refresh learns from when one is due.
             last: whether a step follows this micro-batch.
         """
-
-        def forward_backward() -> Tensor:
-            loss = compute_loss()
-            self._fabric.backward(loss)
-            return loss.detach()
-
-        self._passes.record(forward_backward)
-        loss = forward_backward()
+        self._passes.record(self._forward_backward, compute_loss, *args)
+        loss = self._forward_backward(compute_loss, *args)
         if last:
             scaler = getattr(self._fabric.strategy.precision, "scaler", None)
             self._passes.repeat_at_probe(batch=batch, grad_scaler=scaler)
         return loss
+
+    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        loss = compute_loss(*args)
+        self._fabric.backward(loss)
+        return loss.detach()
 
 
 @contextmanager

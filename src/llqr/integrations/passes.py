@@ -9,9 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from llqr.integrations.free_variables import FreeVariables
 from llqr.optimizer import Optimizer
 from llqr.step import gradients
 from llqr.step.random_state import RandomState
+
+
+class _Pass:
+    """One forward and backward pass that has run at the centre."""
+
+    def __init__(self, random: RandomState, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.random = random
+        self._function, self._args = function, args
+        self._variables = [FreeVariables(one) for one in (function, *args) if callable(one)]
+
+    def repeat(self) -> None:
+        for variables in self._variables:
+            if (name := variables.changed()) is not None:
+                raise RuntimeError(
+                    f"{name}: another tensor than when this pass ran first, as in a loop over micro-batches; make it "
+                    f"an argument, or bind it (lambda {name}={name}: ...)"
+                )
+        self._function(*self._args)
 
 
 class Passes:
@@ -28,9 +47,11 @@ class Passes:
         >>> model = nn.Linear(4, 3)
         >>> opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
         >>> passes = Passes(opt)
-        >>> for x in torch.randn(2, 8, 4):
-        ...     passes.record(lambda x=x: model(x).square().mean().backward())
+        >>> def forward_backward(x):
         ...     model(x).square().mean().backward()
+        >>> for x in torch.randn(2, 8, 4):
+        ...     passes.record(forward_backward, x)
+        ...     forward_backward(x)
         >>> passes.repeat_at_probe()
         >>> opt.step()
         >>> opt.steps
@@ -39,16 +60,19 @@ class Passes:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = inner_optimizer(optimizer)
-        self._recorded: list[tuple[RandomState, Callable[[], object]]] = []
+        self._recorded: list[_Pass] = []
         self.repeating = False
 
-    def record(self, forward_backward: Callable[[], object]) -> None:
-        """Call this just before a forward and backward pass at the centre, which `forward_backward` can repeat."""
+    def record(self, forward_backward: Callable[..., object], *args: Any) -> None:
+        """Call this just before a forward and backward pass at the centre.
+
+        `forward_backward(*args)` must be able to repeat it later: what belongs to one micro-batch is an argument.
+        """
         if self._optimizer is None or self.repeating:
             return
         if not self._recorded:
             gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
-        self._recorded.append((RandomState(self._parameters()), forward_backward))
+        self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
 
     def forget(self) -> None:
         self._recorded.clear()
@@ -83,11 +107,11 @@ class Passes:
         try:
             optimizer.zero_grad()
             after = RandomState(self._parameters())
-            for i, (before, forward_backward) in enumerate(recorded, start=1):
+            for i, one in enumerate(recorded, start=1):
                 if optimizer._same_dropout:
-                    before.restore()
+                    one.random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
-                    forward_backward()
+                    one.repeat()
             if optimizer._same_dropout:
                 after.restore()
         except BaseException:
