@@ -218,6 +218,70 @@ def test_a_training_step_that_returns_none_is_no_step(callbacks):
     assert module.trainer.optimizers[0].steps == len(kept)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_window_whose_last_training_step_returns_none(scaled):
+    """Lightning steps on what has accumulated, but not in 16-mixed; the weights are at the centre in any case."""
+
+    class Half(_Skipping):
+        def training_step(self, batch, batch_idx):
+            loss = Net.training_step(self, batch, batch_idx)
+            return None if batch_idx % 4 == 3 else loss
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            assert not self.trainer.optimizers[0]._run.between
+
+    plugins = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0))] if scaled else []
+    module = Half()
+    fit = trainer(TwoPasses(), plugins=plugins, accumulate_grad_batches=2, max_epochs=1)
+    fit.fit(module, loader())
+    assert fit.optimizers[0].steps == (2 if scaled else 4)
+
+
+def test_a_module_that_decides_against_a_step():
+    class Every(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            if batch_idx % 2:
+                optimizer.step(closure=optimizer_closure)
+            else:
+                optimizer_closure()
+
+    module, other = Every(), network()
+    trainer(TwoPasses(), max_epochs=1).fit(module, loader())
+    base = sgd(other)
+    for i, batch in enumerate(samples()):
+        seed_micro_batch(0, i)
+        if i % 2:
+            train_by_hand(other, base, [batch], rho=0.1, first=i)
+        else:
+            other(batch[0])  # BatchNorm's statistics
+    assert_same(module.net, other, rtol=1e-6, atol=1e-6)
+
+
+def test_hooks_see_gradients_without_the_loss_scale():
+    class Watching(Net):
+        sizes = ()
+
+        def on_before_optimizer_step(self, optimizer):
+            size = torch.cat([p.grad.flatten() for p in self.net.parameters()]).norm()
+            self.sizes = (*self.sizes, float(size))
+
+    plain, scaled = Watching(), Watching()
+    trainer(TwoPasses(), max_epochs=1).fit(plain, loader())
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    trainer(TwoPasses(), max_epochs=1, plugins=[precision]).fit(scaled, loader())
+    assert len(plain.sizes) == len(samples())
+    assert scaled.sizes == pytest.approx(plain.sizes, rel=0.05)
+
+
+def test_a_training_step_that_draws_its_own_batches_is_refused():
+    class Drawing(Net):
+        def training_step(self, dataloader_iter):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match="dataloader_iter"):
+        trainer(TwoPasses()).fit(Drawing(), loader())
+
+
 class _Recorder(Callback):
     """The averages and the trained weights that an averaging callback sees after each batch."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
@@ -47,14 +48,20 @@ class TwoPasses(Callback):
         if inner_optimizer(trainer.optimizers[0]) is None:
             kind = type(trainer.optimizers[0]).__name__
             raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise TypeError(
+                "TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch"
+            )
         self._passes = Passes(trainer.optimizers[0])
         _replace(pl_module, "training_step", partial(self._training_step, trainer))
         _replace(pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module))
-        _replace(pl_module, "configure_gradient_clipping", partial(self._clip, trainer, pl_module))
+        # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
+        _replace(trainer.precision_plugin, "clip_gradients", partial(_clip, trainer.precision_plugin))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._passes is not None:
-            _put_back(pl_module, "training_step", "optimizer_step", "configure_gradient_clipping")
+            _put_back(pl_module, "training_step", "optimizer_step")
+            _put_back(trainer.precision_plugin, "clip_gradients")
         self._passes = self._batch = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -95,36 +102,17 @@ class TwoPasses(Callback):
     ) -> None:
         assert self._passes is not None
         loss = optimizer_closure()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
         with quiet(pl_module):
-            self._passes.repeat_at_probe(
+            ready = self._passes.repeat_at_probe(
                 batch=self._batch if self._geometry_batch is None else partial(self._geometry_batch, self._batch),
-                grad_scaler=getattr(trainer.precision_plugin, "scaler", None),
+                grad_scaler=scaler,
                 unsynced=getattr(trainer.strategy, "block_backward_sync", nullcontext),
             )
+        if ready and scaler is not None:
+            scaler.unscale_(trainer.optimizers[0])  # so that hooks see, and clip, the gradients themselves
         original(epoch, batch_idx, optimizer, lambda: loss)
-
-    def _clip(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        original: Callable[..., Any],
-        optimizer: Any,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Lightning refuses to clip for optimizers that unscale their gradients, such as ours; so unscale before."""
-        plugin = trainer.precision_plugin
-        scaler = getattr(plugin, "scaler", None)
-        if scaler is None or not gradient_clip_val:
-            original(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            return
-        scaler.unscale_(trainer.optimizers[0])
-        own_clip = Precision.clip_gradients
-        _replace(plugin, "clip_gradients", lambda _, *args, **kwargs: own_clip(plugin, *args, **kwargs))
-        try:
-            original(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        finally:
-            _put_back(plugin, "clip_gradients")
+        self._passes.end()
 
 
 class FabricPasses:
@@ -180,6 +168,10 @@ def quiet(module: LightningModule) -> Iterator[None]:
         del module.log
         for metric, state in zip(metrics, before, strict=True):
             metric.__dict__.update(state)
+
+
+def _clip(plugin: Precision, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    Precision.clip_gradients(plugin, *args, **kwargs)
 
 
 def _replace(owner: Any, method: str, replacement: Callable[..., Any]) -> None:

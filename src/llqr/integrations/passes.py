@@ -53,6 +53,7 @@ class Passes:
         ...     passes.record(forward_backward, x)
         ...     forward_backward(x)
         >>> passes.repeat_at_probe()
+        True
         >>> opt.step()
         >>> opt.steps
         1
@@ -84,8 +85,10 @@ class Passes:
         grad_scaler: Any = None,
         unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
         refreshing: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    ) -> bool:
         """Refresh if due, move to the probe, and leave the gradients of all recorded passes there.
+
+        Returns whether a step has begun, which the optimizer's `step` ends; it has not if there are no gradients.
 
         Args:
             batch: what a refresh learns from, unless the geometry draws its own batches.
@@ -96,13 +99,13 @@ class Passes:
         recorded, self._recorded = self._recorded, []
         optimizer = self._optimizer
         if optimizer is None or all(parameter.grad is None for parameter in self._parameters()):
-            return
+            return False
         geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
             optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
         if not optimizer._probing:
-            return
+            return True
         self.repeating = True
         try:
             optimizer.zero_grad()
@@ -119,6 +122,12 @@ class Passes:
             raise
         finally:
             self.repeating = False
+        return True
+
+    def end(self) -> None:
+        """Go back to the centre if the framework has decided against a step."""
+        if self._optimizer is not None and self._optimizer._run.between:
+            self._optimizer.restore()
 
     def _parameters(self) -> list[torch.Tensor]:
         assert self._optimizer is not None
