@@ -1,9 +1,6 @@
 """Lightning's Trainer and Fabric, each beside a loop written by hand."""
 
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import lightning
 import pytest
@@ -16,7 +13,6 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 import llqr
-from lightning_ranks import deterministic_network
 from llqr.integrations.lightning import FabricPasses, TwoPasses
 from reference_loops import (
     assert_same,
@@ -502,21 +498,3 @@ def test_fabric_16_mixed(form):
     train_in_two_calls(other, sam(other), samples(), accumulate=2, scaler=scaler, autocast=torch.float16)
     assert precision.scaler.get_scale() == scaler.get_scale()
     assert_same(model, other, rtol=1e-6, atol=1e-6)
-
-
-# -- two processes -----------------------------------------------------------------------------------------------------
-
-
-def test_ddp(tmp_path):
-    """Both ranks have the weights of one process with the whole batch; the probe is that of the mean gradient."""
-    script = Path(__file__).parent.parent / "support" / "lightning_ranks.py"
-    run = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    model = deterministic_network()
-    train_by_hand(model, sgd(model), samples(), rho=0.1, accumulate=2, epochs=2)
-    for rank in range(2):
-        ours = torch.load(tmp_path / f"sam{rank}.pt")
-        torch.testing.assert_close(ours, dict(model.state_dict()), rtol=1e-5, atol=1e-6, check_dtype=False)
-    first, second = (torch.load(tmp_path / f"llqr+sam{rank}.pt") for rank in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["0.weight"], ours["0.weight"])
