@@ -1,10 +1,13 @@
-# `make demo` and `make test` set everything up by themselves, in .venv.
+# Every target sets up the virtual environment it needs: .venv, or .venv-oldest for the oldest supported torch.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OLDEST := .venv-oldest
+# CPU builds of torch that are not on PyPI.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint types unit test-slow bench tables clean
+.PHONY: demo test lint types unit test-slow test-oldest bench tables docs clean
 
 # Four methods on an embedded data set: a table, and runs/demo/report.html.
 demo: $(STAMP)
@@ -19,7 +22,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# One thread a process: the tests' networks are small, and two processes share two cores.
+# One thread per process: the networks of the tests are small, and two processes share two cores.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
@@ -27,20 +30,36 @@ unit: $(STAMP)
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2
 
-# Our steps beside pytorch_optimizer's, as ratios from one run; and what each inner solver gets for its products.
+# The unit tests on the oldest supported torch.
+test-oldest: $(OLDEST)/.installed
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2
+
+# Our steps compared with pytorch_optimizer's, as ratios from one run; and the inner solvers compared per product.
 bench: $(STAMP)
 	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
 	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
-# The measured tables of the README and of docs/bench.md, from results/.
+# The measured tables of the README and of the site, from results/.
 tables: $(STAMP)
-	$(BIN)/llqr table --write README.md
-	$(BIN)/llqr table --write docs/bench.md
+	for page in $$(grep -l "<!-- table:" README.md docs/*.md); do $(BIN)/llqr table --write $$page || exit 1; done
+
+# The site, in site/; a warning or a dead link is an error. `.venv/bin/mkdocs serve` shows it while you write.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -q --extra-index-url $(TORCH_INDEX) -c constraints-oldest.txt -e ".[dev]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis runs site

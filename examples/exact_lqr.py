@@ -1,4 +1,4 @@
-"""The exact layerwise LQR step beside the dense second-order steps it must equal.
+"""Compare the exact layerwise LQR step with the dense second-order step it must equal.
 
 Run:  python examples/exact_lqr.py
 """
@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, jacrev
 
 from llqr.lqr import costs, linearise, relaxed_objective, solve
 
-MARGIN = 0.1  # the smallest eigenvalue that damping leaves
+MARGIN = 0.1  # the smallest eigenvalue after damping
 
 torch.manual_seed(0)
 model = nn.Sequential(
@@ -55,7 +55,7 @@ row = "{:<14}{:>9.4f}{:>9.4f}{:>15.1e}{:>13.8f}{:>13.8f}{:>11.4f}"
 print(header.format("divergence", "damping", "|step|", "LQR vs dense", "J layerwise", "J dense", "new loss"))
 for divergence in ("newton", "gauss-newton", "ngd"):
     H = dense_curvature(divergence)
-    # The Hessian has negative eigenvalues; the other two are only singular, so theirs is the margin alone.
+    # The Hessian has negative eigenvalues; the other two matrices are only singular, so that the margin is enough.
     damping = MARGIN + max(0.0, -float(torch.linalg.eigvalsh(H)[0]))
     H += damping * torch.eye(len(theta)).double()
     dense = -torch.linalg.solve(H, g)

@@ -1,7 +1,7 @@
-"""A pothole on a slope: the same radius holds SAM in the well and lets LLQR+SAM out.
+"""A pothole on a slope: with the same radius, SAM stays in the well and LLQR+SAM leaves it.
 
-The well is sharp and narrow, the landscape around it flat (average curvature 1/4). SAM hovers within `rho`, LLQR+SAM
-within `rho / sqrt(lambda_bar)`, twice as far: the well's radius lies between the two.
+The well is sharp and narrow, the landscape around it flat (average curvature 1/4). SAM's probe has length `rho`,
+LLQR+SAM's `rho / sqrt(lambda_bar)`, twice as much: the radius of the well lies between the two.
 """
 
 import numpy as np

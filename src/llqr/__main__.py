@@ -1,6 +1,19 @@
-"""`python -m llqr`: the command line without an installed entry point."""
+"""The command `llqr`, also `python -m llqr`: it needs the laboratory's packages, which the library does not."""
 
-from llqr.lab.cli.app import main
+import sys
+
+
+def main() -> None:
+    """Run the laboratory's command line, or say how to install it."""
+    try:
+        from llqr.lab.cli.app import main as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "llqr":
+            raise
+        print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
+        sys.exit(2)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ class MethodSettings(Settings, total=False):
 
 
 class SAM(Optimizer):
-    """`eps = rho g / |g|`; with `geometry=` it is LLQR+SAM.
+    """`eps = rho g / |g|`; with `geometry=` it is LLQR+SAM, `eps = rho U g / |U g|`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -37,7 +37,7 @@ class SAM(Optimizer):
         base: Base,
         rho: Schedule = 0.05,
         *,
-        norm: Norm = "metric",
+        norm: Norm = "euclidean",
         start_after: int = 0,
         **settings: Unpack[MethodSettings],
     ) -> None:
@@ -45,7 +45,10 @@ class SAM(Optimizer):
 
 
 class LLQRSAM(SAM):
-    """LLQR+SAM: `theta+ = theta + rho U g / |g|_U`, then `theta <- theta - eta U g(theta+)`.
+    """LLQR+SAM: `theta+ = theta + rho U g / |U g|`, then `theta <- theta - eta U g(theta+)`.
+
+    `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; its runs used the Euclidean norm, in which `rho`
+    means what it means in SAM.
 
     `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and does not change the update.
 
@@ -63,7 +66,7 @@ class LLQRSAM(SAM):
         rho: Schedule = 0.05,
         *,
         transport: bool = True,
-        norm: Norm = "metric",
+        norm: Norm = "euclidean",
         start_after: int = 0,
         **settings: Unpack[Settings],
     ) -> None:
@@ -132,7 +135,7 @@ class FriendlySAM(Optimizer):
         rho: Schedule = 0.05,
         lam: float = 0.9,
         *,
-        norm: Norm = "metric",
+        norm: Norm = "euclidean",
         start_after: int = 0,
         **settings: Unpack[MethodSettings],
     ) -> None:

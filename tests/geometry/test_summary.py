@@ -46,7 +46,7 @@ def test_the_identity_changes_nothing():
 
 def test_before_the_first_refresh_it_says_so():
     geometry = llqr.Geometry(case("mlp").model, F.cross_entropy)
-    assert geometry.summary() == "U is the identity: no refresh has been accepted yet (structure: diagonal)."
+    assert geometry.summary() == "U is the identity: no refresh has been accepted yet (structure: e-kfac)."
 
 
 def test_a_metric_that_does_nearly_nothing_names_the_way_out():

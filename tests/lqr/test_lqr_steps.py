@@ -115,7 +115,7 @@ def test_parameters_tied_inside_one_stage_count_once() -> None:
 
 
 def test_gauss_newton_of_mean_cross_entropy_is_the_mean_fisher() -> None:
-    """Label smoothing moves the gradient and leaves the Hessian in the logits alone."""
+    """Label smoothing changes the gradient but not the Hessian in the logits."""
     torch.manual_seed(5)
     problem = NETWORKS["gelu, smoothed"]()
     linear = linearise(problem.model, problem.loss_fn, problem.batch)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from llqr import Metric
+from llqr.metric.clipping import clip
 from llqr.metric.layout import blocks_of, layer_of
 from small_models import Attention, ViT, mlp, translator
 
@@ -259,3 +260,18 @@ def test_planning_needs_no_memory():
         "total": 4 * (3 * 4096**2 + 4096),
         "allocated": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("structure", "units"),
+    [("diagonal", [["weight", "bias"]]), ("e-kfac", [["weight"], ["bias"]]), ("kfac", [["weight"], ["bias"]])],
+)
+def test_scale_and_bias_of_a_norm_are_one_clip_unit_only_if_all_of_u_is_diagonal(structure, units):
+    metric = Metric(nn.BatchNorm1d(64), structure=structure)
+    (group,) = metric.groups
+    found = [[block.name for block in group.blocks if block.layer == layer] for layer in group.layers]
+    assert found == units
+    slopes = {"diagonal": torch.arange(1.0, 129.0)}
+    (clipped,) = clip(metric.groups, [slopes], 1.0)
+    sizes = [float(part.norm()) for part in group.units(clipped)]
+    assert sizes == pytest.approx([1.0] * len(units))

@@ -119,7 +119,7 @@ def test_friendly_sam_remembers(transport):
         g = numbers(at.grads)
         v = [a - b for a, b in zip(g, mean, strict=True)]
         d = numbers(transport([torch.from_numpy(np.asarray(part)) for part in v]))
-        expected = [0.3 * part / over for part, over in zip(d, norm_of("metric", v, d), strict=True)]
+        expected = [0.3 * part / over for part, over in zip(d, norm_of("euclidean", v, d), strict=True)]
         check(probe.displacement(at, transport, step), expected)
         mean = [0.8 * m + 0.2 * a for m, a in zip(mean, g, strict=True)]
 
@@ -317,3 +317,9 @@ def test_norms_are_summed_in_float32(dtype):
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("probe", [llqr.SAMProbe, llqr.FriendlySAMProbe])
+def test_with_a_metric_the_default_displacement_has_euclidean_length_rho(probe):
+    eps = probe(0.3).displacement(point(), positive_diagonal, 0)
+    assert float(torch.cat([part.flatten() for part in eps]).norm()) == pytest.approx(0.3, rel=1e-9)

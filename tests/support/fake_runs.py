@@ -4,7 +4,7 @@ import json
 import math
 
 from llqr.lab.config import recipe
-from llqr.lab.runs.folder import plain
+from llqr.lab.runs.json_files import plain
 
 ACCURACY = {"metric": "accuracy", "larger_is_better": True, "unit": "images", "others": ["loss"]}
 BLEU = {"metric": "BLEU", "larger_is_better": True, "unit": "tokens", "others": ["perplexity", "loss"]}
@@ -24,6 +24,8 @@ def write_run(root, method, seed, *, best=90.0, name="digits/mlp", task=ACCURACY
     made = {
         "started": f"2026-04-01T00:00:{seed:02d}+00:00",
         "command": "llqr compare --data digits --model mlp --data-dir /home/someone/data --out=/scratch/runs",
+        "commit": "0123abc",
+        "dirty": False,
         "versions": {"llqr": "0.1.0", "torch": "2.13.0", "cuda": None, "python": "3.11.0"},
         "machine": {"device": "cpu", "platform": "Linux", "cpus": 2, "threads": 1},
     }

@@ -5,7 +5,7 @@ from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence,
 from llqr.curvature.engines import ENGINES, Engine, choose_engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem, frozen
 from llqr.curvature.quadratic import Named, QuadraticModel
-from llqr.curvature.ranks import averaged_over_ranks, several_ranks
+from llqr.curvature.ranks import RankError, Ranks
 
 __all__ = [
     "ENGINES",
@@ -21,9 +21,9 @@ __all__ = [
     "OutputDivergence",
     "Problem",
     "QuadraticModel",
-    "averaged_over_ranks",
+    "RankError",
+    "Ranks",
     "choose_engine",
     "divergence_named",
     "frozen",
-    "several_ranks",
 ]

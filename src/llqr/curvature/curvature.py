@@ -37,8 +37,9 @@ class Curvature:
             loss = problem.loss(z)
             (self._slope,) = torch.autograd.grad(loss, z)
         self.loss = loss.detach()
+        self.terms = problem.terms(outputs)
         self._q = divergence.output_hessian(problem.loss, outputs)
-        self._scale = _resolve(divergence.scale if scale is None else scale, problem, outputs)
+        self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
         self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
@@ -46,10 +47,10 @@ class Curvature:
     def model(self, gradients: int = 1) -> QuadraticModel:
         """Loss, product, and the gradients of so many shares of the batch; only the model holds the gradients."""
         if gradients == 1:
-            return QuadraticModel(self.loss, self.gradient(), self.product)
+            return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
         shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
         mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
-        return QuadraticModel(self.loss, mean, self.product, shares)
+        return QuadraticModel(self.loss, mean, self.product, shares, self.terms)
 
     def gradient(self) -> Named:
         """`g = J^T w`, with `w` the loss's slope in the outputs."""
@@ -133,10 +134,8 @@ class Curvature:
         return total
 
 
-def _resolve(scale: Scale, problem: Problem, outputs: Tensor) -> Tensor:
+def _resolve(scale: Scale, terms: Tensor) -> Tensor:
     check_scale(scale)
     if scale == "sum":
-        return problem.terms(outputs)
-    if scale == "mean":
-        return torch.ones((), dtype=outputs.dtype, device=outputs.device)
-    return torch.full((), float(scale), dtype=outputs.dtype, device=outputs.device)
+        return terms
+    return torch.full_like(terms, 1.0 if scale == "mean" else float(scale))

@@ -52,7 +52,7 @@ class Trace:
         graph = _product_graph(problem, divergence, scale, gradients)
         count = len(self._names)
         self._shares = gradients if gradients > 1 else 0
-        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=1 + count * (1 + self._shares))
+        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=2 + count * (1 + self._shares))
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
 
@@ -63,18 +63,18 @@ class Trace:
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
         count = len(self._names)
-        loss, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
+        loss, terms, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
         sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
         saved = rest[count * len(sets) :]
 
         def product(v: Mapping[str, Tensor]) -> Named:
             return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]))
+        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms)
 
 
 def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:
-    """Tensors `theta..., v..., surroundings...` -> `loss, g..., g_k..., H v...`, without mutation or repetition."""
+    """Tensors `theta..., v..., surroundings...` -> `loss, terms, g..., g_k..., H v...`, with nothing repeated."""
     names = list(problem.parameters)
     count = len(names)
 
@@ -84,7 +84,7 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
         curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
         model = curvature.model(gradients)
         sets = [model.gradient, *model.gradients, curvature.product(v)]
-        return [model.loss, *(part for named in sets for part in named.values())]
+        return [model.loss, curvature.terms, *(part for named in sets for part in named.values())]
 
     theta = [parameter.detach() for parameter in problem.parameters.values()]
     example = (*theta, *map(torch.ones_like, theta), *problem.other_tensors())

@@ -19,6 +19,7 @@ class QuadraticModel:
         gradient: `g`, by parameter name.
         product: `v -> H v`, for vectors by parameter name.
         gradients: `g_1 ... g_K`, the gradients of equal shares of the batch, whose mean is `g`; empty for `K = 1`.
+        terms: how many terms the mean loss averages; what a rank counts by beside others.
 
     Example (`H = 2 I`):
         >>> import torch
@@ -31,3 +32,4 @@ class QuadraticModel:
     gradient: Named
     product: Callable[[Mapping[str, Tensor]], Named]
     gradients: tuple[Named, ...] = ()
+    terms: Tensor | None = None

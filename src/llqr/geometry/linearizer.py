@@ -18,10 +18,9 @@ from llqr.curvature import (
     Loss,
     Problem,
     QuadraticModel,
-    averaged_over_ranks,
+    Ranks,
     choose_engine,
     frozen,
-    several_ranks,
 )
 from llqr.curvature.divergence import Scale
 from llqr.curvature.problem import doubles_with_the_batch, summed
@@ -64,6 +63,7 @@ class Linearizer:
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
+        self._ranks = _ranks(model, runtime, summed=(divergence.scale if scale is None else scale) == "sum")
         self._engine: Engine | None = None
         self._checked = False
         self._announced: set[str] = set()
@@ -95,15 +95,24 @@ class Linearizer:
         )
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of a problem, the mean over all ranks."""
-        first = problem.keeps_outputs = not self._checked
+        """The quadratic model of a problem; under DDP that of all ranks' batches together."""
+        device = next(iter(self.parameters.values())).device
+        ranks = None if self._ranks is None or not self._ranks.several else self._ranks
+        problem.keeps_outputs = not self._checked
         if self._engine is None:
-            self._engine = self._made(self._choose(problem))
+            self._engine = self._made(self._choose(problem, ranks, device))
+        if ranks is None:
+            return self._local(problem)
+        return ranks.joined(lambda: self._local(problem), device)
+
+    def _local(self, problem: Problem) -> QuadraticModel:
+        """The quadratic model of this process's own batch."""
+        assert self._engine is not None
         model = self._engine.linearise(problem)
-        if first:
+        if not self._checked:
             self._checked = True
             self._check(problem, model)
-        return averaged_over_ranks(model) if several_ranks() else model
+        return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
         """Warn, at the first refresh, of a loss from which no metric, or another one, is learned."""
@@ -145,12 +154,20 @@ class Linearizer:
                 stacklevel=6,
             )
 
-    def _choose(self, problem: Problem) -> type[Engine]:
-        try:
-            kind, refused = choose_engine(problem, self.divergence, self._scale)
-        except RuntimeError:
-            _check_runs(problem)
-            raise
+    def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
+        """The first engine that the model supports, on all ranks."""
+
+        def choice() -> tuple[type[Engine], list[str]]:
+            try:
+                return choose_engine(problem, self.divergence, self._scale)
+            except RuntimeError:
+                _check_runs(problem)
+                raise
+
+        kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
+        if ranks is not None:
+            order = list(ENGINES.values())
+            kind = order[ranks.largest(order.index(kind), device)]
         if not kind.exact:
             warnings.warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
@@ -165,6 +182,18 @@ class Linearizer:
         device = next(iter(self.parameters.values())).device
         with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
+
+
+def _ranks(model: nn.Module, runtime: Runtime, summed: bool) -> Ranks | None:
+    """Those of `Runtime.process_group`, or of the DDP wrapper; None if the model is this process's alone."""
+    if runtime.process_group is not None:
+        return Ranks(runtime.process_group, summed)
+    while not isinstance(model, nn.parallel.DistributedDataParallel):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            return None
+        model = inner
+    return Ranks(model.process_group, summed)
 
 
 def _check_runs(problem: Problem) -> None:

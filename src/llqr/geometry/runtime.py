@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from llqr.curvature.engines import ENGINES
 from llqr.metric.layout import MAX_SIDE
@@ -33,6 +34,8 @@ class Runtime:
         apply_dtype: what the matrix products of U g are computed in (default: what the factors are held in).
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
         max_failures: rejected refreshes in a row before an error.
+        process_group: the ranks that learn one metric together, each on its own batch (default: those of the DDP
+            wrapper around the model; without one, every process learns its own).
 
     Example:
         >>> Runtime(micro_batch=32).engine
@@ -49,6 +52,7 @@ class Runtime:
     apply_dtype: torch.dtype | None = None
     max_side: int = MAX_SIDE
     max_failures: int = 10
+    process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if self.engine != "auto" and self.engine not in ENGINES:

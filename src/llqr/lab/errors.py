@@ -1,4 +1,4 @@
-"""What can go wrong in the laboratory without being a bug, and the exit code a shell script sees for it."""
+"""Errors of the laboratory that are not bugs, and their exit codes."""
 
 from llqr.lab.config.strict import ConfigurationError
 
@@ -6,7 +6,7 @@ DONE = 0
 BAD_ARGUMENTS = 2
 BAD_DATA = 3
 DIVERGED = 4
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from the checkpoint
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes from the checkpoint
 
 
 class DataError(RuntimeError):
@@ -14,11 +14,11 @@ class DataError(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """The training loss is no longer a number, or the metric could not be learned many times in a row."""
+    """The training loss is no longer finite, or too many refreshes in a row were rejected."""
 
 
 class Stopped(RuntimeError):
-    """A signal or the time limit ended the command early; a checkpoint holds what was done."""
+    """A signal or the time limit ended the command early; a checkpoint holds the state."""
 
 
 EXIT_CODES: dict[type[Exception], int] = {

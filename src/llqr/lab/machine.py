@@ -1,4 +1,4 @@
-"""The device a run is made on, chosen and described."""
+"""The device that a run uses, chosen and described."""
 
 import os
 import platform

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -78,6 +79,16 @@ def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
     return (shape[0], prod(shape[1:]))
 
 
+def requested(block: Block, spec: StructureSpec) -> str:
+    """The structure that was asked for, whatever the block gets."""
+    rules = {"*": spec} if isinstance(spec, str) else spec
+    matching = (kind for pattern, kind in rules.items() if fnmatch.fnmatchcase(block.parameter, pattern))
+    kind = next(matching, "")
+    if not kind:
+        raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
+    return kind
+
+
 def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MAX_SIDE) -> dict[str, str]:
     """Block name -> structure name, after overrides, the rule for vectors, and the size limit."""
     rules = {"*": spec} if isinstance(spec, str) else dict(spec)
@@ -90,10 +101,7 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
     chosen: dict[str, str] = {}
     cheapened: dict[str, list[str]] = {}
     for block in blocks:
-        matching = (kind for pattern, kind in rules.items() if fnmatch.fnmatchcase(block.parameter, pattern))
-        kind = next(matching, "")
-        if not kind:
-            raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
+        kind = requested(block, rules)
         if not (block.is_matrix or STRUCTURES[kind].takes_vectors):
             kind = "diagonal"
         cheaper = STRUCTURES[kind].fallback
@@ -106,13 +114,18 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
     return chosen
 
 
-def groups_of(blocks: list[Block], kinds: Mapping[str, str]) -> list[Structure]:
-    """Blocks gathered by structure, dtype of the factors and device, and by what the structure groups them by."""
+def groups_of(blocks: list[Block], spec: StructureSpec, kinds: Mapping[str, str]) -> list[Structure]:
+    """Blocks gathered by structure, dtype of the factors and device, and by what the structure groups them by.
+
+    A vector that gets a diagonal beside a structure of matrices is clipped on its own, as in the authors' code: there
+    the scale and the bias of a BatchNorm are one unit only if all of `U` is diagonal.
+    """
     gathered: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
         kind = kinds[block.name]
         key = kind, STRUCTURES[kind].group_key(block), factor_dtype(block, None), block.device
-        gathered.setdefault(key, []).append(block)
+        alone = not (block.is_matrix or STRUCTURES[requested(block, spec)].takes_vectors)
+        gathered.setdefault(key, []).append(replace(block, layer=block.name) if alone else block)
     return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
 
 

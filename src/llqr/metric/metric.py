@@ -62,7 +62,7 @@ class Metric:
         self.apply_dtype = apply_dtype
         self.blocks: list[Block] = blocks_of(model, parameters)
         self.kinds = structure_names(self.blocks, structure, max_side)
-        self.groups: list[Structure] = groups_of(self.blocks, self.kinds)
+        self.groups: list[Structure] = groups_of(self.blocks, structure, self.kinds)
         for group in self.groups:
             if bounds is not None and type(group).constrain is Structure.constrain:
                 group.constrain({}, bounds)  # refuses, now rather than at the first refresh

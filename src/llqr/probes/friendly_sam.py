@@ -28,7 +28,9 @@ class FriendlySAMProbe(SAMProbe):
     name = "fsam"
     filters_into_new = True
 
-    def __init__(self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "metric", start_after: int = 0) -> None:
+    def __init__(
+        self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "euclidean", start_after: int = 0
+    ) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
         check_number("lam", lam, 0, 1)
         self.lam = lam

@@ -68,7 +68,8 @@ def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
 
 def _euclidean_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """`|d|^2` over all parameters."""
-    return _euclidean_squares(v, d).sum()
+    norms = _gathered(torch._foreach_norm(_widened(d), 2))
+    return torch.dot(norms, norms)
 
 
 GLOBAL = {"metric": _metric_square, "euclidean": _euclidean_square}

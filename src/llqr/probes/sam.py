@@ -31,12 +31,13 @@ class Point:
 
 
 class SAMProbe:
-    """SAM: `eps = rho U g / |g|_U`.
+    """SAM: `eps = rho U g / |U g|`.
 
     Args:
         rho: the radius, a number or a function of the step; a parameter group's own `"rho"` takes precedence.
-        norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (its runs), "layer-metric",
-            "layer-euclidean", or a function `norm(v, d)` -> divisors.
+        norm: "euclidean" `|Uv|` (the paper's runs: rho means what it means in SAM), "metric" `sqrt(v.Uv)` (its
+            equation), "layer-euclidean", "layer-metric", or a function `norm(v, d)` -> divisors. ASAM and FisherSAM
+            are defined by the metric norm, which is their default.
         start_after: steps without a probe at the start (a warm-up).
 
     Example (`eps` for one parameter with the gradient (3, 4), no metric):
@@ -49,7 +50,7 @@ class SAMProbe:
     #: Whether `filtered` returns new tensors that nothing else refers to, so that `eps` may be computed in place.
     filters_into_new: ClassVar[bool] = False
 
-    def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0) -> None:
+    def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0) -> None:
         check("rho", rho, 0)
         check_number("start_after", start_after, 0)
         check_norm(norm)

@@ -71,4 +71,5 @@ class Inner:
     @property
     def products(self) -> int:
         """Products with `H` per refresh, without the one of a relative damping."""
-        return self.gradients * sum(step.multiplies for step in self.plan())
+        steps = [step for step in self.plan() if step is not Step.LAST or not SOLVERS[self.solver].tracks_residual]
+        return self.gradients * sum(step.multiplies for step in steps)

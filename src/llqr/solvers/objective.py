@@ -145,6 +145,11 @@ class Objective:
         Ug = [part if step else torch.zeros_like(part) for part, step in zip(Ug, steps, strict=True)]
         return Ug, self._multiply(Ug)
 
+    def value(self, factors: Sequence[Factors], residual: Packed) -> Tensor:
+        """`J`, from a known residual: no product with `H`."""
+        Ug, pulls = self._trace(factors)
+        return Evaluation(self, Ug, residual, pulls).value
+
     def slopes(self, factors: Sequence[Factors], residual: Packed) -> list[Factors]:
         """The gradient of `J` in every factor, from a known residual: no product with `H`."""
         _, pulls = self._trace(factors)

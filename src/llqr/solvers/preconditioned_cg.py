@@ -25,6 +25,7 @@ class PreconditionedCG(Solver):
 
     name = "pcg"
     capturable = True
+    tracks_residual = True
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
@@ -58,6 +59,9 @@ class PreconditionedCG(Solver):
         torch._foreach_copy_(self._residual, here.residual)
         torch._foreach_copy_(self._weights, _listed(objective.pulled(here.pulls, objective.g)))
         return before
+
+    def value(self, objective: Objective) -> Tensor:
+        return objective.value(self.factors, self._residual)
 
     def advance(self, objective: Objective) -> None:
         slopes = _listed(objective.slopes(self.factors, self._residual))

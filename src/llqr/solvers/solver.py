@@ -44,6 +44,9 @@ class Solver(ABC):
         self.factors = factors
         self.settings = settings
 
+    #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
+    tracks_residual: ClassVar[bool] = False
+
     @abstractmethod
     def step(self, objective: Objective) -> Tensor:
         """One step with a product; returns the objective it started from."""
@@ -55,6 +58,10 @@ class Solver(ABC):
     def extrapolate(self, objective: Objective) -> None:
         """One step without a product, from those before it."""
         raise NotImplementedError(f"solver: {self.name!r} makes a product in every step")
+
+    def value(self, objective: Objective) -> Tensor:
+        """The objective where it stands."""
+        return objective.exact.at(self.factors).value
 
     def restart(self) -> None:
         """Forget the steps so far; captured loops start every refresh with this."""

@@ -54,7 +54,12 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
 
 
 def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
-    """The state dictionary that `split_state` took apart."""
+    """The state dictionary that `split_state` took apart.
+
+    Example:
+        >>> joined_state(*split_state({"param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}))
+        {'param_groups': [{'lr': 0.1, 'betas': (0.9, 0.99)}]}
+    """
 
     def filled(value: Any) -> Any:
         if isinstance(value, list):

@@ -18,7 +18,6 @@ from llqr.theory.trajectories import METHODS, Method, Trajectory, simulate
 
 NOISE_VARIANCE = 1e-9
 SAM_METHODS: tuple[Method, ...] = ("sam", "llqr+sam")
-PLAIN_METHODS: tuple[Method, ...] = ("sgd", "llqr")
 
 
 @dataclass(frozen=True)

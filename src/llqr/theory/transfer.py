@@ -110,7 +110,7 @@ def transfer(
     metric = OscillatingMetric(dim, u_min, u_max, seed)
     base = torch.optim.SGD([theta], lr=lr)
     optimizer = llqr.LLQRSAM(
-        base, llqr.FixedGeometry([(theta, metric.apply)]), rho=lambda step: rho * (step + 1) ** -power
+        base, llqr.FixedGeometry([(theta, metric.apply)]), rho=lambda step: rho * (step + 1) ** -power, norm="metric"
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(base, lambda step: (step + 1) ** -0.5)
     stationarity = np.empty(steps)

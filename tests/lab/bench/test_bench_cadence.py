@@ -1,16 +1,15 @@
-"""Epochs put together from steps and refreshes, beside the paper's."""
+"""Epoch times from measured steps and refreshes, and the paper's."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from llqr.lab.bench import cadence
 from llqr.lab.bench.cadence import Times
 from llqr.lab.bench.workload import Network
-from llqr.lab.results import paper_table as tables
+from llqr.lab.results import paper
 
-PAPER = json.loads(Path(tables.PAPER).read_text())["cadence"]["rows"]
+PAPER = json.loads(paper.FILE.read_text())["cadence"]["rows"]
 TIMES = Times(
     steps={
         "SGD": [1.0, 2.0, 1.0],
@@ -46,13 +45,13 @@ def test_an_epoch_is_its_steps_and_its_refreshes():
 
 
 @pytest.mark.parametrize(("network", "vs_sam", "refresh"), [("ViT-B/16", 1.66, 40.58), ("vit-l", 3.21, 96.57)])
-def test_the_papers_ratios_stand_beside(network, vs_sam, refresh):
+def test_the_papers_ratios_are_given_too(network, vs_sam, refresh):
     found = cadence.printed(Network.parse(network), "LLQR+SAM", 500)
     assert (round(found["vs_sam"], 2), found["refresh_seconds"]) == (vs_sam, refresh)
 
 
 @pytest.mark.parametrize("network", ["vit-s", "vit-b:depth=2", "vit-b/32"])
-def test_a_network_the_paper_does_not_have_stands_alone(network):
+def test_a_network_that_is_not_in_the_paper_has_no_ratios(network):
     assert cadence.printed(Network.parse(network), "SAM", None) is None
 
 

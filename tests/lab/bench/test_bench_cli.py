@@ -1,4 +1,4 @@
-"""`llqr bench`: tables, JSON files, and one sentence for what cannot be."""
+"""`llqr bench`: tables, JSON files, and one sentence for bad arguments."""
 
 import json
 
@@ -28,7 +28,7 @@ def bench(*arguments):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp_path, monkeypatch):
+def test_every_command_records_its_numbers_and_their_origin(command, tmp_path, monkeypatch):
     out = tmp_path / "new folder" / "numbers.json"
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/llqr", "bench", command, "--out", str(out)])
     result = bench(command, *SHARED, *COMMANDS[command], "--out", str(out))
@@ -37,6 +37,7 @@ def test_every_command_leaves_its_numbers_with_where_they_come_from(command, tmp
     written = json.loads(out.read_text())
     assert written["bench"] == command
     assert written["command"] == f"llqr bench {command} --out numbers.json"
+    assert {"commit", "dirty"} <= written.keys()
     assert written["versions"]["torch"] == torch.__version__
     assert written["versions"]["llqr"] == llqr.__version__
     assert written["machine"]["device"] == "cpu"
@@ -57,11 +58,19 @@ def test_a_refresh_states_its_error(tmp_path):
     assert {"median", "low", "high", "n"} == row["seconds"].keys()
 
 
-@pytest.mark.parametrize("text", ["0", "three", "3,-1", "2.5"])
-def test_steps_to_a_product_are_whole_numbers(text):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("0", "--product-every: expected a number >= 1, got 0"),
+        ("three", "--product-every takes <int>[,...], got 'three'"),
+        ("3,-1", "--product-every: expected a number >= 1, got -1"),
+        ("2.5", "--product-every takes <int>[,...], got '2.5'"),
+    ],
+)
+def test_steps_between_products_are_whole_numbers(text, sentence):
     result = bench("refresh", *SHARED, "--product-every", text)
-    assert result.exit_code != 0
-    assert "--product-every must be whole numbers from 1" in str(result.exception or result.output)
+    assert isinstance(result.exception, ConfigurationError)
+    assert sentence in str(result.exception)
 
 
 def test_scaling_concludes_with_the_exponent(tmp_path):
@@ -88,8 +97,10 @@ def test_json_instead_of_a_table():
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
         ("--structure must name at least one", ["refresh", "--structure", ","]),
         ("--structure: unknown", ["step", "--model", MLP, "--structure", "round"]),
-        ("--apply must be one of", ["cadence", "--apply", "fp16"]),
-        ("--apply must be one of", ["refresh", "--apply", "fp16"]),
+        ("--apply-dtype takes <dtype>, got 'fp16'", ["cadence", "--apply-dtype", "fp16"]),
+        ("--apply-dtype takes <dtype>, got 'fp16'", ["refresh", "--apply-dtype", "fp16"]),
+        ("--attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
+        ("--engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
         ("--device: peak memory is counted", ["memory"]),
     ],
 )

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
+import llqr
 from llqr.lab.bench import memory
-from llqr.lab.bench.refreshing import Refreshing
-from llqr.lab.bench.workload import Network
+from llqr.lab.bench.measured_refresh import RefreshSettings
+from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
 from tiny_workloads import FP32, MLP
 
@@ -21,8 +22,9 @@ def measured(structures):
         action()
         return next(count)
 
-    settings = Refreshing(engine="forward", steps=2)
-    return list(memory.measure([Network.parse(MLP)], structures, 4, FP32, settings, peak))
+    runtime, inner = llqr.Runtime(engine="forward"), llqr.Inner(steps=2)
+    settings = [RefreshSettings(structure, runtime=runtime, inner=inner) for structure in structures]
+    return list(memory.measure(Setup([Network.parse(MLP)], 4, FP32), settings, peak))
 
 
 def test_every_method_and_structure_is_measured_once():
@@ -42,7 +44,7 @@ def test_every_method_and_structure_is_measured_once():
     assert memory.as_table(rows).row_count == 11
 
 
-def test_the_bytes_of_the_metric_stand_beside():
+def test_the_bytes_of_the_metric_are_given_too():
     """The network has Linear(12, 4) and Linear(4, 3): 67 parameters in 2 layers."""
     rows = {(row["what"], row["structure"]): row["metric_bytes"] for row in measured(["diagonal", "e-kfac"])}
     assert rows["SAM", None] == 0
@@ -51,6 +53,6 @@ def test_the_bytes_of_the_metric_stand_beside():
     assert rows["refresh without factors", "scalar"] == 4 * 2
 
 
-def test_a_cpu_counts_no_peak():
+def test_peak_memory_needs_a_cuda_device():
     with pytest.raises(ConfigurationError, match="--device: peak memory is counted by the allocator of a CUDA device"):
         memory.cuda_peak(torch.device("cpu"))

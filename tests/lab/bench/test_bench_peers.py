@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from llqr.lab.bench import peers
-from llqr.lab.bench.workload import Network
+from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
 from tiny_workloads import CNN, FP32, MLP, workload
 
 
 def test_every_row_has_whole_steps_and_the_optimizers_alone():
-    rows = list(peers.measure([Network.parse(CNN)], 4, FP32, repeats=2))
+    rows = list(peers.measure(Setup([Network.parse(CNN)], 4, FP32), repeats=2))
     assert [(row["method"], row["theirs"], row["what"]) for row in rows] == [
         (*pair, what) for pair in peers.ROWS for what in ("step", "alone")
     ]

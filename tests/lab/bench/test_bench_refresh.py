@@ -1,29 +1,35 @@
-"""Inside a refresh: its error against the exact one, what its time goes to, and engines that refuse."""
+"""Inside a refresh: its error against the exact one, the time of its parts, and engines that refuse."""
+
+from dataclasses import asdict
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import llqr
 from llqr.lab.bench import refresh
-from llqr.lab.bench.errors import distance, reference_for, size
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
-from llqr.lab.bench.workload import Network, Passes
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.numerical_error import ExactRefresh, distance, size
+from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.training.precision import Precision
 from references import dense_fisher, dense_gradient, flat, relative_error
 from tiny_workloads import FP32, MLP, VIT, workload
 
-EXACT = Refreshing("kfac", "forward", steps=4)
+
+def settings(structure, engine="forward", attention="fused", **inner):
+    return RefreshSettings(structure, attention, llqr.Runtime(engine=engine), llqr.Inner(**inner))
 
 
-def measured(network, engines, steps=2, product_every=(1,), reference=None, **settings):
-    refreshing = Refreshing(steps=steps, **settings)
-    networks = [Network.parse(network)]
-    rows = refresh.measure(networks, ["diagonal"], engines, product_every, 4, FP32, refreshing, Passes(), 1, reference)
-    return list(rows)
+EXACT = settings("kfac", steps=4)
+
+
+def measured(network, ways, reference=None):
+    return list(refresh.measure(Setup([Network.parse(network)], 4, FP32), ways, Passes(), 1, reference))
 
 
 def test_the_reference_is_the_dense_fisher_in_float64():
     work = workload(MLP)
-    exact = reference_for(work, EXACT, torch.float64)
+    exact = ExactRefresh.of(work, EXACT, torch.float64)
     model, (images, labels) = work.model.double(), work.batch
     fisher = dense_fisher(model, images.double())
     assert relative_error(flat(exact.gradient), dense_gradient(model, cross_entropy, (images.double(), labels))) < 1e-12
@@ -35,16 +41,16 @@ def test_the_reference_is_the_dense_fisher_in_float64():
 def test_the_reference_leaves_weights_and_precision_as_they_are():
     work = workload(MLP)
     before = flat(dict(work.model.named_parameters())).clone()
-    reference_for(work, EXACT, torch.float64)
+    ExactRefresh.of(work, EXACT, torch.float64)
     assert flat(dict(work.model.named_parameters())).equal(before)
     assert work.precision is FP32
 
 
 def test_an_exact_engine_has_the_error_of_its_rounding():
     work = workload(MLP)
-    exact = reference_for(work, EXACT, torch.float64)
-    geometry = geometry_for(work, EXACT)
-    errors = exact.errors(geometry, geometry.learn().accepted)
+    exact = ExactRefresh.of(work, EXACT, torch.float64)
+    refresh = MeasuredRefresh(work, EXACT)
+    errors = exact.errors(refresh, refresh.run().accepted)
     assert errors.keys() == {"Hv, v = g", "Hv, v random", "Ug"}
     assert all(0 < error < 1e-4 for error in errors.values())
 
@@ -52,15 +58,16 @@ def test_an_exact_engine_has_the_error_of_its_rounding():
 def test_errors_are_relative_to_the_product_and_to_the_learned_change():
     """A metric that learned 1.1 times the change is wrong by a tenth of it, whatever the size of `g`."""
     work = workload(MLP)
-    one = reference_for(work, Refreshing("diagonal", steps=4), torch.float64)
-    geometry = geometry_for(work, Refreshing("diagonal", "forward", steps=4))
-    geometry.learn()
-    [own] = [group for group in geometry.metric.factors() if group]
-    geometry.metric.assign([{name: 1 + 1.1 * (factor - 1) for name, factor in own.items()}])
-    assert one.errors(geometry, True)["Ug"] == pytest.approx(0.1, rel=1e-2)
-    assert one.errors(geometry, False)["Ug"] is None
+    one = ExactRefresh.of(work, settings("diagonal", steps=4), torch.float64)
+    refresh = MeasuredRefresh(work, settings("diagonal", steps=4))
+    refresh.run()
+    metric = refresh.geometry.metric
+    [own] = [group for group in metric.factors() if group]
+    metric.assign([{name: 1 + 1.1 * (factor - 1) for name, factor in own.items()}])
+    assert one.errors(refresh, True)["Ug"] == pytest.approx(0.1, rel=1e-2)
+    assert one.errors(refresh, False)["Ug"] is None
     half = {name: {key: 0.5 * part for key, part in v.items()} for name, v in one.directions.items()}
-    wrong = type(one)(one.gradient, half, one.products, one.moved, one.reason).errors(geometry, True)
+    wrong = type(one)(one.gradient, half, one.products, one.Ug, one.reason).errors(refresh, True)
     assert wrong["Hv, v = g"] == pytest.approx(0.5, rel=1e-4)
 
 
@@ -71,24 +78,31 @@ def test_distances_are_taken_over_all_parameters_in_double():
 
 
 def test_the_parts_of_a_refresh_are_its_whole():
-    geometry = geometry_for(workload(MLP), Refreshing("diagonal", "forward", steps=5))
-    split = geometry.split()
+    refresh = MeasuredRefresh(workload(MLP), settings("diagonal", steps=5))
+    split = refresh.split()
     assert split["count"] == 6  # the last one reads the objective
     assert split["product"] == pytest.approx(split["products"] / 6)
     assert min(split[part] for part in ("linearise", "products", "factors")) > 0
-    assert geometry.metric.learned
+    assert refresh.geometry.metric.learned
 
 
-def test_watching_a_refresh_does_not_change_it():
-    plain, watched = (geometry_for(workload(MLP), Refreshing("kfac", "forward", steps=5)) for _ in range(2))
-    plain.learn()
-    watched.split()
-    ours, theirs = plain.metric.named_factors(), watched.metric.named_factors()
+def test_every_gradient_has_its_own_products():
+    shared = settings("diagonal", steps=5, gradients=2)
+    assert (shared.products, MeasuredRefresh(workload(MLP), shared).split()["count"]) == (10, 12)
+
+
+def test_timing_the_parts_of_a_refresh_does_not_change_it():
+    plain, timed = (MeasuredRefresh(workload(MLP), settings("kfac", steps=5)) for _ in range(2))
+    plain.run()
+    timed.split()
+    ours, theirs = plain.geometry.metric.named_factors(), timed.geometry.metric.named_factors()
     assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
 def test_an_engine_that_refuses_the_network_says_so_in_its_row():
-    refused, fine = measured(VIT, ["forward", "finite-differences"])
+    refused, fine = measured(
+        VIT, [settings("diagonal", engine, steps=2) for engine in ("forward", "finite-differences")]
+    )
     assert "forward AD" in refused["refused"]
     assert fine["seconds"]["n"] == 1
     assert fine["accepted"]
@@ -98,7 +112,7 @@ def test_an_engine_that_refuses_the_network_says_so_in_its_row():
 
 
 def test_unfused_attention_has_forward_mode():
-    [row] = measured(VIT, ["forward"], attention="unfused")
+    [row] = measured(VIT, [settings("diagonal", attention="unfused", steps=2)])
     assert row["engine"] == "forward"
     assert row["products"] == 2
     assert row["seconds_a_product"] == pytest.approx(row["seconds"]["median"] / 2)
@@ -106,9 +120,8 @@ def test_unfused_attention_has_forward_mode():
 
 def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
     """Of 40 steps: all; the first two, the 21st."""
-    all_of_them, few = measured(
-        VIT, ["forward"], steps=40, product_every=(1, 20), reference="float64", attention="unfused"
-    )
+    ways = [settings("diagonal", attention="unfused", steps=40, product_every=every) for every in (1, 20)]
+    all_of_them, few = measured(VIT, ways, reference=torch.float64)
     assert [(row["product_every"], row["products"]) for row in (all_of_them, few)] == [(1, 40), (20, 3)]
     assert [row["split"]["count"] for row in (all_of_them, few)] == [41, 4]
     assert all_of_them["errors"]["Ug"] < few["errors"]["Ug"] < 0.1
@@ -117,7 +130,16 @@ def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
 
 
 def test_unknown_settings_are_named():
-    with pytest.raises(ValueError, match="--attention must be one of fused, unfused, got 'flash'"):
-        Refreshing(attention="flash")
-    with pytest.raises(ValueError, match="--engine: unknown 'magic'"):
-        geometry_for(workload(MLP), Refreshing("diagonal", "magic"))
+    with pytest.raises(ValueError, match="attention: unknown 'flash'; choose one of fused, unfused"):
+        RefreshSettings(attention="flash")
+    with pytest.raises(ValueError, match="engine: unknown 'magic'"):
+        settings("diagonal", "magic")
+
+
+def test_what_is_recorded_is_what_was_measured():
+    bf16 = Precision("bf16", torch.device("cpu"))
+    told = settings("kfac", steps=3).to_dict(bf16)
+    made = MeasuredRefresh(Workload(Network.parse(MLP), 4, bf16), settings("kfac", steps=3)).geometry
+    assert told["runtime"]["autocast"] == "bfloat16"
+    assert made.runtime == settings("kfac").runtime_in(bf16)
+    assert told["inner"] == asdict(made.inner)

@@ -77,7 +77,7 @@ def test_rare_actions_are_spread_over_the_rounds():
     assert "".join(ran) == "ss" + "sR" + "ss" + "Rs"
 
 
-def test_the_clock_of_a_cpu_sees_what_happens_between_its_marks():
+def test_the_clock_of_a_cpu_measures_the_time_between_marks():
     clock = Clock(torch.device("cpu"))
     result, seconds = clock.timed(lambda: "done")
     assert result == "done"

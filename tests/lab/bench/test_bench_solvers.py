@@ -6,17 +6,34 @@ import pytest
 import torch
 
 import llqr
-from geometries import flat_geometry
 from llqr.lab.bench import solvers
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
-from llqr.lab.bench.workload import Network
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.workload import Network, Setup
 from tiny_workloads import FP32, MLP, workload
 
-SETTINGS = Refreshing("diagonal", "forward", steps=12)
+PRODUCTS = 12
+
+
+def measured(structure):
+    settings = RefreshSettings(structure, runtime=llqr.Runtime(engine="forward"))
+    return list(solvers.measure(Setup([Network.parse(MLP)], 4, FP32), [settings], PRODUCTS))
+
+
+def curve(work, inner):
+    settings = RefreshSettings("diagonal", runtime=llqr.Runtime(engine="forward"))
+    with MeasuredRefresh(work, settings).quadratic_model() as model:
+        return solvers.curve(llqr.Metric(work.model, structure="diagonal"), model, inner, PRODUCTS)
+
+
+def refreshed(work, **inner):
+    geometry = llqr.Geometry(
+        work.model, torch.nn.functional.cross_entropy, structure="diagonal", inner=llqr.Inner(**inner)
+    )
+    return geometry.refresh(work.batch)
 
 
 def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
-    rows = list(solvers.measure([Network.parse(MLP)], ["diagonal"], 4, FP32, SETTINGS))
+    rows = measured("diagonal")
     found = {row["solver"]: row for row in rows}
     assert list(found) == ["heavy-ball", *(name for name in found if name != "heavy-ball")]
     assert list(found["heavy-ball"]["objective"]) == list(range(13))
@@ -28,16 +45,12 @@ def test_the_heavy_ball_reaches_its_own_objective_with_its_last_product():
     assert [list(column.cells) for column in kept.columns] == [list(column.cells) for column in shown.columns]
 
 
-@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "cg"])
+@pytest.mark.parametrize("solver", llqr.SOLVERS)
 def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
     work = workload(MLP)
-    with geometry_for(work, SETTINGS).quadratic() as model:
-        objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(solver))
+    objectives = curve(work, llqr.Inner(solver))
     for products in (1, 2, 7, 12):
-        geometry = flat_geometry(
-            work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=products, solver=solver
-        )
-        report = geometry.refresh(work.batch)
+        report = refreshed(work, steps=products, solver=solver)
         assert objectives[0] == pytest.approx(report.objective_before, rel=1e-6)
         assert objectives[products] == pytest.approx(report.objective_after, rel=1e-6)
 
@@ -45,17 +58,14 @@ def test_the_curve_is_what_a_refresh_of_so_many_products_reaches(solver):
 def test_steps_without_a_product_cost_nothing():
     """Products 0 and 1 begin steps 0 and 1, product 2 step 5, product 3 step 10."""
     work, every = workload(MLP), 5
-    with geometry_for(work, SETTINGS).quadratic() as model:
-        objectives = solvers.curve(work, model, SETTINGS, llqr.Inner(product_every=every))
+    objectives = curve(work, llqr.Inner(product_every=every))
     assert list(objectives) == list(range(13))
-    geometry = flat_geometry(
-        work.model, torch.nn.functional.cross_entropy, structure="diagonal", steps=2 * every, product_every=every
-    )
-    assert objectives[3] == pytest.approx(geometry.refresh(work.batch).objective_after, rel=1e-6)
+    report = refreshed(work, steps=2 * every, product_every=every)
+    assert objectives[3] == pytest.approx(report.objective_after, rel=1e-6)
 
 
 def test_a_solver_that_refuses_the_structure_says_so():
-    rows = {row["solver"]: row for row in solvers.measure([Network.parse(MLP)], ["e-kfac"], 4, FP32, SETTINGS)}
+    rows = {row["solver"]: row for row in measured("e-kfac")}
     assert rows["cg"]["refused"].startswith("solver: 'cg'")
     table = solvers.as_table(list(rows.values()))
     assert rows["cg"]["refused"] in table.caption

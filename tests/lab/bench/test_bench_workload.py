@@ -7,13 +7,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
-from geometries import flat_geometry
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.workload import Network, Passes
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
 from tiny_workloads import CNN, MLP, VIT, workload
+
+
+def measured_refresh(work, structure, steps):
+    runtime = llqr.Runtime(engine="forward")
+    return MeasuredRefresh(work, RefreshSettings(structure, runtime=runtime, inner=llqr.Inner(steps=steps)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_networks_have_the_papers_size(text, parameters):
         ("vit-b:image_size=30", "patch must divide image_size"),
     ],
 )
-def test_what_is_not_a_network_is_named(text, sentence):
+def test_unknown_networks_and_options_are_named(text, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         Network.parse(text).build()
 
@@ -76,22 +80,23 @@ def test_a_closure_leaves_the_gradient_of_the_loss():
 
 def test_every_method_moves_the_weights_of_the_one_network():
     work = workload()
-    geometry = geometry_for(work, Refreshing("kfac", "forward", steps=1))
-    geometry.pretend()
+    refresh = measured_refresh(work, "kfac", steps=1)
+    refresh.run_once_for_steps()
     for method in METHODS:
         before = flat(trainable(work.model)).clone()
-        step_of(method, work, geometry)()
+        step_of(method, work, refresh.geometry)()
         assert not before.equal(flat(trainable(work.model))), method
 
 
 @pytest.mark.parametrize("method", ["LLQR", "LLQR+SAM"])
 def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(method):
     work = workload(MLP)
-    geometry = geometry_for(work, Refreshing("diagonal", "forward", steps=3))
-    geometry.pretend()
+    refresh = measured_refresh(work, "diagonal", steps=3)
+    refresh.run_once_for_steps()
+    geometry = refresh.geometry
     other = copy.deepcopy(work.model)
     base = torch.optim.SGD(other.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4)
-    fixed = flat_geometry(other, cross_entropy, structure="diagonal", every=10**9)
+    fixed = llqr.Geometry(other, cross_entropy, structure="diagonal", every=10**9)
     fixed.refresh(work.batch)
     fixed.metric.assign(geometry.metric.factors())
     images, labels = work.batch
@@ -111,12 +116,12 @@ def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(metho
     assert geometry.refreshes == 1
 
 
-def test_a_refresh_that_is_thrown_away_still_lets_the_metric_act():
+def test_after_a_rejected_refresh_the_metric_still_acts():
     work = workload(CNN)
     with torch.no_grad():
         next(work.model.parameters()).fill_(float("nan"))
-    geometry = geometry_for(work, Refreshing("e-kfac", "forward", steps=1))
+    refresh = measured_refresh(work, "e-kfac", steps=1)
     with pytest.warns(llqr.RefreshWarning):
-        geometry.pretend()
-    assert geometry.metric.learned
-    assert not geometry.due
+        refresh.run_once_for_steps()
+    assert refresh.geometry.metric.learned
+    assert not refresh.geometry.due

@@ -10,7 +10,7 @@ import torch
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
 
-QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.steps=2", "--device", "cpu", "--quiet"]
+QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.inner.steps=2", "--device", "cpu", "--quiet"]
 TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fishersam-ablation", "label-noise")
 SEQUENCES = ("iwslt14", "language")
 
@@ -89,7 +89,7 @@ def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
     assert (code, "# too large, and stored as diag-kfac: tokens.weight (10000, 384)" in out) == (0, True)
 
 
-def test_compare_prints_a_row_a_method_and_leaves_the_runs(llqr, tmp_path):
+def test_compare_prints_a_row_per_method_and_leaves_the_runs(llqr, tmp_path):
     arguments = ("compare", "--data", "digits", "--model", "mlp", "--methods", "sgdm,llqr+sam", "--seeds", "2", *QUICK)
     code, out, _ = llqr(*arguments, "--out", "runs/demo", "--json")
     assert code == 0
@@ -113,7 +113,49 @@ def test_compare_prints_a_row_a_method_and_leaves_the_runs(llqr, tmp_path):
     assert f"{second['relative_time']:.2f}x" in out
 
 
-def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_goes_on(llqr, tmp_path, monkeypatch):
+def test_one_command_leads_from_a_recipe_to_a_row_of_the_table(llqr, tmp_path):
+    arguments = ("reproduce", "digits", "--row", "mlp", "--methods", "sgdm", "--seeds", "1", "--device", "cpu")
+    code, out, err = llqr(*arguments, "--quiet", "--keep", "results/digits.jsonl")
+    assert code == 0
+    assert err.endswith("results/digits.jsonl: 1 added, 0 there already\n")
+    (line,) = (tmp_path / "results/digits.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert (kept["recipe"], kept["seed"]) == ("digits/mlp", 0)
+    assert kept["analysis"]["sharpness"]["top"]["value"] > 0
+    assert f"{kept['result']['best']:.2f}" in out
+    assert "digits: best accuracy" in out  # the table, of which one cell is measured
+    assert "3 of 4 cells are missing." in out
+    assert (tmp_path / "runs/report.html").exists()
+    code, _, err = llqr(*arguments, "--quiet", "--keep", "results/digits.jsonl")
+    assert (code, "0 added, 1 there already" in err) == (0, True)
+
+
+def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
+    assert llqr("train", "digits/mlp", "--method", "sam", *QUICK, "--keep", "a.jsonl")[0] == 0
+    assert llqr("compare", "digits/mlp", "--methods", "sgdm,sam", "--seeds", "1", *QUICK, "--keep", "a.jsonl")[0] == 0
+    kept = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [one["run"]["method"] for one in kept] == ["sam", "sgdm"]
+    assert (
+        llqr("train", "digits/mlp", *QUICK, "--keep", "a.txt")[2] == "llqr: --keep must be a .jsonl file, got a.txt.\n"
+    )
+
+
+def test_a_run_and_its_kept_line_name_the_commit_of_every_command(llqr, tmp_path, monkeypatch):
+    monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
+    monkeypatch.setenv("LLQR_COMMIT", "0123abc")
+    arguments = ("train", "digits/mlp", *QUICK, "--keep", "a.jsonl")
+    assert llqr(*arguments, "--max-minutes", "0.25")[0] == 75
+    assert not (tmp_path / "a.jsonl").exists()
+    monkeypatch.setenv("LLQR_COMMIT", "4567def-dirty")
+    assert llqr(*arguments)[0] == 0
+    config = json.loads((tmp_path / "runs/digits/mlp/sgdm/seed0/config.json").read_text())
+    kept = json.loads((tmp_path / "a.jsonl").read_text())
+    for one in (config, kept):
+        (later,) = one["resumed"]
+        assert (one["commit"], one["dirty"], later["commit"], later["dirty"]) == ("0123abc", False, "4567def", True)
+
+
+def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llqr, tmp_path, monkeypatch):
     # A clock that goes a second further each time it is looked at.
     monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
     arguments = ("train", "digits/mlp", *QUICK)

@@ -68,8 +68,8 @@ def test_one_text_is_prepared(run, source, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "One of --source, --train and --text must be given"),
-        (["--source", "a", "--text", "b"], "One of --source, --train and --text must be given"),
+        ([], "Exactly one of --source, --train and --text must be given"),
+        (["--source", "a", "--text", "b"], "Exactly one of --source, --train and --text must be given"),
         (["--source", "a", "--valid", "b", "c"], "--valid and --test go with --train"),
         (["--source", "a", "--ratio", "0.5"], "ratio must be at least 1, got 0.5"),
         (["--text", "a", "--held-out", "2"], "held_out must lie between 0 and 0.5"),
@@ -81,7 +81,7 @@ def test_bad_arguments_are_refused(run, arguments, message):
 
 
 def test_a_name_is_not_a_path(run, source):
-    with pytest.raises(ConfigurationError, match=r"NAME must be of letters.*got '\.\./x'"):
+    with pytest.raises(ConfigurationError, match=r"NAME must consist of letters.*got '\.\./x'"):
         run("../x", "--source", source)
 
 

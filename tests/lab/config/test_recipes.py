@@ -1,17 +1,19 @@
 """Recipes: the paper's protocol row by row, strict reading, variants and overrides."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 import llqr
-from geometries import flat_geometry
 from llqr.lab import data
 from llqr.lab.config import recipe
-from llqr.lab.config.domains import ASSUMED_VOCABULARY
+from llqr.lab.config.run import Run
+from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, Probe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.runs.json_files import plain
+from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
 from llqr.lab.text import parallel_text
 from tiny_text import reversal
 
@@ -43,8 +45,8 @@ def test_every_row_of_the_paper_has_its_recipe():
 def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     loaded = recipe.load(TRANSLATION)
     assert (loaded.columns, loaded.seeds) == (("adamw", "llqr-ngd", "sam", "llqr-ngd+sam"), 5)
-    assert loaded.schedule == recipe.LrSchedule("inverse-sqrt", warmup_steps=4000)
-    options = loaded.task_options
+    assert loaded.schedule == LrSchedule("inverse-sqrt", warmup_steps=4000)
+    options = loaded.run("adamw").task_options
     assert (options.label_smoothing, options.beam, options.length_penalty, options.max_length) == (
         0.1,
         5,
@@ -53,13 +55,18 @@ def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     )
     assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
     run = loaded.run("llqr-ngd+sam")
-    assert run.base == recipe.Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
-    assert run.probe == recipe.Probe("sam", rho=0.005, start_after=4000)
-    assert run.geometry == recipe.GeometrySettings(
-        divergence="ngd", structure="diagonal", every=1000, ema=0.925, lr=1e-3, steps=50, batch_size=48
+    assert run.base == Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
+    assert run.probe == Probe("sam", rho=0.005, norm="metric", start_after=4000)
+    assert run.geometry == GeometrySettings(
+        divergence="ngd",
+        structure="diagonal",
+        every=1000,
+        ema=0.925,
+        inner=llqr.Inner(lr=1e-3, steps=50),
+        batch_size=48,
     )
     with torch.device("meta"):
-        model = loaded.build_model()
+        model = run.build_model()
     assert (len(model.encoder), len(model.decoder)) == (6, 6)
     tables = [parameter for parameter in model.parameters() if parameter.shape == (ASSUMED_VOCABULARY, 512)]
     assert len(tables) == 2  # the source's embedding, and one matrix for the target's and the outputs
@@ -85,10 +92,11 @@ def test_the_last_of_two_lengths_counts():
 def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
     reversal(tmp_path)
     overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
-    loaded = recipe.load(f"{TRANSLATION}@tiny", overrides)
-    assert loaded.build_model().head.out_features == parallel_text.load(tmp_path / "reversal").vocabulary.size
-    assert not loaded.domain.remark("reversal", tmp_path)
-    assert "not prepared yet" in loaded.domain.remark("nothing", tmp_path)
+    run = recipe.load(f"{TRANSLATION}@tiny", overrides).run("adamw")
+    assert run.build_model().head.out_features == parallel_text.load(tmp_path / "reversal").vocabulary.size
+    assert not run.task_type.remark(run)
+    missing = dataclasses.replace(run, data=dataclasses.replace(run.data, name="nothing"))
+    assert "not prepared yet" in missing.task_type.remark(missing)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -99,9 +107,9 @@ def test_rows_have_the_papers_columns_and_protocol(name):
     assert loaded.seeds == seeds
     assert loaded.task.name == "classification"
     assert (loaded.training.epochs, loaded.training.batch_size) == (200, 128)
-    assert loaded.schedule == recipe.LrSchedule("cosine")
+    assert loaded.schedule == LrSchedule("cosine")
     imagenet = name.startswith("imagenet")
-    assert loaded.task_options.label_smoothing == (0.1 if imagenet else 0.0)
+    assert loaded.run(columns[0]).task_options.label_smoothing == (0.1 if imagenet else 0.0)
     for method in loaded.columns:
         run = loaded.run(method)
         assert run.base.weight_decay in (1e-4, 5e-4, 1e-3)
@@ -111,13 +119,12 @@ def test_rows_have_the_papers_columns_and_protocol(name):
         assert run.transport == ("probe-only" not in method)
         if run.geometry is not None:
             divergence = "newton" if "newton" in method else "ngd"
-            assert run.geometry == recipe.GeometrySettings(
+            assert run.geometry == GeometrySettings(
                 divergence=divergence,
                 structure="e-kfac" if imagenet else "diagonal",
                 every=1500 if imagenet else 500,
                 ema=0.9 if divergence == "newton" else 0.95,
-                lr=1e-3,
-                steps=50,
+                inner=llqr.Inner(lr=1e-3, steps=50),
                 batch_size=128,
             )
         if run.probe is not None:
@@ -137,12 +144,12 @@ def test_rows_train_the_network_and_the_data_they_are_named_after(name):
     table, _, row = name.partition("/")
     if table == "label-noise":
         assert (loaded.data.name, loaded.model.name) == ("cifar100", "resnet18")
-        assert loaded.data_options.label_noise == float(row)
+        assert loaded.run("sgdm").data_options.label_noise == float(row)
         return
     expected_data, _, expected_model = (row if "/" in row else name).partition("/")
     assert (loaded.data.name, loaded.model.name) == (expected_data, expected_model)
     if expected_data != "imagenet":
-        options = loaded.data_options
+        options = loaded.run("sam").data_options
         assert (options.crop_padding, options.flip, options.cutout, options.label_noise) == (4, True, 16, 0.0)
 
 
@@ -167,25 +174,64 @@ def test_aliases_mean_the_natural_gradient():
         loaded.run("sgd")
 
 
-def test_arguments_are_the_settings_that_were_made():
+def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "start_after": 0}
-    assert run.geometry.arguments() == {
-        "divergence": "ngd",
-        "structure": "diagonal",
-        "every": 500,
-        "ema": 0.95,
-        "lr": 1e-3,
-        "steps": 50,
-    }
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric", "start_after": 0}
+    probe = run.probe.build()
+    assert (probe.name, probe.rho, probe.lam, probe.start_after) == ("fsam", 0.2, 0.6, 0)
+
+
+def test_every_option_of_the_core_can_be_set_in_a_recipe():
+    """The fields of `llqr.Inner` and `llqr.Runtime` are read as they are; a new one needs no line in the laboratory."""
+    overrides = ["solver=cg", "steps=7", "clip=2"]
+    runtime = ["engine=finite-differences", "apply_dtype=bfloat16", "max_side=64", "micro_batch=16", "spread=true"]
+    loaded = recipe.load(
+        "digits/mlp",
+        [
+            *(f"geometries.ngd.inner.{override}" for override in overrides),
+            *(f"geometries.ngd.runtime.{override}" for override in runtime),
+            "geometries.ngd.bounds=[1e-3, 10]",
+            "geometries.ngd.damping=0.5",
+        ],
+    )
+    settings = loaded.run("llqr").geometry
+    assert settings.inner == llqr.Inner("cg", steps=7, lr=1e-3, clip=2.0)
+    expected = {"engine": "finite-differences", "max_side": 64, "micro_batch": 16, "spread": True}
+    assert settings.runtime == llqr.Runtime(apply_dtype=torch.bfloat16, **expected)
+    assert (settings.bounds, settings.damping) == ((1e-3, 10.0), 0.5)
+    run = loaded.run("llqr")
+    model = run.build_model()
+    geometry = run.build_optimizer(model, run.load_task(torch.device("cpu"))).geometry
+    assert (geometry.inner, geometry.runtime) == (settings.inner, settings.runtime)
+
+
+@pytest.mark.parametrize("method", ["sgdm", "llqr-ngd+fsam", "llqr-newton"])
+def test_a_run_written_down_is_read_back(method):
+    run = recipe.load("digits/mlp", ["geometries.ngd.runtime.apply_dtype=bfloat16"]).run(method)
+    assert Run.from_dict(json.loads(json.dumps(plain(run.to_dict()))), "config.json") == run
+
+
+def test_what_the_execution_decides_is_not_written_down_with_a_run():
+    runtime = recipe.load("digits/mlp").run("llqr").to_dict()["geometry"]["runtime"]
+    assert not {"capture", "compile", "autocast"} & runtime.keys()
+    assert {"engine", "spread", "max_side"} <= runtime.keys()
+
+
+def test_precision_and_execution_reach_the_geometry():
+    run = recipe.load("digits/mlp", ["training.precision=bf16"]).run("llqr")
+    model, task = run.build_model(), run.load_task(torch.device("cpu"))
+    runtime = run.build_optimizer(model, task, compile=True).geometry.runtime
+    assert (runtime.autocast, runtime.compile, runtime.engine) == (torch.bfloat16, True, "linearised")
+    in_pieces = recipe.load("digits/mlp", ["geometries.ngd.runtime.micro_batch=16"]).run("llqr")
+    assert in_pieces.build_optimizer(model, task, compile=True).geometry.engine == "auto"
 
 
 def test_the_demo_recipe_builds_and_reads_what_it_names():
-    loaded = recipe.load("digits/mlp")
-    held = data.load(loaded.data.name, loaded.data.root, loaded.data_options)
-    assert held.model_arguments == data.source("digits").model_arguments(loaded.data_options)
+    run = recipe.load("digits/mlp").run("sgdm")
+    held = data.load(run.data.name, run.data.root, run.data_options)
+    assert held.model_arguments == data.source("digits").model_arguments(run.data_options)
     images, _ = next(iter(held.test_batches(4)))
-    assert loaded.build_model()(images).shape == (4, 10)
+    assert run.build_model()(images).shape == (4, 10)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +244,11 @@ def test_the_demo_recipe_builds_and_reads_what_it_names():
         ("data.root=/some/where", "/some/where"),
         ('data.root="4"', "4"),
         ("geometries.ngd.structure=e-kfac", "e-kfac"),
-        ("geometries.ngd.curvature_scale=mean", "mean"),
-        ("geometries.ngd.curvature_scale=2", 2.0),
+        ("geometries.ngd.inner.curvature_scale=mean", "mean"),
+        ("geometries.ngd.inner.curvature_scale=2", 2.0),
+        ("geometries.ngd.inner.lr=1", 1.0),
+        ("geometries.ngd.bounds=[0, 4]", (0.0, 4.0)),
+        ("geometries.ngd.runtime.dtype=float64", torch.float64),
         ('columns=["sam"]', ("sam",)),
         ("methods.llqr-ngd+sam.transport=false", False),
         ("model.options.width=16", 16),
@@ -237,15 +286,27 @@ def test_overrides_come_after_the_variant_and_in_order():
         ('columns=["lbfgs"]', r"columns must be some of sgdm, .*got lbfgs"),
         ("methods.sam.probe=samm", r"methods.sam.probe must be one of sam, fishersam, fsam, got 'samm'"),
         ("probes.sam.lam=0.5", r"probes.sam: lam belongs to fsam"),
-        ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to fishersam"),
-        ("geometries.ngd.divergence=kl", r"geometries.ngd.divergence must be one of ngd, newton"),
-        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number, got \[1\]"),
+        ("probes.fsam.eta=0.5", r"probes.fsam: eta belongs to asam and fishersam"),
+        ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, got 'same'"),
+        ("geometries.ngd.divergence=kl", r"geometries.ngd: divergence must be one of ngd, newton, got 'kl'"),
+        ("geometries.ngd.structure=kfacc", r"geometries.ngd: structure must be one of .*, got 'kfacc'"),
+        ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number or a string, got \[1\]"),
+        ("geometries.ngd.damping=-1", r"geometries.ngd: damping: expected"),
+        ("geometries.ngd.lr=1e-2", r"unknown key geometries.ngd.lr; known here: divergence, .*inner, runtime"),
+        ("geometries.ngd.inner.lr=slow", r"geometries.ngd.inner.lr must be a number, got 'slow'"),
+        ("geometries.ngd.inner.stepps=3", r"unknown key geometries.ngd.inner.stepps; known here: solver, steps"),
+        ("geometries.ngd.inner.solver=bfgs", r"geometries.ngd.inner: solver: unknown 'bfgs'"),
+        ("geometries.ngd.bounds=[1]", r"geometries.ngd.bounds must be a list of 2, got \[1\]"),
+        ("geometries.ngd.runtime.dtype=float31", r"runtime.dtype must be the name of a torch dtype, got 'float31'"),
+        ("geometries.ngd.runtime.capture=true", r"geometries.ngd: runtime.capture cannot be set .* from --capture"),
+        ("geometries.ngd.runtime.compile=true", r"geometries.ngd: runtime.compile cannot be set .* from --compile"),
+        ("geometries.ngd.runtime.autocast=bfloat16", r"runtime.autocast cannot be set .* from training.precision"),
         ("task.name=captioning", r"^--set .*: task.name must be one of classification, translation, .*'captioning'"),
         ("bases.adam.betas=[0.9]", r"bases.adam: betas must be two numbers"),
         ("bases.sgdm.betas=[0.9, 0.98]", r"bases.sgdm: betas belong to adam and adamw"),
         ("schedule.name=inverse-sqrt", r"schedule: warmup_steps must be at least 1 with inverse-sqrt"),
         ("training.evaluate_every=0", r"training: evaluate_every must be at least 1"),
-        ("beside=resnet18", r"caveat must say in what the row is another experiment"),
+        ("beside=resnet18", r"caveat must say how the row differs"),
         ("task.options.smoothing=0.1", r"unknown key task.options.smoothing; known here: label_smoothing"),
         ("task.options.label_smoothing=1", r"task.options: label_smoothing must lie in"),
         ("data.name=mnist", r"^--set .*: data must be one of digits, .*got 'mnist'"),
@@ -316,7 +377,8 @@ def test_a_recipe_cannot_extend_itself(tmp_path):
         ("model.options.depth=6", r"Model 'transformer': .*'depth'"),
         ("model.options.heads=5", r"heads must divide width"),
         ("task.options.beam=0", r"task.options: beam must be at least 1"),
-        ("task.options.max_length=[1]", r"task.options: max_length must be two numbers"),
+        ("task.options.max_length=[1]", r"task.options.max_length must be a list of 2, got \[1\]"),
+        ("task.options.max_length=[1, -1]", r"task.options: max_length must be two numbers, neither negative"),
         ("geometries.ngd.structure=[1]", r"geometries.ngd.structure must be a string or a table"),
     ],
 )
@@ -330,14 +392,16 @@ def test_unknown_variants_are_listed():
         recipe.load("cifar10/resnet18@tiny")
 
 
-def test_every_method_of_a_recipe_can_be_built_by_the_library():
+def test_every_method_of_a_recipe_is_the_one_that_the_library_builds_by_its_name():
     loaded = recipe.load("digits/mlp")
-    model = loaded.build_model()
+    task = loaded.run("sgdm").load_task(torch.device("cpu"))
     for method in loaded.methods:
         run = loaded.run(method)
-        base = torch.optim.SGD(model.parameters(), lr=run.base.lr)
-        geometry = None
-        if run.geometry is not None:
-            geometry = flat_geometry(model, cross_entropy, **run.geometry.arguments())
-        optimizer = llqr.build(method, base, geometry=geometry, **run.probe.arguments() if run.probe else {})
-        assert (None if optimizer.probe is None else optimizer.probe.name) == (run.probe and run.probe.kind)
+        model = run.build_model()
+        built = run.build_optimizer(model, task)
+        probe = run.probe.arguments() if run.probe else {}
+        named = llqr.build(method, run.base.build(model), geometry=built.geometry, **probe)
+        assert type(built.probe) is type(named.probe)
+        assert (built.probe is None) or vars(built.probe).keys() == vars(named.probe).keys()
+        assert (built.transport, type(built.base)) == (named.transport, type(named.base))
+        assert (built.probe and built.probe.name) == (run.probe and run.probe.kind)

@@ -16,9 +16,9 @@ from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.errors import DataError
-from llqr.lab.runs import logged
+from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
-from llqr.lab.runs.logged import find
+from llqr.lab.runs.stored import find
 from llqr.lab.tasks import Task
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -193,7 +193,8 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(runs):
     assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "diagonal"
     assert differing["probe.rho"]["sgdm"]["text"] == "–"
     assert found.table("setting", "value")["training.epochs"]["value"]["text"] == "4"
-    assert found.table("", "value")["versions.torch"]["value"]["text"] == "2.13.0"
+    made = found.table("", "value")
+    assert (made["versions.torch"]["value"]["text"], made["commit"]["value"]["text"]) == ("2.13.0", "0123abc")
 
 
 def test_every_recipe_has_its_own_section(tmp_path):
@@ -216,9 +217,9 @@ def test_a_truncated_log_is_read_and_a_damaged_one_refused(tmp_path):
     for folder in (under_way, done):
         with (folder / "log.jsonl").open("a") as file:
             file.write('{"epoch": 3, "tr')
-    assert len(logged.read(under_way).records) == 2
+    assert len(stored.read(under_way).records) == 2
     with pytest.raises(DataError, match=r"log\.jsonl, line 5 is damaged"):
-        logged.read(done)
+        stored.read(done)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(["missing"], "is not there"), (["."], "holds no run")])
@@ -237,7 +238,7 @@ def run_cli(*arguments):
 def compared(tmp_path_factory):
     """What `llqr compare` writes for short runs."""
     root = tmp_path_factory.mktemp("compared")
-    settings = [f"--set=geometries.ngd.{setting}" for setting in ("every=10", "steps=3", "structure=kfac")]
+    settings = [f"--set=geometries.ngd.{setting}" for setting in ("every=10", "inner.steps=3", "structure=kfac")]
     arguments = ["--data", "digits", "--model", "mlp", "--methods", "sam,llqr", "--seeds", "1", "--quiet"]
     torch.manual_seed(0)
     assert run_cli("compare", *arguments, "--set=training.epochs=2", *settings, "--out", str(root)) == 0
@@ -261,8 +262,7 @@ def test_compare_writes_a_report_on_its_runs(compared):
 
 def test_the_measured_solution_is_the_trained_network(compared):
     folder = RunFolder(compared / "digits/mlp/llqr-ngd/seed0")
-    run = solution.run_of(folder.config())
-    found = solution.load(folder, solution.tasks.load(solution.recipe_of(run), CPU), CPU)
+    found = solution.load(folder, folder.run().load_task(CPU), CPU)
     with torch.no_grad():
         assert found.task.evaluate(found.model.eval()) == folder.result()["test"]
     assert found.metric.learned

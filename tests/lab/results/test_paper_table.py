@@ -10,10 +10,10 @@ from fake_runs import BLEU, write_run
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results import build_table as tables
 from llqr.lab.results import markdown as readme
 from llqr.lab.results import measurements as results
-from llqr.lab.results import paper_table as tables
-from llqr.lab.runs.logged import find
+from llqr.lab.runs.stored import find
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,6 +69,14 @@ def test_a_run_with_another_setting_counts_nowhere_and_says_why(tmp_path):
     (reason,) = table.left_out
     assert "cifar100/resnet18 sam seed 0" in reason
     assert "training.epochs = 30, not 200" in reason
+
+
+def test_a_run_from_before_an_option_existed_still_counts(tmp_path):
+    """So that a new option of `llqr.Inner` with a default that changes nothing does not touch the kept results."""
+    (found,) = measured(tmp_path, ("cifar100/resnet18", "llqr-ngd", 0, 80.0, 200))
+    for table in ("inner", "runtime"):
+        found.config["run"]["geometry"][table].popitem()
+    assert cell(tables.build("cifar100", [found]), "resnet18", "llqr-ngd").measured.n == 1
 
 
 def test_a_seed_counts_once(tmp_path):
@@ -131,7 +139,7 @@ def test_times_stand_beside_the_first_method_on_the_same_device_only(tmp_path):
     assert (sam.relative_time, sam.probing_time) == (pytest.approx(1.8), pytest.approx(2.0))
     for one in measurements:
         if one.method == "sam":
-            one.entry["machine"]["gpu"] = "another"
+            one.config["machine"]["gpu"] = "another"
     sam = cell(tables.build("iwslt14", measurements), "europarl-de-en", "sam")
     assert (sam.relative_time, sam.probing_time) == (None, None)
 
@@ -188,8 +196,8 @@ def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
     ("text", "said"),
     [
         ("<!-- table:cifar10 -->", "not closed"),
-        ("<!-- /table -->", "no mark that it belongs to"),
-        ("<!-- table:a --> <!-- table:b --> <!-- /table -->", "no mark that it belongs to"),
+        ("<!-- /table -->", "no matching mark"),
+        ("<!-- table:a --> <!-- table:b --> <!-- /table -->", "no matching mark"),
         ("<!-- table:nothing --><!-- /table -->", "TABLE must be one of"),
         ("<!-- table:cifar10 lenet --><!-- /table -->", "no row 'lenet'"),
     ],
@@ -207,21 +215,24 @@ def test_the_command_renews_a_file(tmp_path, two_seeds):
     assert "Not measured yet: vgg16-bn: sgdm," in path.read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/bench.md"])
+PAGES = ["README.md", "docs/bench.md", "docs/choose.md", "docs/index.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_pages_say_what_the_results_say(page):
     """If this fails, run `make tables`."""
     text = (ROOT / page).read_text()
     assert readme.regenerate(text, results.read(ROOT / "results"), ROOT / "results") == text
 
 
-def test_every_table_with_measurements_is_in_the_readme():
+def test_every_table_with_measurements_is_on_a_page():
     measurements = results.read(ROOT / "results")
     recipes = {one.recipe.partition("@")[0].partition("/")[0] for one in measurements}
     with_numbers = {name for name in recipes & set(tables.names()) if tables.build(name, measurements).measured}
-    assert with_numbers <= set(readme.names((ROOT / "README.md").read_text()))
+    assert with_numbers <= {name for page in PAGES for name in readme.names((ROOT / page).read_text())}
 
 
 def test_no_place_of_a_machine_is_in_the_results():
     for measurement in results.read(ROOT / "results"):
-        commands = [measurement.entry["command"], *(later["command"] for later in measurement.entry["resumed"])]
+        commands = [measurement.config["command"], *(later["command"] for later in measurement.config["resumed"])]
         assert commands == [results.without_places(command) for command in commands], measurement.origin

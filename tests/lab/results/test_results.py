@@ -9,7 +9,7 @@ from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.results import measurements as results
-from llqr.lab.runs.logged import find, read
+from llqr.lab.runs.stored import find, read
 
 
 def run_cli(*arguments):
@@ -28,16 +28,16 @@ def test_a_line_holds_all_that_is_needed_to_judge_a_run(tmp_path):
     assert (entry["kind"], entry["recipe"], entry["seed"]) == ("run", "digits/mlp", 3)
     assert entry["run"]["geometry"]["structure"] == "diagonal"
     assert entry["result"]["best"] == 91.5
-    assert entry["versions"]["torch"] == "2.13.0"
+    assert (entry["versions"]["torch"], entry["commit"], entry["dirty"]) == ("2.13.0", "0123abc", False)
     assert entry["machine"]["device"] == "cpu"
     assert entry["analysis"]["sharpness"]["top"]["value"] == 4.0
     (measurement,) = results.read(tmp_path)
     assert (measurement.method, measurement.seed, measurement.origin) == ("llqr-ngd", 3, "kept.jsonl, line 1")
 
 
-def test_where_things_lay_stays_out(tmp_path):
+def test_paths_of_the_machine_are_left_out(tmp_path):
     later = {"command": "llqr train digits/mlp --data-dir '/mnt/big disk/data'", "versions": {}, "machine": {}}
-    entry = results.entry_of(read(write_run(tmp_path, "sgdm", 0, config={"resumed": [later]})))
+    entry = results.line_of(read(write_run(tmp_path, "sgdm", 0, config={"resumed": [later]})))
     assert entry["command"] == "llqr compare --data digits --model mlp --data-dir data --out=runs"
     assert "root" not in entry["run"]["data"]
     text = json.dumps(entry)
@@ -103,7 +103,7 @@ def test_lines_of_another_kind_are_passed_over(tmp_path):
     assert results.read(tmp_path) == []
 
 
-def test_configurations_differ_in_what_is_set_and_not_in_where_the_data_lie():
+def test_configurations_differ_in_settings_and_not_in_where_the_data_are():
     one = {"data": {"name": "digits", "options": {}, "root": "a"}, "probe": None, "training": {"epochs": 3}}
     same = {"data": {"name": "digits", "root": "b"}, "training": {"epochs": 3, "extra": None}}
     assert results.differences(one, same) == []

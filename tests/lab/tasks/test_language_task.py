@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from llqr.lab import tasks
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
 from llqr.lab.runs.dry_run import explain
 from llqr.lab.runs.experiment import carry_out
-from llqr.lab.runs.folder import plans
+from llqr.lab.runs.planned import plan
 from llqr.lab.text import token_stream
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.method import optimizer_for
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
 from tiny_text import counting
@@ -37,10 +35,15 @@ def texts(tmp_path_factory):
 @pytest.mark.parametrize("method", ["adamw", "llqr-ngd+sam"])
 def test_perplexity_falls_to_what_the_text_leaves_open(texts, tmp_path, method):
     """The words of a line follow from its first one: five in six are certain."""
-    changes = ("training.steps=120", "training.evaluate_every=40", "geometries.ngd.steps=3", "geometries.ngd.every=60")
-    (plan,) = plans(NAME, loaded_recipe(texts, *changes), [method], [0], tmp_path)
-    (result,) = carry_out([plan], Execution(CPU), Stop(), Display(quiet=True))
-    found = [json.loads(line)["valid"] for line in (plan.folder / "log.jsonl").read_text().splitlines()]
+    changes = (
+        "training.steps=120",
+        "training.evaluate_every=40",
+        "geometries.ngd.inner.steps=3",
+        "geometries.ngd.every=60",
+    )
+    (planned,) = plan(NAME, loaded_recipe(texts, *changes), [method], [0], tmp_path)
+    (result,) = carry_out([planned], Execution(CPU), Stop(), Display(quiet=True))
+    found = [json.loads(line)["valid"] for line in (planned.path / "log.jsonl").read_text().splitlines()]
     values = [record["perplexity"] for record in found]
     assert values == sorted(values, reverse=True)
     assert values[-1] < 2 < values[0]
@@ -50,8 +53,8 @@ def test_perplexity_falls_to_what_the_text_leaves_open(texts, tmp_path, method):
 
 
 def test_the_numbers_are_those_of_every_token_but_the_first(texts):
-    loaded = loaded_recipe(texts)
-    task, model = tasks.load(loaded, CPU), loaded.build_model().eval()
+    run = loaded_recipe(texts).run("adamw")
+    task, model = run.load_task(CPU), run.build_model().eval()
     text = token_stream.load(texts / "counting")
     tokens = text.valid.long()
     losses, wrong = [], 0
@@ -71,26 +74,27 @@ def test_the_numbers_are_those_of_every_token_but_the_first(texts):
 
 
 def test_a_large_embedding_falls_back_and_says_so(texts, tmp_path):
-    loaded = loaded_recipe(texts, "geometries.ngd.max_side=128")
-    lines = list(explain(plans(NAME, loaded, ["llqr-ngd"], [0], tmp_path)))
+    loaded = loaded_recipe(texts, "geometries.ngd.runtime.max_side=128")
+    lines = list(explain(plan(NAME, loaded, ["llqr-ngd"], [0], tmp_path)))
     (said,) = [line for line in lines if "stored as" in line]
     assert "diag-kfac: tokens.weight" in said
-    task, model = tasks.load(loaded, CPU), loaded.build_model()
+    run = loaded.run("llqr-ngd")
+    task, model = run.load_task(CPU), run.build_model()
     with pytest.warns(UserWarning, match=r"max_side=128: e-kfac -> diag-kfac for tokens.weight"):
-        optimizer = optimizer_for(loaded.run("llqr-ngd"), model, task)
+        optimizer = run.build_optimizer(model, task)
     assert optimizer.geometry.metric.kinds["tokens.weight"] == "diag-kfac"
     assert optimizer.geometry.metric.kinds["blocks.0.attention.q.weight"] == "e-kfac"
 
 
 def test_patterns_choose_structures(texts, tmp_path):
     loaded = loaded_recipe(texts, 'geometries.ngd.structure={"tokens.*" = "scalar", "*" = "kfac"}')
-    lines = list(explain(plans(NAME, loaded, ["llqr-ngd"], [0], tmp_path)))
+    lines = list(explain(plan(NAME, loaded, ["llqr-ngd"], [0], tmp_path)))
     assert any("geometry.structure.tokens.* = 'scalar'" in line for line in lines)
 
 
 def test_a_text_of_another_kind_is_refused(texts, tmp_path):
     with pytest.raises(DataError, match="holds no prepared text"):
-        tasks.load(loaded_recipe(tmp_path), CPU)
+        loaded_recipe(tmp_path).run("adamw").load_task(CPU)
     translation = recipe.load("iwslt14/transformer_iwslt_de_en@tiny", ["data.name=counting", f'data.root="{texts}"'])
     with pytest.raises(DataError, match="was prepared as a stream of text, but parallel text was expected"):
-        tasks.load(translation, CPU)
+        translation.run("adamw").load_task(CPU)

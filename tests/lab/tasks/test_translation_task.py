@@ -12,14 +12,15 @@ import torch
 from torch.nn import functional as F
 
 from geometries import flat_geometry
-from llqr.lab import report, tasks
+from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
 from llqr.lab.results import measurements as results
-from llqr.lab.runs.folder import RunFolder, plans
-from llqr.lab.runs.logged import find
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.planned import plan
+from llqr.lab.runs.stored import find
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
 from llqr.lab.text import parallel_text
@@ -27,7 +28,6 @@ from llqr.lab.text.pair_batches import TokenBatches
 from llqr.lab.text.vocabulary import PAD
 from llqr.lab.training.captured_pass import Pass
 from llqr.lab.training.loop import Execution, Training
-from llqr.lab.training.method import optimizer_for
 from llqr.lab.training.precision import Precision
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
@@ -50,13 +50,13 @@ def texts(tmp_path_factory):
 def trained(texts, tmp_path_factory):
     """A run of LLQR+SAM to its end."""
     out = tmp_path_factory.mktemp("runs")
-    settings = ("training.steps=400", "training.evaluate_every=100", "geometries.ngd.steps=5")
+    settings = ("training.steps=400", "training.evaluate_every=100", "geometries.ngd.inner.steps=5")
     loaded = loaded_recipe(texts, *settings)
-    (plan,) = plans(NAME, loaded, ["llqr-ngd+sam"], [0], out)
-    folder = RunFolder(plan.folder)
-    folder.begin(plan, {"device": "cpu"})
+    (planned,) = plan(NAME, loaded, ["llqr-ngd+sam"], [0], out)
+    folder = RunFolder(planned.path)
+    folder.begin(planned, {"device": "cpu"})
     torch.manual_seed(0)
-    assert Training(plan, tasks.load(loaded, CPU), Execution(CPU)).run(Stop(), Display(quiet=True))
+    assert Training(planned, planned.run.load_task(CPU), Execution(CPU)).run(Stop(), Display(quiet=True))
     return folder
 
 
@@ -106,8 +106,8 @@ def test_the_result_is_that_of_the_best_evaluation_and_says_how_it_was_measured(
 def test_the_best_weights_are_kept_and_measure_what_the_result_says(trained, texts):
     best = torch.load(trained.best, weights_only=True)
     assert best["step"] == trained.result()["best_step"]
-    loaded = loaded_recipe(texts)
-    task, model = tasks.load(loaded, CPU), loaded.build_model().eval()
+    run = loaded_recipe(texts).run("llqr-ngd+sam")
+    task, model = run.load_task(CPU), run.build_model().eval()
     model.load_state_dict(best["model"])
     with torch.no_grad():
         assert task.evaluate(model)["BLEU"] == trained.result()["best"]
@@ -124,9 +124,9 @@ def test_evaluation_leaves_no_trace_in_the_run(texts, tmp_path):
         loaded = loaded_recipe(
             texts, "training.steps=12", f"training.evaluate_every={every}", "model.options.dropout=0.3"
         )
-        (plan,) = plans(NAME, loaded, ["adamw"], [0], tmp_path / str(every))
-        plan.folder.mkdir(parents=True)
-        training = Training(plan, tasks.load(loaded, CPU), Execution(CPU))
+        (planned,) = plan(NAME, loaded, ["adamw"], [0], tmp_path / str(every))
+        planned.path.mkdir(parents=True)
+        training = Training(planned, planned.run.load_task(CPU), Execution(CPU))
         assert training.run(Stop(), Display(quiet=True))
         ends.append(torch.nn.utils.parameters_to_vector(training.model.parameters()))
     assert torch.equal(*ends)
@@ -134,12 +134,12 @@ def test_evaluation_leaves_no_trace_in_the_run(texts, tmp_path):
 
 @pytest.mark.parametrize("method", recipe.load(NAME).methods)
 def test_every_method_takes_a_step(texts, method):
-    settings = ("every=2", "steps=2", "batch_size=4")
+    settings = ("every=2", "inner.steps=2", "batch_size=4")
     changes = [f"geometries.{name}.{setting}" for name in ("ngd", "newton") for setting in settings]
     late = [f"probes.{name}.start_after=1" for name in ("sam", "fsam", "fishersam")]
-    loaded = loaded_recipe(texts, *changes, *late)
-    task, model = tasks.load(loaded, CPU), loaded.build_model()
-    optimizer = optimizer_for(loaded.run(method), model, task)
+    run = loaded_recipe(texts, *changes, *late).run(method)
+    task, model = run.load_task(CPU), run.build_model()
+    optimizer = run.build_optimizer(model, task)
     inner = iter(task.inner_batches(4, seed=1))
     computed = Pass(task, model, Precision("fp32", CPU))
     passes = []
@@ -151,22 +151,22 @@ def test_every_method_takes_a_step(texts, method):
     for batch in islice(task.train_batches(128, seed=0), 3):
         computed.load(batch)
         assert torch.isfinite(optimizer.step(closure, batch=lambda: next(inner)))
-    assert passes == ([0, 1, 1, 2, 2] if loaded.run(method).probe else [0, 1, 2])
+    assert passes == ([0, 1, 1, 2, 2] if run.probe else [0, 1, 2])
     if optimizer.geometry is not None:
         assert (optimizer.geometry.refreshes, optimizer.geometry.failures) == (2, 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", ["adamw", "sam", "llqr-ngd+sam"])
-def test_cuda_graphs_of_all_shapes_train_like_the_passes_they_recorded(texts, tmp_path, method):
+def test_cuda_graphs_of_all_shapes_train_like_the_passes_they_captured(texts, tmp_path, method):
     device = torch.device("cuda")
     changes = ("training.steps=40", "training.evaluate_every=20", "probes.sam.start_after=3", "geometries.ngd.every=15")
     ends = []
     for capture in (False, True):
         loaded = loaded_recipe(texts, *changes)
-        (plan,) = plans(NAME, loaded, [method], [0], tmp_path / str(capture))
-        plan.folder.mkdir(parents=True)
-        training = Training(plan, tasks.load(loaded, device), Execution(device, capture=capture))
+        (planned,) = plan(NAME, loaded, [method], [0], tmp_path / str(capture))
+        planned.path.mkdir(parents=True)
+        training = Training(planned, planned.run.load_task(device), Execution(device, capture=capture))
         assert training.run(Stop(), Display(quiet=True))
         ends.append(torch.nn.utils.parameters_to_vector(training.model.parameters()))
     torch.testing.assert_close(*ends, rtol=1e-2, atol=1e-3)
@@ -212,7 +212,7 @@ def test_token_error_and_perplexity_are_those_of_the_real_tokens():
     assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_bleu_is_sacrebleus_without_regard_to_case_where_the_text_is_in_small_letters():
+def test_bleu_is_sacrebleus_and_ignores_case_where_the_text_is_in_lower_case():
     references = ["The cat sat on the mat today .", "It rained all of yesterday, and it did."]
     translations = ["the cat sat on the mat today .", "it rained all of today, and it did."]
     for lowercase in (True, False):
@@ -223,7 +223,7 @@ def test_bleu_is_sacrebleus_without_regard_to_case_where_the_text_is_in_small_le
 
 def test_bleu_is_measured_on_detokenised_text_against_what_was_written(texts):
     """Perfect translations score 100 in spite of subwords, and the references are not the tokens."""
-    task = tasks.load(loaded_recipe(texts), CPU)
+    task = loaded_recipe(texts).run("adamw").load_task(CPU)
     perfect = [task.text.detokenise(task.text.valid.target[i]) for i in range(40)]
     assert task._bleu["valid"].score(perfect) == pytest.approx(100)
     assert task._bleu["valid"].score(perfect[::-1]) < 60
@@ -234,25 +234,25 @@ def test_bleu_is_measured_on_detokenised_text_against_what_was_written(texts):
 
 def test_a_text_that_is_not_prepared_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no prepared text; prepare it with: llqr data reversal"):
-        tasks.load(loaded_recipe(tmp_path), CPU)
+        loaded_recipe(tmp_path).run("adamw").load_task(CPU)
 
 
 def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
     monkeypatch.setattr("llqr.lab.text.moses._detokeniser", lambda language: (_ for _ in ()).throw(
         ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
     with pytest.raises(DataError, match="sacremoses"):
-        tasks.load(loaded_recipe(texts), CPU)
+        loaded_recipe(texts).run("adamw").load_task(CPU)
 
 
-def test_a_run_does_not_go_on_with_other_data(texts, tmp_path):
+def test_a_run_is_not_resumed_with_other_data(texts, tmp_path):
     loaded = loaded_recipe(texts, "training.steps=4", "training.evaluate_every=2")
-    (plan,) = plans(NAME, loaded, ["adamw"], [0], tmp_path)
-    plan.folder.mkdir(parents=True)
-    training = Training(plan, tasks.load(loaded, CPU), Execution(CPU))
+    (planned,) = plan(NAME, loaded, ["adamw"], [0], tmp_path)
+    planned.path.mkdir(parents=True)
+    training = Training(planned, planned.run.load_task(CPU), Execution(CPU))
     state = training.state_dict()
-    other = tasks.load(loaded_recipe(reversal(tmp_path / "other", seed=1, train=2000)), CPU)
+    other = loaded_recipe(reversal(tmp_path / "other", seed=1, train=2000)).run("adamw").load_task(CPU)
     with pytest.raises(ValueError, match=r"it was trained on [0-9a-f]+, and the data are now [0-9a-f]+"):
-        Training(plan, other, Execution(CPU)).load_state_dict(state)
+        Training(planned, other, Execution(CPU)).load_state_dict(state)
 
 
 # -- what becomes of a run -------------------------------------------------------------------------------------------
@@ -269,8 +269,7 @@ def test_the_report_shows_bleu_and_token_error_against_steps_and_time(trained):
 
 
 def test_the_solution_is_measured_with_padding_left_out(trained, texts):
-    run = solution.run_of(trained.config())
-    task = tasks.load(solution.recipe_of(run), CPU)
+    task = trained.run().load_task(CPU)
     found = solution.analyse(solution.load(trained, task, CPU), CPU, samples=24)
     assert found["samples"] == 24
     assert found["sharpness"]["top"]["value"] > 0
@@ -339,7 +338,7 @@ def test_folders_that_hold_no_translator_are_refused(trained, texts, tmp_path, m
     other = reversal(tmp_path / "other", seed=3, train=300)
     code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", other)
     assert (code, "was trained on" in err) == (3, True)
-    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must have learned to translate")):
+    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must be a translation run")):
         folder = tmp_path / str(name)
         config = trained.config()
         if name is not None:

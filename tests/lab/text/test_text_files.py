@@ -67,7 +67,7 @@ def test_a_folder_without_a_corpus_says_what_was_expected(tmp_path):
 
 def test_a_missing_side_is_named(tmp_path):
     (write_folder(tmp_path) / "valid.de").unlink()
-    with pytest.raises(FileNotFoundError, match=r"valid\.de is missing beside valid\.en"):
+    with pytest.raises(FileNotFoundError, match=r"valid\.de is missing, although valid\.en is there"):
         corpus.from_folder(tmp_path)
 
 

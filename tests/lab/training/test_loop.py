@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,27 +14,31 @@ from geometries import flat_geometry
 from llqr.lab import tasks
 from llqr.lab.analysis import spectrum
 from llqr.lab.config import recipe
-from llqr.lab.config.recipe import LrSchedule
+from llqr.lab.config.settings import Choice, LrSchedule, Probe
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
-from llqr.lab.runs.folder import Plan, plans
-from llqr.lab.tasks import Task
-from llqr.lab.training.captured_pass import Pass, RecordedPass
-from llqr.lab.training.loop import Execution, Training, independent_seeds, seconds_a_step
-from llqr.lab.training.method import lr_factor, optimizer_for
+from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.tasks.task import Task, TaskOptions
+from llqr.lab.training.captured_pass import CapturedPass, Pass
+from llqr.lab.training.loop import Execution, Training, independent_seeds, seconds_per_step
 from llqr.lab.training.precision import Precision
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
 
 CPU = torch.device("cpu")
-SHORT = ["training.epochs=2", "geometries.ngd.every=10", "geometries.ngd.steps=3", "geometries.newton.steps=3"]
+SHORT = [
+    "training.epochs=2",
+    "geometries.ngd.every=10",
+    "geometries.ngd.inner.steps=3",
+    "geometries.newton.inner.steps=3",
+]
 
 
 def train(folder, method, *overrides, seed=0, capture=False):
     loaded = recipe.load("digits/mlp", [*SHORT, *overrides])
-    (plan,) = plans("digits/mlp", loaded, [method], [seed], folder)
-    plan.folder.mkdir(parents=True)
-    training = Training(plan, tasks.load(loaded, CPU), Execution(CPU, capture=capture))
+    (planned,) = plan("digits/mlp", loaded, [method], [seed], folder)
+    planned.path.mkdir(parents=True)
+    training = Training(planned, planned.run.load_task(CPU), Execution(CPU, capture=capture))
     assert training.run(Stop(), Display(quiet=True))
     return training
 
@@ -46,32 +49,33 @@ def weights(training):
 
 def test_inverse_sqrt_falls_from_the_end_of_the_warm_up_whatever_the_length():
     schedule = LrSchedule("inverse-sqrt", warmup_steps=4000)
-    assert lr_factor(schedule, 0, 10) == 1 / 4000
-    assert lr_factor(schedule, 3999, 10) == 1.0
-    assert lr_factor(schedule, 4 * 4000 - 1, 10) == lr_factor(schedule, 4 * 4000 - 1, 10**6) == 0.5
+    assert schedule.factor(0, 10) == 1 / 4000
+    assert schedule.factor(3999, 10) == 1.0
+    assert schedule.factor(4 * 4000 - 1, 10) == schedule.factor(4 * 4000 - 1, 10**6) == 0.5
     with pytest.raises(ValueError, match="warmup_steps must be at least 1 with inverse-sqrt"):
         LrSchedule("inverse-sqrt")
 
 
 def test_cosine_goes_from_the_base_rate_to_zero_after_a_linear_warm_up():
     schedule = LrSchedule("cosine", warmup_steps=4)
-    assert [lr_factor(schedule, step, 104) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert lr_factor(schedule, 4, 104) == 1.0
-    assert lr_factor(schedule, 54, 104) == pytest.approx(0.5)
-    assert lr_factor(schedule, 104, 104) == pytest.approx(0.0)
-    assert lr_factor(LrSchedule("constant"), 77, 104) == 1.0
+    assert [schedule.factor(step, 104) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert schedule.factor(4, 104) == 1.0
+    assert schedule.factor(54, 104) == pytest.approx(0.5)
+    assert schedule.factor(104, 104) == pytest.approx(0.0)
+    assert LrSchedule("constant").factor(77, 104) == 1.0
 
 
 def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
     training = train(tmp_path, "llqr-ngd+sam")
     loaded = recipe.load("digits/mlp", SHORT)
-    task = tasks.load(loaded, CPU)
+    run = loaded.run("llqr-ngd+sam")
+    task = run.load_task(CPU)
     model_seed, order_seed, inner_seed = independent_seeds(0, 3)
     torch.manual_seed(model_seed)
-    model = loaded.build_model()
+    model = run.build_model()
     geometry = flat_geometry(model, F.cross_entropy, structure="diagonal", every=10, steps=3, ema=0.95)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1)
+    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1, norm="metric")
     inner = iter(task.train_batches(128, inner_seed))
     batches = task.train_batches(64, order_seed)
     step = 0
@@ -143,15 +147,15 @@ def test_evaluations_and_length_may_be_counted_in_steps(tmp_path):
     assert mean == pytest.approx(sum(record["train"]["loss"] * steps for record, steps in others) / 50)
 
 
-def test_the_time_of_a_step_leaves_out_the_first_stretch_and_those_before_the_probe():
+def test_the_time_of_a_step_leaves_out_the_first_interval_and_those_before_the_probe():
     records = [
         {"step": step, "seconds": {"train": seconds}} for step, seconds in ((10, 9.0), (20, 1.0), (30, 2.0), (35, 2.0))
     ]
-    assert seconds_a_step(records) == pytest.approx(5.0 / 25)
-    assert seconds_a_step(records, since=15) == pytest.approx(4.0 / 15)
-    assert seconds_a_step(records, since=30) == pytest.approx(2.0 / 5)
-    assert seconds_a_step(records, since=31) is None
-    assert seconds_a_step(records[:1]) == pytest.approx(0.9)
+    assert seconds_per_step(records) == pytest.approx(5.0 / 25)
+    assert seconds_per_step(records, since=15) == pytest.approx(4.0 / 15)
+    assert seconds_per_step(records, since=30) == pytest.approx(2.0 / 5)
+    assert seconds_per_step(records, since=31) is None
+    assert seconds_per_step(records[:1]) == pytest.approx(0.9)
 
 
 def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
@@ -175,43 +179,45 @@ def test_the_layers_means_are_those_of_the_dense_metric():
 
 @pytest.mark.parametrize("most", [1, 64])
 @pytest.mark.parametrize("method", ["sgdm", "llqr-ngd+sam"])
-def test_a_recorded_pass_computes_what_an_unrecorded_one_does(method, most):
-    """On a network with BatchNorm, with a smaller last batch, and with the recorder replaced by plain repetition.
+def test_a_captured_pass_computes_what_an_uncaptured_one_does(method, most):
+    """On a network with BatchNorm, with a smaller last batch, and with the capture replaced by plain repetition.
 
-    Each of the two shapes is recorded once, unless one recording is all that may be kept.
+    Each of the two shapes is captured once, unless only one graph may be kept.
     """
     loaded = recipe.load("digits/mlp", [*SHORT, "model.name=cnn", "training.last=keep", "training.batch_size=100"])
-    run, task = loaded.run(method), tasks.load(loaded, CPU)
-    recorded = []
+    run = loaded.run(method)
+    task = run.load_task(CPU)
+    captured = []
 
     def remember(compute):
-        recorded.append(compute)
+        captured.append(compute)
         return compute
 
     ends = []
-    for make in (Pass, lambda *parts: RecordedPass(*parts, record=remember, most=most)):
+    for make in (Pass, lambda *parts: CapturedPass(*parts, capture=remember, most=most)):
         torch.manual_seed(0)
-        model = loaded.build_model()
-        optimizer = optimizer_for(run, model, task)
+        model = run.build_model()
+        optimizer = run.build_optimizer(model, task)
         closure = make(task, model, Precision("fp32", CPU))
         losses = []
         for batch in task.train_batches(100, seed=1):
             closure.load(batch)
             losses.append(optimizer.step(closure, batch=batch))
         ends.append(torch.cat([*(p.flatten().float() for p in model.state_dict().values()), torch.stack(losses)]))
-    assert len(recorded) == min(2, most)
+    assert len(captured) == min(2, most)
     assert torch.equal(*ends)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("most", [1, 2, 8])
 def test_cuda_graphs_of_several_shapes_share_gradients_and_memory(most):
-    """Batches of three shapes in turns, some of them unrecorded where only a few recordings are kept."""
+    """Batches of three shapes in turn, some of them uncaptured where only a few graphs are kept."""
     device = torch.device("cuda")
-    task, precision = tasks.load(recipe.load("digits/mlp"), device), Precision("fp32", device)
+    run, precision = recipe.load("digits/mlp").run("sgdm"), Precision("fp32", device)
+    task = run.load_task(device)
     torch.manual_seed(0)
-    model = recipe.load("digits/mlp").build_model().to(device)
-    passes = Pass(task, model, precision), RecordedPass(task, model, precision, most=most)
+    model = run.build_model().to(device)
+    passes = Pass(task, model, precision), CapturedPass(task, model, precision, most=most)
     images, labels = next(iter(task.train_batches(64, seed=0)))
     for rows in (64, 32, 48, 32, 64, 48, 64):
         found = []
@@ -227,7 +233,7 @@ def test_cuda_graphs_of_several_shapes_share_gradients_and_memory(most):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", ["sgdm", "sam", "llqr-ngd+sam"])
-def test_a_cuda_graph_trains_like_the_passes_it_recorded(tmp_path, method, monkeypatch):
+def test_a_cuda_graph_trains_like_the_passes_it_captured(tmp_path, method, monkeypatch):
     device = torch.device("cuda")
     # cuDNN would time its algorithms in each run anew and choose others, which round differently.
     monkeypatch.setattr(Precision, "set_up", lambda self: None)
@@ -236,9 +242,9 @@ def test_a_cuda_graph_trains_like_the_passes_it_recorded(tmp_path, method, monke
     loaded = recipe.load("digits/mlp", [*SHORT, "model.name=cnn", "training.channels_last=true", "training.last=keep"])
     ends = []
     for capture in (False, True):
-        (plan,) = plans("digits/cnn", loaded, [method], [0], tmp_path / str(capture))
-        plan.folder.mkdir(parents=True)
-        training = Training(plan, tasks.load(loaded, device), Execution(device, capture=capture))
+        (planned,) = plan("digits/cnn", loaded, [method], [0], tmp_path / str(capture))
+        planned.path.mkdir(parents=True)
+        training = Training(planned, planned.run.load_task(device), Execution(device, capture=capture))
         assert training.run(Stop(), Display(quiet=True))
         ends.append(torch.cat([p.flatten().double() for p in training.model.state_dict().values()]))
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
@@ -275,7 +281,15 @@ class Regression(Task):
     metric, larger_is_better, unit = "error", False, "points"
 
     @classmethod
-    def load(cls, recipe, device):
+    def data_options(cls, name):
+        return TaskOptions
+
+    @classmethod
+    def build_model(cls, run):
+        return nn.Linear(1, 1)
+
+    @classmethod
+    def load(cls, run, device):
         return cls()
 
     def place(self, model):
@@ -298,14 +312,14 @@ class Regression(Task):
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_another_task_needs_no_other_loop(tmp_path, monkeypatch, capture):
+def test_a_new_task_is_one_class_in_the_registry_and_needs_no_other_loop(tmp_path, monkeypatch, capture):
     """Inputs that are a mapping, a metric that is better when smaller, and no classes anywhere."""
     monkeypatch.setattr("llqr.lab.training.captured_pass.CudaGraphs", lambda model: lambda compute: compute)
     digits = recipe.load("digits/mlp", ["training.batch_size=8", "bases.sgdm.weight_decay=0", "training.epochs=4"])
-    run = dataclasses.replace(digits.run("sam"), probe=recipe.Probe("sam", rho=0.01))
-    other = SimpleNamespace(title="Line", build_model=lambda: nn.Linear(1, 1))
-    plan = Plan("line", other, run, 0, tmp_path)
-    training = Training(plan, Regression(), Execution(CPU, capture=capture))
+    monkeypatch.setitem(tasks.TASKS, "regression", Regression)
+    run = dataclasses.replace(digits.run("sam"), task=Choice("regression"), probe=Probe("sam", rho=0.01))
+    planned = PlannedRun("line", "Line", run, 0, tmp_path)
+    training = Training(planned, run.load_task(CPU), Execution(CPU, capture=capture))
     assert training.run(Stop(), Display(quiet=True))
     result = training.folder.result()
     errors = [record["test"]["error"] for record in training.folder.log.records]

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from llqr.lab import tasks
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
+from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.runs.experiment import carry_out
-from llqr.lab.runs.folder import RunFolder, plans
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.planned import plan
 from llqr.lab.training import checkpoint
 from llqr.lab.training.loop import Execution, Training
 from llqr.lab.training.progress import Display
@@ -29,7 +30,7 @@ SETTINGS = [
     *(
         f"geometries.{name}.{setting}"
         for name in ("ngd", "newton")
-        for setting in ("every=10", "steps=2", "batch_size=32")
+        for setting in ("every=10", "inner.steps=2", "batch_size=32")
     ),
 ]
 
@@ -47,21 +48,21 @@ class StopAfter(Stop):
         return self.left <= 0
 
 
-def plan_for(folder, method, *overrides):
+def planned_for(folder, method, *overrides):
     loaded = recipe.load("digits/mlp", [*SETTINGS, *overrides])
-    (plan,) = plans("digits/mlp", loaded, [method], [0], folder)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    return plan
+    (planned,) = plan("digits/mlp", loaded, [method], [0], folder)
+    planned.path.mkdir(parents=True, exist_ok=True)
+    return planned
 
 
-def go_on(plan, stop):
-    training = Training(plan, tasks.load(plan.recipe, CPU), Execution(CPU))
+def resume(planned, stop):
+    training = Training(planned, planned.run.load_task(CPU), Execution(CPU))
     training.resume()
     return training.run(stop, Display(quiet=True))
 
 
 def assert_same_end(one, other):
-    """Weights, buffers, optimizer and metric bit by bit, random states, and every logged number that is not a time."""
+    """Weights, buffers, optimizer, metric and random states bit-exact, and every logged number that is not a time."""
     states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (one, other)]
     flat = [dict(leaves(state)) for state in states]
     assert flat[0].keys() == flat[1].keys()
@@ -94,35 +95,35 @@ def timeless(record):
 def test_stopping_anywhere_changes_nothing(tmp_path, method):
     """Stops in the middle of an epoch, at its last step, and twice in one epoch, on a network with BatchNorm."""
     overrides = ("model.name=cnn", "data.options.crop_padding=1", "data.options.cutout=2")
-    whole = plan_for(tmp_path / "whole", method, *overrides)
-    assert go_on(whole, Stop())
-    parts = plan_for(tmp_path / "parts", method, *overrides)
+    whole = planned_for(tmp_path / "whole", method, *overrides)
+    assert resume(whole, Stop())
+    parts = planned_for(tmp_path / "parts", method, *overrides)
     for steps in (5, 3, 15, 24):
-        assert not go_on(parts, StopAfter(steps))
-    assert go_on(parts, Stop())
-    assert_same_end(whole.folder, parts.folder)
+        assert not resume(parts, StopAfter(steps))
+    assert resume(parts, Stop())
+    assert_same_end(whole.path, parts.path)
 
 
-def test_dropout_goes_on_with_the_same_random_numbers(tmp_path, monkeypatch):
+def test_dropout_resumes_with_the_same_random_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        recipe.Recipe, "build_model", lambda self: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+        Run, "build_model", lambda self: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     )
-    whole, parts = plan_for(tmp_path / "whole", "sam"), plan_for(tmp_path / "parts", "sam")
-    assert go_on(whole, Stop())
-    assert not go_on(parts, StopAfter(30))
-    assert go_on(parts, Stop())
-    assert_same_end(whole.folder, parts.folder)
+    whole, parts = planned_for(tmp_path / "whole", "sam"), planned_for(tmp_path / "parts", "sam")
+    assert resume(whole, Stop())
+    assert not resume(parts, StopAfter(30))
+    assert resume(parts, Stop())
+    assert_same_end(whole.path, parts.path)
 
 
 def test_a_stop_in_the_middle_of_an_epoch_takes_effect_at_once(tmp_path):
-    plan = plan_for(tmp_path, "sgdm")
-    assert not go_on(plan, StopAfter(6))
-    state = torch.load(plan.folder / "checkpoint.pt", weights_only=True)
+    planned = planned_for(tmp_path, "sgdm")
+    assert not resume(planned, StopAfter(6))
+    state = torch.load(planned.path / "checkpoint.pt", weights_only=True)
     assert (state["epoch"], state["batches"]["position"]) == (0, 6)
-    assert not (plan.folder / "log.jsonl").read_text()
+    assert not (planned.path / "log.jsonl").read_text()
 
 
-CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.steps=2")
+CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.inner.steps=2")
 
 
 def command(out):
@@ -173,7 +174,7 @@ def uninterrupted(tmp_path_factory):
     return folder_of(out)
 
 
-def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
+def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, uninterrupted):
     folder = folder_of(tmp_path)
     process = start(tmp_path)
     wait_for_epochs(process, 2, tmp_path)
@@ -215,20 +216,20 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number):
 
 
 def test_a_finished_run_is_read_and_not_made_again(tmp_path):
-    plan = plan_for(tmp_path, "sgdm")
-    first = carry_out([plan], Execution(CPU), Stop(), Display(quiet=True))
-    written = (plan.folder / "checkpoint.pt").stat().st_mtime_ns
-    assert carry_out([plan], Execution(CPU), Stop(), Display(quiet=True)) == first
-    assert (plan.folder / "checkpoint.pt").stat().st_mtime_ns == written
+    planned = planned_for(tmp_path, "sgdm")
+    first = carry_out([planned], Execution(CPU), Stop(), Display(quiet=True))
+    written = (planned.path / "checkpoint.pt").stat().st_mtime_ns
+    assert carry_out([planned], Execution(CPU), Stop(), Display(quiet=True)) == first
+    assert (planned.path / "checkpoint.pt").stat().st_mtime_ns == written
 
 
 def test_a_folder_of_another_run_is_refused_and_the_difference_named(tmp_path):
-    carry_out([plan_for(tmp_path, "sgdm")], Execution(CPU), Stop(), Display(quiet=True))
-    other = plan_for(tmp_path, "sgdm", "bases.sgdm.lr=0.1")
+    carry_out([planned_for(tmp_path, "sgdm")], Execution(CPU), Stop(), Display(quiet=True))
+    other = planned_for(tmp_path, "sgdm", "bases.sgdm.lr=0.1")
     with pytest.raises(ConfigurationError, match=r"--out: .* holds a run with run.base.lr = 0.05, not 0.1"):
-        RunFolder(other.folder).check(other)
-    elsewhere = plan_for(tmp_path, "sgdm", "data.root=elsewhere")
-    RunFolder(elsewhere.folder).check(elsewhere)
+        RunFolder(other.path).check(other)
+    elsewhere = planned_for(tmp_path, "sgdm", "data.root=elsewhere")
+    RunFolder(elsewhere.path).check(elsewhere)
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
@@ -248,7 +249,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
-    plan = plan_for(tmp_path, "sgdm")
-    assert not go_on(plan, StopAfter(3))
+    planned = planned_for(tmp_path, "sgdm")
+    assert not resume(planned, StopAfter(3))
     with pytest.raises(ConfigurationError, match="does not fit this run"):
-        go_on(plan_for(tmp_path, "sgdm", "model.options.hidden=[5]"), Stop())
+        resume(planned_for(tmp_path, "sgdm", "model.options.hidden=[5]"), Stop())

@@ -9,19 +9,18 @@ import time
 
 import pytest
 import torch
-from test_resume import StopAfter, assert_same_end, go_on, leaves
+from test_resume import StopAfter, assert_same_end, leaves, resume
 
-from llqr.lab import tasks
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
-from llqr.lab.runs.folder import plans
+from llqr.lab.runs.planned import plan
 from llqr.lab.training.loop import Training
 from llqr.lab.training.stop import Stop
 from tiny_text import counting, reversal
 
 CPU = torch.device("cpu")
 TRANSLATION, LANGUAGE = "iwslt14/transformer_iwslt_de_en@tiny", "language/europarl-en@tiny"
-GEOMETRY = [f"geometries.ngd.{setting}" for setting in ("every=5", "steps=2", "batch_size=4")]
+GEOMETRY = [f"geometries.ngd.{setting}" for setting in ("every=5", "inner.steps=2", "batch_size=4")]
 SHORT = [
     "training.steps=23",
     "training.evaluate_every=7",
@@ -41,12 +40,12 @@ def texts(tmp_path_factory):
     return reversal(root, train=150, held_out=10)
 
 
-def plan_for(folder, name, texts, method, *overrides):
+def planned_for(folder, name, texts, method, *overrides):
     data = "reversal" if name == TRANSLATION else "counting"
     loaded = recipe.load(name, [f"data.name={data}", f'data.root="{texts}"', *SHORT, *overrides])
-    (plan,) = plans(name, loaded, [method], [0], folder)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    return plan
+    (planned,) = plan(name, loaded, [method], [0], folder)
+    planned.path.mkdir(parents=True, exist_ok=True)
+    return planned
 
 
 def timeless(folder):
@@ -67,31 +66,31 @@ def assert_same_outcome(one, other):
 @pytest.mark.parametrize("method", ["adamw", "llqr-ngd+sam", "llqr-ngd+fsam"])
 @pytest.mark.parametrize("name", [TRANSLATION, LANGUAGE])
 def test_stopping_anywhere_changes_nothing(texts, tmp_path, name, method):
-    """In the middle of an epoch and of a stretch between evaluations, right after one, and with dropout."""
+    """In the middle of an epoch and of an interval between evaluations, right after one, and with dropout."""
     # In language modelling batches are counted in windows.
     rows = [] if name == TRANSLATION else ["training.batch_size=8"]
-    whole = plan_for(tmp_path / "whole", name, texts, method, *rows)
-    assert go_on(whole, Stop())
-    parts = plan_for(tmp_path / "parts", name, texts, method, *rows)
+    whole = planned_for(tmp_path / "whole", name, texts, method, *rows)
+    assert resume(whole, Stop())
+    parts = planned_for(tmp_path / "parts", name, texts, method, *rows)
     for steps in (3, 2, 4, 9):
-        assert not go_on(parts, StopAfter(steps))
-    state = torch.load(parts.folder / "checkpoint.pt", weights_only=True)
+        assert not resume(parts, StopAfter(steps))
+    state = torch.load(parts.path / "checkpoint.pt", weights_only=True)
     assert state["batches"]["position"] > 0  # some batches of an epoch were handed out
-    assert go_on(parts, Stop())
-    assert_same_outcome(whole.folder, parts.folder)
+    assert resume(parts, Stop())
+    assert_same_outcome(whole.path, parts.path)
 
 
-def test_a_run_stopped_before_its_test_is_tested_when_it_goes_on(texts, tmp_path, monkeypatch):
-    plan = plan_for(tmp_path, TRANSLATION, texts, "adamw")
+def test_a_run_stopped_before_its_test_is_tested_when_it_is_resumed(texts, tmp_path, monkeypatch):
+    planned = planned_for(tmp_path, TRANSLATION, texts, "adamw")
     with monkeypatch.context() as patched:
         patched.setattr(Training, "test", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            go_on(plan, Stop())
-    assert not (plan.folder / "result.json").exists()
-    assert go_on(plan, Stop())
-    whole = plan_for(tmp_path / "whole", TRANSLATION, texts, "adamw")
-    assert go_on(whole, Stop())
-    assert_same_outcome(whole.folder, plan.folder)
+            resume(planned, Stop())
+    assert not (planned.path / "result.json").exists()
+    assert resume(planned, Stop())
+    whole = planned_for(tmp_path / "whole", TRANSLATION, texts, "adamw")
+    assert resume(whole, Stop())
+    assert_same_outcome(whole.path, planned.path)
 
 
 # -- in a process of its own -----------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ def finish(out, texts):
     assert end.value.code == 0
 
 
-def test_a_killed_process_goes_on_in_the_middle_of_an_epoch(texts, tmp_path):
+def test_a_killed_process_resumes_in_the_middle_of_an_epoch(texts, tmp_path):
     out = tmp_path / "killed"
     folder = out / TRANSLATION / "llqr-ngd+sam/seed0"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -130,7 +129,8 @@ def test_a_killed_process_goes_on_in_the_middle_of_an_epoch(texts, tmp_path):
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert not (folder / "result.json").exists()
-    task = tasks.load(recipe.load(TRANSLATION, ["data.name=reversal", f'data.root="{texts}"']), CPU)
+    loaded = recipe.load(TRANSLATION, ["data.name=reversal", f'data.root="{texts}"'])
+    task = loaded.run("adamw").load_task(CPU)
     done = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizer"]["llqr"]["steps"]
     assert done % 7 == 0  # checkpoints are written at evaluations
     assert done % len(task.train_batches(256, seed=0))  # which are not at the ends of epochs

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of an operator that is only known by its products."""
+"""The largest eigenvalue of an operator that is given by its products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,36 +34,38 @@ def top_eigenpair(
 
     Args:
         h: `v -> H v` on flat vectors.
-        start: a vector with a part along the eigenvector looked for; a random one has.
+        start: a vector with a component along the eigenvector sought, such as a random one.
         u: `v -> U v`; the identity if left out.
-        steps: how many products at the most.
+        steps: the most products.
         tolerance: stop when the error bound is this fraction of the value.
     """
     basis: list[Tensor] = []
     images: list[Tensor] = []  # U times the basis; the basis itself without U
     diagonal: list[float] = []
     below: list[float] = []
-    candidate, moved, norm = _normalised(start, u)
+    candidate, image, norm = _normalised(start, u)
     if norm == 0:
         raise ValueError("start: expected a vector that is not zero.")
     while True:
         basis.append(candidate)
-        images.append(moved)
-        product = h(moved)
-        diagonal.append(_dot(product, moved))
+        images.append(image)
+        product = h(image)
+        diagonal.append(_dot(product, image))
         scale = product.norm().item()
-        # Twice, because one pass leaves rounding errors that grow to copies of converged eigenvalues.
+        # Twice, because one pass leaves rounding errors that grow into copies of converged eigenvalues.
         for _ in range(2):
-            for direction, image in zip(basis, images, strict=True):
-                product = product - _dot(product, image) * direction
-        candidate, moved, norm = _normalised(product, u, floor=1e-12 * scale)
+            for earlier, its_image in zip(basis, images, strict=True):
+                product = product - _dot(product, its_image) * earlier
+        candidate, image, norm = _normalised(product, u, floor=1e-12 * scale)
         ritz, vectors = _ritz(diagonal, below)
         error = norm * abs(vectors[-1, -1].item())
         value = ritz[-1].item()
         if len(diagonal) >= min(steps, start.numel()) or error <= tolerance * abs(value):
             break
         below.append(norm)
-    vector = sum(c * image for c, image in zip(vectors[:, -1].tolist(), images, strict=True))
+    vector = torch.zeros_like(start)
+    for coefficient, its_image in zip(vectors[:, -1].tolist(), images, strict=True):
+        vector = vector + coefficient * its_image
     return Eigenpair(value, vector / vector.norm(), error, len(diagonal))
 
 
@@ -88,4 +90,5 @@ def _ritz(diagonal: list[float], below: list[float]) -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors of the tridiagonal matrix."""
     off = torch.tensor(below, dtype=torch.float64)
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
-    return torch.linalg.eigh(matrix)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values, vectors

@@ -1,9 +1,9 @@
-"""How sharp a solution is: the top eigenvalue of the Hessian `H`, and of `U^1/2 H U^1/2`, which is what a method sees.
+"""How sharp a solution is: the top eigenvalue of the Hessian `H`, and of `U^1/2 H U^1/2`, the sharpness in the metric.
 
-The Hessian is that of the mean loss on a batch, network in eval mode, without weight decay. A metric whose blocks are
-not symmetric, as K-FAC factors without constraints may become, enters by its symmetric part `(U + U^T) / 2`: that is
-all of it that `g.Ug` and the norms of the probes depend on. Where even this is not positive, `U^1/2` does not exist,
-and the perceived sharpness is refused rather than invented.
+The Hessian is that of the mean loss on a batch, with the network in eval mode and without weight decay. Of a metric
+whose blocks are not symmetric, as unconstrained K-FAC factors may become, the symmetric part `(U + U^T) / 2` is used:
+`g.Ug` and the norms of the probes depend on nothing else. Where even this is not positive, `U^1/2` does not exist, and
+no perceived sharpness is reported.
 """
 
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from llqr import Metric
-from llqr.curvature import NEWTON, Batch, Curvature, Forward, Loss, Problem, choose_engine, frozen
-from llqr.curvature.curvature import ASYMMETRY
+from llqr.curvature import NEWTON, Batch, Curvature, Forward, Loss, Problem, frozen
+from llqr.curvature.engines import ASYMMETRY, CentralDifferencesEngine, Direct, DoubleBackwardEngine
 from llqr.lab.analysis.lanczos import Eigenpair, NotPositive, top_eigenpair
 
-# Exact, and right through every layer that can be differentiated twice; differences are for those that cannot.
-ENGINES = ("double-backward", "finite-differences")
+# Exact for every layer that can be differentiated twice; finite differences for the others.
+ENGINES: tuple[type[Direct], ...] = (DoubleBackwardEngine, CentralDifferencesEngine)
 
 
 class LossSurface:
-    """The mean loss on one batch as a function of the weights laid end to end.
+    """The mean loss on one batch as a function of all weights in one flat vector.
 
     Args:
-        model: at the weights of interest; nothing of it is changed.
+        model: the network at the weights of interest; it is not changed.
         loss_fn: the mean loss of outputs and targets.
         batch: inputs and targets.
-        forward: how outputs are made, `model(inputs)` by default.
-        piece: the largest part of the batch that goes through the network at once when the whole does not fit.
+        forward: how outputs are computed, `model(inputs)` by default.
+        piece: how many samples go through the network at once when the whole batch does not fit.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LossSurface:
         return {name: v.view(p.shape) for (name, p), v in zip(self.parameters.items(), parts, strict=True)}
 
     def _linearise(self) -> Curvature:
-        """In one piece if the device has the memory, by the first engine that can differentiate the model."""
+        """In one piece if it fits into memory, with the first engine that can differentiate the model."""
         *attempts, last = [(engine, piece) for engine in ENGINES for piece in dict.fromkeys((None, self._piece))]
         for attempt in attempts:
             try:
@@ -81,14 +81,14 @@ class LossSurface:
                 continue
         return self._linearise_by(*last)
 
-    def _linearise_by(self, engine: str, piece: int | None) -> Curvature:
-        problem = self._problem(micro_batch=piece)
-        curvature = Curvature(problem, NEWTON, choose_engine(problem, NEWTON, engine)[0])
-        curvature.product(curvature.gradient)
-        # Autograd silently takes a kernel without second derivative for a constant.
-        if engine != ENGINES[-1] and curvature.asymmetry() > ASYMMETRY:
-            raise RuntimeError(f"engine: the derivatives of this model by {engine} disagree")
-        self.engine = engine
+    def _linearise_by(self, engine: type[Direct], piece: int | None) -> Curvature:
+        curvature = engine(NEWTON).curvature(self._problem(micro_batch=piece))
+        gradient = curvature.gradient()
+        curvature.product(gradient)
+        # Autograd silently treats a kernel without a second derivative as a constant.
+        if engine.exact and curvature.asymmetry(gradient) > ASYMMETRY:
+            raise RuntimeError(f"engine: the derivatives of this model by {engine.name} disagree")
+        self.engine = engine.name
         return curvature
 
 

@@ -28,7 +28,7 @@ class Slice:
 def along(
     surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = 21
 ) -> Slice:
-    """The loss at ``points`` places from ``-reach`` to ``reach`` times ``direction``."""
+    """The loss at ``points`` positions from ``-reach`` to ``reach`` times ``direction``."""
     if points < 3 or points % 2 == 0:
         raise ValueError(f"points must be odd, so that the solution is one of them, and at least 3, got {points}.")
     if not reach > 0:
@@ -42,7 +42,7 @@ def along(
 def along_eigenvector(surface: LossSurface, vector: Tensor, *, reach: float = 1.0, points: int = 21) -> Slice:
     """Along the direction of the largest curvature; positions are Euclidean distances."""
     found = along(surface, vector / vector.norm(), "top eigenvector", "distance", reach=reach, points=points)
-    # An eigenvector has no sign of its own; with the steeper side always on the right, slices can be laid over others.
+    # The sign of an eigenvector is arbitrary; with the steeper side always on the right, slices can be overlaid.
     return found if found.losses[-1] >= found.losses[0] else replace(found, losses=found.losses[::-1])
 
 
@@ -53,11 +53,11 @@ def along_random(surface: LossSurface, seed: int, *, reach: float = 0.5, points:
 
 
 def filter_normalised(surface: LossSurface, seed: int) -> Tensor:
-    """A Gaussian direction with every filter scaled to the norm of the network's own, and zero for vectors.
+    """A Gaussian direction with every filter scaled to the norm of the network's filter, and zero for vectors.
 
-    A filter is a row of a weight matrix or an output channel of a convolution. It makes slices of different networks
-    comparable, whose loss does not change when a layer is scaled up and the next one down (Li et al., 2018,
-    "Visualizing the Loss Landscape of Neural Nets"); biases and normalisation scales stay where they are, as there.
+    A filter is a row of a weight matrix or an output channel of a convolution. The scaling makes slices comparable
+    between networks whose loss does not change when one layer is scaled up and the next one down (Li et al., 2018,
+    "Visualizing the Loss Landscape of Neural Nets"); as there, biases and normalisation scales are not moved.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = {}

@@ -1,37 +1,37 @@
-"""The solution that a finished run found, rebuilt from its folder, and what is measured there.
+"""The network that a finished run ended with, rebuilt from its folder, and the sharpness measured there.
 
 ``analysis.json`` in the folder of a run holds the sharpness of the solution and slices of the loss surface through it.
-It is written once and read ever after, also where neither the checkpoint nor the data are.
+Once written it is enough: neither the checkpoint nor the data are needed to read it.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from llqr import Metric
-from llqr.lab import machine, tasks
+from llqr import Geometry, Metric
+from llqr.lab import machine
 from llqr.lab.analysis import sharpness, slices
-from llqr.lab.config.recipe import Method, Recipe, Run
-from llqr.lab.config.strict import make
+from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
-from llqr.lab.runs.folder import RunFolder, read_json, versions, write_json
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import read_json, write_json
+from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.tasks import Task
+from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training import checkpoint
-from llqr.lab.training.method import optimizer_for
 from llqr.lab.training.precision import Precision
 
 RANDOM_DIRECTIONS = 3
-# The same samples for every run that is measured, whatever the seed it was trained with.
+# The same samples for every run, whatever seed it was trained with.
 SAMPLES_SEED = 0
 
 
 @dataclass(frozen=True)
-class Solution:
-    """A trained network, the metric it was trained with if there was one, and the task it solves."""
+class TrainedNetwork:
+    """A trained network, the metric it was trained with if there was one, and its task."""
 
     model: nn.Module
     metric: Metric | None
@@ -39,58 +39,29 @@ class Solution:
     run: Run
 
 
-def run_of(config: Mapping[str, Any]) -> Run:
-    """The run that a folder's configuration describes."""
-    return make(Run, config["run"], "run", lambda key: "config.json")
-
-
-def recipe_of(run: Run) -> Recipe:
-    """A recipe with this run as its only method: what data and networks are loaded from."""
-    return Recipe(
-        title=run.method,
-        seeds=1,
-        columns=(run.method,),
-        task=run.task,
-        data=run.data,
-        model=run.model,
-        training=run.training,
-        schedule=run.schedule,
-        bases={"own": run.base},
-        probes={} if run.probe is None else {"own": run.probe},
-        geometries={} if run.geometry is None else {"own": run.geometry},
-        methods={
-            run.method: Method(
-                "own",
-                probe=None if run.probe is None else "own",
-                geometry=None if run.geometry is None else "own",
-                transport=run.transport,
-            )
-        },
-    )
-
-
-def load(folder: RunFolder, task: Task, device: torch.device) -> Solution:
-    """The network at the end of the run, with the metric it ended with."""
+def load(folder: RunFolder, task: Task, device: torch.device) -> TrainedNetwork:
+    """The network at the end of the run, with its last metric."""
     if not folder.checkpoint.exists():
         raise DataError(f"{folder.checkpoint} is not there.")
-    run = run_of(folder.config())
-    model = task.place(recipe_of(run).build_model())
-    optimizer = optimizer_for(run, model, task)
+    run = folder.run()
+    model = task.place(run.build_model())
+    optimizer = run.build_optimizer(model, task)
     state = checkpoint.load(folder.checkpoint, device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return Solution(model, None if optimizer.geometry is None else optimizer.geometry.metric, task, run)
+    geometry = optimizer.geometry
+    return TrainedNetwork(model, geometry.metric if isinstance(geometry, Geometry) else None, task, run)
 
 
-def analyse(solution: Solution, device: torch.device, samples: int) -> dict[str, Any]:
+def analyse(trained: TrainedNetwork, device: torch.device, samples: int) -> dict[str, Any]:
     """Sharpness and slices on ``samples`` training samples, in full float32."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
-    task, batch_size = solution.task, solution.run.training.batch_size
+    task, batch_size = trained.task, trained.run.training.batch_size
     batch, samples = task.samples(samples, SAMPLES_SEED)
     forward, piece = task.differentiable_forward, task.samples_in(batch_size, batch)
-    surface = sharpness.LossSurface(solution.model, task.loss, batch, forward=forward, piece=piece)
-    found = sharpness.measure(surface, solution.metric)
+    surface = sharpness.LossSurface(trained.model, task.loss, batch, forward=forward, piece=piece)
+    found = sharpness.measure(surface, trained.metric)
     lines = [slices.along_eigenvector(surface, found.top.vector)]
     lines += [slices.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
     return {
@@ -99,6 +70,7 @@ def analyse(solution: Solution, device: torch.device, samples: int) -> dict[str,
         "sharpness": found.to_dict(),
         "slices": [line.to_dict() for line in lines],
         "engine": surface.engine,
+        **source_state(),
         "versions": versions(),
         "machine": machine.describe(device),
         "seconds": time.perf_counter() - started,
@@ -106,7 +78,7 @@ def analyse(solution: Solution, device: torch.device, samples: int) -> dict[str,
 
 
 class Analyst:
-    """Measures solutions one after the other and writes down what it finds; data are read once for all of them.
+    """Measures solutions one after the other and writes the results to their folders; shared data are read once.
 
     Args:
         samples: how many training samples to measure on; None keeps what was measured before, and 0 measures nothing.
@@ -115,8 +87,7 @@ class Analyst:
     def __init__(self, device: torch.device, samples: int | None = None) -> None:
         self.device = device
         self.samples = samples
-        self._data: tuple[Any, ...] | None = None
-        self._task: Task | None = None
+        self._tasks = TaskCache(device)
 
     def needed(self, folder: RunFolder) -> bool:
         """Whether there is something to measure: a finished run that was not measured on as many samples."""
@@ -128,10 +99,6 @@ class Analyst:
 
     def measure(self, folder: RunFolder) -> None:
         """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
-        run = run_of(folder.config())
-        data = (run.task, run.data, run.training)
-        if data != self._data:
-            self._task = tasks.load(recipe_of(run), self.device)
-            self._data = data
-        found = analyse(load(folder, self._task, self.device), self.device, self.samples or self._task.samples_measured)
+        task = self._tasks.load(folder.run())
+        found = analyse(load(folder, task, self.device), self.device, self.samples or task.samples_measured)
         write_json(folder.path / "analysis.json", found)

@@ -1,4 +1,4 @@
-"""A summary of the learned metric `U` that is cheap enough to be logged: the mean eigenvalue of each layer's block."""
+"""A summary of the learned metric `U` that is cheap enough to log: the mean eigenvalue of each layer's block."""
 
 from statistics import median
 
@@ -14,18 +14,18 @@ def layer_means(geometry: Geometry) -> dict[str, float]:
     """`trace(U_l) / n_l` for every layer, by Hutchinson's estimate `v.Uv / n_l` with one vector `v` of random signs.
 
     Exact for diagonal and scalar metrics, because the square of a sign is 1. The signs are the same every time and come
-    from a generator of their own, so that looking changes nothing in a run.
+    from their own generator, so that the summary does not affect a run.
     """
     generator = torch.Generator().manual_seed(0)
     signs = {
         name: (torch.randint(2, p.shape, generator=generator) * 2 - 1).to(p) for name, p in geometry.parameters.items()
     }
-    moved = geometry.metric.apply(signs)
+    u_signs = geometry.metric.apply(signs)
     sums: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
     for name, sign in signs.items():
         layer = layer_of(name)
-        along = (sign.double() * moved[name].double()).sum()
+        along = (sign.double() * u_signs[name].double()).sum()
         sums[layer] = sums[layer] + along if layer in sums else along
         sizes[layer] = sizes.get(layer, 0) + sign.numel()
     totals = torch.stack(list(sums.values())).tolist()

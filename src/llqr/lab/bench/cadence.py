@@ -1,8 +1,8 @@
 """`llqr bench cadence`: the paper's table of epoch times by method and refresh interval, from measured times.
 
 An epoch of N steps costs N steps and ceil(N / interval) refreshes, the first of them before the first step, as in the
-paper's column of updates. The very first refresh of a run, which pays for recording and compiling, is left out there
-and here. Over many epochs there is a refresh every ``interval`` steps, not one more: that ratio stands beside it.
+paper's column of updates. The first refresh of a run, which also captures and compiles, is left out there and here.
+Over many epochs there is one refresh every ``interval`` steps and no extra one: the long-run ratio.
 """
 
 import math
@@ -14,25 +14,24 @@ from typing import Any
 import numpy as np
 
 from llqr.lab.bench.clock import Clock
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import learns_metric, step_of
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.tables import Table, number
-from llqr.lab.bench.workload import Network, Passes, Workload
-from llqr.lab.results import paper_table as paper
-from llqr.lab.training.precision import Precision
+from llqr.lab.bench.terminal_table import NumberTable, number
+from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.results import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563
-"""100,000 images in batches of 64: an epoch in which every interval has as many updates as in the paper's table."""
+"""100,000 images in batches of 64, which gives every interval as many updates as in the paper's table."""
 
 ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step by method, round by round, and of a refresh; ``first`` is the one that records and compiles."""
+    """Seconds of a step by method, round by round, and of a refresh; the ``first`` one also captures and compiles."""
 
     steps: Mapping[str, Sequence[float]]
     refresh: Sequence[float]
@@ -40,41 +39,33 @@ class Times:
 
 
 def measure(
-    networks: Sequence[Network],
-    batch: int,
-    precision: Precision,
-    refreshing: Refreshing,
-    passes: Passes,
-    repeats: int,
-    refresh_repeats: int,
-    epoch_steps: int,
+    setup: Setup, settings: RefreshSettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
 ) -> Iterator[dict[str, Any]]:
-    for network in networks:
-        measured = timed(Workload(network, batch, precision, passes), refreshing, repeats, refresh_repeats)
-        yield from rows(network, measured, epoch_steps)
+    for workload in setup.workloads(passes):
+        yield from rows(workload.network, timed(workload, settings, repeats, refresh_repeats), epoch_steps)
 
 
-def timed(workload: Workload, refreshing: Refreshing, repeats: int, refresh_repeats: int) -> Times:
+def timed(workload: Workload, settings: RefreshSettings, repeats: int, refresh_repeats: int) -> Times:
     """Steps of all methods and refreshes, interleaved, on one network with one metric."""
     clock = Clock(workload.precision.device)
-    geometry = geometry_for(workload, refreshing)
-    first = clock.seconds(geometry.pretend)
-    actions = {method: Action(step_of(method, workload, geometry), repeats, BURST) for method in METHODS}
-    actions["refresh"] = Action(geometry.learn, refresh_repeats, warm_up=1)
+    refresh = MeasuredRefresh(workload, settings)
+    first = clock.seconds(refresh.run_once_for_steps)
+    actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
+    actions["refresh"] = Action(refresh.run, refresh_repeats, warm_up=1)
     measured = interleaved(actions, clock)
     return Times({method: measured[method] for method in METHODS}, measured["refresh"], first)
 
 
 def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[str, Any]]:
-    """The table of one network. Ratios are taken round by round; a refresh counts with its median."""
+    """The table of one network. Ratios are taken round by round, with the median time of a refresh."""
     refresh = Sample.of(measured.refresh)
     steps = {method: np.array(own) for method, own in measured.steps.items()}
     for method in METHODS:
         for interval in intervals() if learns_metric(method) else (None,):
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)
             epoch = epoch_steps * steps[method] + updates * refresh.median
-            lasting = steps[method] + (0 if interval is None else refresh.median / interval)
-            row = {
+            long_run = steps[method] + (0 if interval is None else refresh.median / interval)
+            row: dict[str, Any] = {
                 "model": network.label,
                 "method": method,
                 "interval": interval,
@@ -83,7 +74,7 @@ def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[s
                 "epoch_seconds": Sample.of(epoch).to_dict(),
                 "vs_sgd": Sample.of(epoch / (epoch_steps * steps["SGD"])).to_dict(),
                 "vs_sam": Sample.of(epoch / (epoch_steps * steps["SAM"])).to_dict(),
-                "lasting_vs_sam": Sample.of(lasting / steps["SAM"]).to_dict(),
+                "lasting_vs_sam": Sample.of(long_run / steps["SAM"]).to_dict(),
             }
             if interval is not None:
                 row |= {"refresh_seconds": refresh.to_dict(), "first_refresh_seconds": measured.first}
@@ -92,12 +83,12 @@ def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[s
 
 @cache
 def intervals() -> tuple[int, ...]:
-    """Those of the paper."""
+    """The paper's refresh intervals."""
     return tuple(sorted({row["interval"] for row in paper.paper()["cadence"]["rows"]} - {None}))
 
 
 def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
-    """The paper's row, with the ratios it prints; None for a network it does not have."""
+    """The paper's row with its ratios; None for a network that is not in the paper."""
     architecture = ARCHITECTURES.get(network.name) if not network.options.keys() - {"patch"} else None
     if architecture is None or network.options.get("patch", 16) != 16:
         return None
@@ -114,12 +105,12 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     }
 
 
-def as_table(found: Sequence[dict[str, Any]]) -> Table:
-    ours = ("interval", "updates", "epoch s", "vs SGD", "vs SAM", "quartiles", "lasting vs SAM", "refresh s")
+def as_table(found: Sequence[dict[str, Any]]) -> NumberTable:
+    ours = ("interval", "updates", "epoch s", "vs SGD", "vs SAM", "quartiles", "long-run vs SAM", "refresh s")
     theirs = ("paper: vs SGD", "vs SAM", "refresh s")
-    table = Table("cadence", "model", "method", numbers=(*ours, *theirs))
+    table = NumberTable("cadence", "model", "method", numbers=(*ours, *theirs))
     for row in found:
-        beside = row["paper"] or {}
+        paper_row = row["paper"] or {}
         low, high = row["vs_sam"]["low"], row["vs_sam"]["high"]
         table.add(
             row["model"],
@@ -132,6 +123,6 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
             f"{low:.3f} .. {high:.3f}",
             number(row["lasting_vs_sam"]["median"], ".3f"),
             number(row["refresh_seconds"]["median"], ".3f") if "refresh_seconds" in row else None,
-            *(number(beside.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
+            *(number(paper_row.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
         )
     return table

@@ -1,27 +1,26 @@
 """`llqr bench memory`: the most bytes a step and a refresh hold at once, by method and structure.
 
-All of a training run counts: weights, gradients, momentum, activations, and the factors of `U`. The refresh is measured
-where it happens, between steps of LLQR+SAM. A refresh without the factors is that of a metric with one number a layer.
+Everything a training run holds counts: weights, gradients, momentum, activations and the factors of `U`. The refresh is
+measured where it happens, between steps of LLQR+SAM. A refresh without factors is that of a metric with one number per
+layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, learns_metric, step_of
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import WARM_UP
-from llqr.lab.bench.tables import Table, number
-from llqr.lab.bench.workload import Network, Workload
+from llqr.lab.bench.terminal_table import NumberTable, number
+from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.training.precision import Precision
 
 WITHOUT_FACTORS = "scalar"
 STEPS = 2
-"""A refresh of two steps holds as much as a longer one."""
+"""A refresh of two inner steps holds as much as a longer one."""
 
 Peak = Callable[[Callable[[], object]], int]
 """The most bytes that are allocated while an action runs."""
@@ -41,27 +40,21 @@ def cuda_peak(device: torch.device) -> Peak:
     return peak
 
 
-def measure(
-    networks: Sequence[Network],
-    structures: Sequence[str],
-    batch: int,
-    precision: Precision,
-    refreshing: Refreshing,
-    peak: Peak,
-) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, structures: Sequence[RefreshSettings], peak: Peak) -> Iterator[dict[str, Any]]:
     """Steps of the methods without a metric, then steps and a refresh for every structure."""
-    for network in networks:
-        workload = partial(Workload, network, batch, precision)
-        plain = {m: _bytes(workload(), m, refreshing, peak) for m in METHODS if not learns_metric(m)}
+    for network in setup.networks:
+        plain = {m: _bytes(setup.workload(network), m, structures[0], peak) for m in METHODS if not learns_metric(m)}
         sam = plain["SAM"]["peak_bytes"]
         yield from (_row(network, method, None, found, sam) for method, found in plain.items())
-        for structure in dict.fromkeys([*structures, WITHOUT_FACTORS]):
-            own = replace(refreshing, structure=structure)
-            if structure in structures:
+        for settings in dict.fromkeys([*structures, replace(structures[0], structure=WITHOUT_FACTORS)]):
+            structure = settings.structure
+            if settings in structures:
                 for method in filter(learns_metric, METHODS):
-                    yield _row(network, method, structure, _bytes(workload(), method, own, peak), sam)
+                    found = _bytes(setup.workload(network), method, settings, peak)
+                    yield _row(network, method, structure, found, sam)
             what = "refresh without factors" if structure == WITHOUT_FACTORS else "refresh"
-            yield _row(network, what, structure, _bytes(workload(), "LLQR+SAM", own, peak, refresh=True), sam)
+            found = _bytes(setup.workload(network), "LLQR+SAM", settings, peak, of_refresh=True)
+            yield _row(network, what, structure, found, sam)
 
 
 def _row(network: Network, what: str, structure: str | None, found: dict[str, int], sam: int) -> dict[str, Any]:
@@ -70,21 +63,26 @@ def _row(network: Network, what: str, structure: str | None, found: dict[str, in
 
 
 def _bytes(
-    workload: Workload, method: str, refreshing: Refreshing, peak: Peak, *, refresh: bool = False
+    workload: Workload, method: str, settings: RefreshSettings, peak: Peak, *, of_refresh: bool = False
 ) -> dict[str, int]:
     """Of a step, or of a refresh between two steps."""
-    geometry = geometry_for(workload, refreshing) if learns_metric(method) else None
-    if geometry is not None:
-        geometry.pretend()
-    step = step_of(method, workload, geometry)
+    if not learns_metric(method):
+        return {"peak_bytes": peak(_warmed_up(step_of(method, workload, None))), "metric_bytes": 0}
+    refresh = MeasuredRefresh(workload, settings)
+    refresh.run_once_for_steps()
+    step = _warmed_up(step_of(method, workload, refresh.geometry))
+    most = peak(refresh.run if of_refresh else step)
+    return {"peak_bytes": most, "metric_bytes": refresh.geometry.memory()["allocated"]}
+
+
+def _warmed_up(step: Callable[[], object]) -> Callable[[], object]:
     for _ in range(WARM_UP):
         step()
-    most = peak(geometry.learn if refresh else step)
-    return {"peak_bytes": most, "metric_bytes": 0 if geometry is None else geometry.memory()["allocated"]}
+    return step
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("memory", "model", "what", "structure", numbers=("peak MiB", "U MiB", "vs SAM step"))
+def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
+    table = NumberTable("memory", "model", "what", "structure", numbers=("peak MiB", "U MiB", "vs SAM step"))
     for row in rows:
         table.add(
             row["model"],

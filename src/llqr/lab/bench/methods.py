@@ -6,16 +6,14 @@ import torch
 
 import llqr
 from llqr.lab.bench.workload import Workload
-from llqr.lab.config.recipe import Base
-from llqr.lab.training.method import base_optimizer
+from llqr.lab.config.settings import Base
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
 ADAMW = Base("adamw", lr=1e-5, weight_decay=5e-4)
 
-PLAIN = {"SGD": SGD, "AdamW": ADAMW}
-WRAPPED = {"SAM": "sam", "F-SAM": "fsam", "LLQR": "llqr", "LLQR+SAM": "llqr+sam"}
-METHODS = (*PLAIN, *WRAPPED)
+UNWRAPPED = {"SGD": SGD, "AdamW": ADAMW}
+METHODS = (*UNWRAPPED, "SAM", "F-SAM", "LLQR", "LLQR+SAM")
 """As the paper's tables call them."""
 
 
@@ -23,23 +21,29 @@ def learns_metric(method: str) -> bool:
     return method.startswith("LLQR")
 
 
-def optimizer_for(method: str, workload: Workload, geometry: llqr.Geometry | None) -> torch.optim.Optimizer:
-    """SGD and AdamW as torch has them, the others with SGD as base."""
-    if method in PLAIN:
-        return base_optimizer(PLAIN[method], workload.model)
-    base = base_optimizer(SGD, workload.model)
-    return llqr.build(WRAPPED[method], base, geometry=geometry if learns_metric(method) else None, model=workload.model)
-
-
 def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> Callable[[], object]:
     """One step on the workload's batch; a refresh, should one be due, learns from the same batch."""
-    optimizer = optimizer_for(method, workload, geometry)
+    if method in UNWRAPPED:
+        return _unwrapped_step(UNWRAPPED[method].build(workload.model), workload)
+    optimizer = wrapped_optimizer(method, workload, geometry)
     closure = workload.closure(optimizer)
-    if method in PLAIN:
-
-        def step() -> None:
-            closure()
-            optimizer.step()
-
-        return step
     return lambda: optimizer.step(closure, batch=workload.batch)
+
+
+def wrapped_optimizer(method: str, workload: Workload, geometry: llqr.Geometry | None) -> llqr.Optimizer:
+    """A method other than SGD and AdamW, with SGD as its base."""
+    base, model = SGD.build(workload.model), workload.model
+    own = geometry if learns_metric(method) else None
+    if method == "LLQR":
+        return llqr.Optimizer(base, geometry=own, model=model)
+    return (llqr.FriendlySAM if method == "F-SAM" else llqr.SAM)(base, geometry=own, model=model)
+
+
+def _unwrapped_step(optimizer: torch.optim.Optimizer, workload: Workload) -> Callable[[], object]:
+    closure = workload.closure(optimizer)
+
+    def step() -> None:
+        closure()
+        optimizer.step()
+
+    return step

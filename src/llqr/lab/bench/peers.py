@@ -1,13 +1,13 @@
-"""`llqr bench peers`: our SAM and F-SAM beside pytorch_optimizer's, on the same network, batch and base optimizer.
+"""`llqr bench peers`: our SAM and F-SAM and pytorch_optimizer's, with the same network, batch and base optimizer.
 
-A step is two forward and backward passes and all that the optimizer does; a ratio below 1 means that ours is faster.
-Theirs runs as it comes ("default": `foreach` on a GPU, not on a CPU) and with `foreach` turned on.
+A step is two forward and backward passes and everything the optimizer does; a ratio below 1 means that ours is faster.
+Theirs runs with its defaults ("default": `foreach` on a GPU, not on a CPU) and with `foreach` turned on.
 
 The passes are the same work on both sides and take nearly all of the time. What the optimizers themselves add is
-measured apart ("alone"), by steps whose passes only put ready gradients in place. Ours then does more: it keeps
-BatchNorm statistics and dropout masks of the second pass from differing, which theirs leaves to the user.
+measured separately ("alone"), by steps whose passes only put ready-made gradients in place. Ours then does more: it
+keeps the second pass from changing BatchNorm statistics and dropout masks, which theirs leaves to the user.
 
-The row "control" sets two copies of theirs against each other: what it differs from 1 by is the noise of the machine.
+The row "control" compares two copies of theirs: its distance from 1 is the noise of the machine.
 """
 
 import importlib.metadata
@@ -22,15 +22,13 @@ import llqr
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.tables import Table, number, times
-from llqr.lab.bench.workload import Network, Workload
+from llqr.lab.bench.terminal_table import NumberTable, number, times
+from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.training.precision import Precision
 
-SETTINGS = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
+SETTINGS: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9
 ROWS = (("SAM", "control"), ("SAM", "default"), ("SAM", "foreach"), ("F-SAM", "default"), ("F-SAM", "foreach"))
-Step = Callable[[], None]
 
 
 def peer() -> ModuleType:
@@ -44,22 +42,21 @@ def peer() -> ModuleType:
 
 
 def peer_version() -> str | None:
-    """None for a bare folder on PYTHONPATH, which does not say it."""
+    """None for a bare folder on PYTHONPATH, which does not state its version."""
     try:
         return importlib.metadata.version("pytorch-optimizer")
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def measure(networks: Sequence[Network], batch: int, precision: Precision, repeats: int) -> Iterator[dict[str, Any]]:
-    for network in networks:
+def measure(setup: Setup, repeats: int) -> Iterator[dict[str, Any]]:
+    for network in setup.networks:
         for method, variant in ROWS:
-            pair = Workload(network, batch, precision), Workload(network, batch, precision)
-            yield from _rows(*pair, method, variant, repeats)
+            yield from _rows(setup.workload(network), setup.workload(network), method, variant, repeats)
 
 
 def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: int) -> list[dict[str, Any]]:
-    """Whole steps, and what the optimizers add to their passes."""
+    """Whole steps, and the optimizers alone."""
     foreach, control = variant == "foreach", variant == "control"
     first = theirs(method, False, mine.model) if control else ours(method, foreach, mine)
     second = theirs(method, foreach, other.model)
@@ -95,9 +92,12 @@ def ours(method: str, foreach: bool, workload: Workload) -> torch.optim.Optimize
 
 def theirs(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimizer:
     settings = {"rho": RHO, "foreach": True if foreach else None, **SETTINGS}
+    made: torch.optim.Optimizer
     if method == "SAM":
-        return peer().SAM(model.parameters(), torch.optim.SGD, **settings)
-    return peer().FriendlySAM(model.parameters(), torch.optim.SGD, lmbda=LAM, **settings)
+        made = peer().SAM(model.parameters(), torch.optim.SGD, **settings)
+    else:
+        made = peer().FriendlySAM(model.parameters(), torch.optim.SGD, lmbda=LAM, **settings)
+    return made
 
 
 def pass_of(workload: Workload, optimizer: torch.optim.Optimizer, what: str) -> Callable[[], Tensor]:
@@ -114,8 +114,8 @@ def pass_of(workload: Workload, optimizer: torch.optim.Optimizer, what: str) -> 
     return ready_gradients
 
 
-def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], *, primed: bool) -> Step:
-    """Theirs wants the centre's gradients to be there when `step` is called; ours computes them itself."""
+def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], *, primed: bool) -> Callable[[], None]:
+    """Theirs expects the centre's gradients to be there when `step` is called; ours computes them itself."""
 
     def step() -> None:
         if primed:
@@ -125,9 +125,9 @@ def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], *, 
     return step
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
     numbers = ("ours ms", "theirs ms", "ratio", "quartiles")
-    table = Table("peers", "model", "method", "theirs", "what", numbers=numbers)
+    table = NumberTable("peers", "model", "method", "theirs", "what", numbers=numbers)
     for row in rows:
         sides = (number(1e3 * row[side]["median"], ".2f") for side in ("our_seconds", "their_seconds"))
         table.add(row["model"], row["method"], row["theirs"], row["what"], *sides, *times(row["ratio"]))

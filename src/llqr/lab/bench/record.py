@@ -1,8 +1,8 @@
-"""A measurement on disk: what was asked for, on which machine, by which command, and every row."""
+"""A measurement on disk: what was asked for, by which command, commit and machine, and every row."""
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,47 +11,68 @@ import torch
 
 from llqr.lab import machine
 from llqr.lab.results.measurements import without_places
-from llqr.lab.runs.folder import plain, versions, write_json
+from llqr.lab.runs.json_files import plain, write_json
+from llqr.lab.runs.provenance import source_state, versions
+
+KEPT = Path("results", "bench")
+"""Where measurements lie that pages show."""
 
 
 class Record:
-    """Rows as they come in; the file is written anew after each, so that a command cut short leaves what it has.
+    """Rows as they come in; the file is rewritten after each one, so that an interrupted command leaves what it has.
 
     ``complete`` says whether all rows are there.
     """
 
     def __init__(
-        self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None, **packages: str | None
+        self,
+        bench: str,
+        config: Mapping[str, Any],
+        device: torch.device,
+        out: Path | None,
+        packages: Mapping[str, str | None],
     ) -> None:
         self.rows: list[dict[str, Any]] = []
         self._out = out
         self._head = {
             "bench": bench,
-            "command": without_places(shlex.join(["llqr", *sys.argv[1:]])),
+            "command": command_for(sys.argv[1:], out),
+            **source_state(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": versions() | packages,
+            "versions": {**versions(), **packages},
             "machine": machine.describe(device),
             "config": dict(config),
         }
         self._complete = False
-        self._tail: dict[str, Any] = {}
+        self._conclusion: dict[str, Any] = {}
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
 
-    def collect(self, rows: Iterable[dict[str, Any]]) -> None:
+    def collect(
+        self,
+        rows: Iterable[dict[str, Any]],
+        conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+    ) -> None:
+        """Write down every row, and at the end what follows from all of them."""
         for row in rows:
             self.rows.append(row)
             self._write()
-        self._complete = True
-        self._write()
-
-    def conclude(self, **conclusion: Any) -> None:
-        self._tail = conclusion
+        self._complete, self._conclusion = True, conclude(self.rows)
         self._write()
 
     def to_dict(self) -> dict[str, Any]:
-        return plain(self._head | {"complete": self._complete, "rows": self.rows} | self._tail)
+        whole = self._head | {"complete": self._complete, "rows": self.rows} | self._conclusion
+        return {key: plain(value) for key, value in whole.items()}
 
     def _write(self) -> None:
         if self._out is not None:
             write_json(self._out, self.to_dict())
+
+
+def command_for(arguments: Sequence[str], out: Path | None) -> str:
+    """The command without the folders of this machine; a file that is kept is named as it is in the repository."""
+    words = list(arguments)
+    if out is not None and out.resolve().parent.parts[-2:] == KEPT.parts:
+        kept = {str(out): str(KEPT / out.name), f"--out={out}": f"--out={KEPT / out.name}"}
+        words = [kept.get(word, word) for word in words]
+    return without_places(shlex.join(["llqr", *words]))

@@ -1,4 +1,4 @@
-"""Repeated measurements: medians and quartiles, and actions that take turns so that a change of load hits all alike."""
+"""Repeated measurements: medians and quartiles, and actions that take turns so that load on the machine affects all."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llqr.lab.bench.clock import Clock
 
 WARM_UP = 3
-"""Runs before the first one that counts: kernels are chosen, memory is allocated, optimizers make their state."""
+"""Untimed runs at first: kernels are chosen, memory is allocated, optimizers create their state."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Sample:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
+    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> Self:
         low, median, high = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
         return cls(median, low, high, len(values))
 
@@ -32,16 +33,16 @@ class Sample:
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> Sample:
-    """Of two actions that took turns: the median over the rounds of (time of the first / time of the second)."""
+    """Of two actions that took turns: time of the first / time of the second, round by round."""
     return Sample.of(np.divide(times, others).tolist())
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something to be timed ``repeats`` times, each time as the mean over runs in a row that last ``burst`` seconds.
+    """Something to be timed ``repeats`` times, each time as the mean over consecutive runs of ``burst`` seconds in all.
 
-    In training the host launches a step while the device is still at the one before. A burst that is long beside one
-    run shows that, where a single run would show how long the host takes.
+    In training the host launches a step while the device is still busy with the one before. A burst of many runs
+    includes that overlap; a single run would measure the time of the host.
     """
 
     run: Callable[[], object]
@@ -53,7 +54,7 @@ class Action:
 def interleaved(actions: Mapping[str, Action], clock: Clock) -> dict[str, list[float]]:
     """Seconds of every action. They take turns, every other round in the opposite order.
 
-    An action with fewer repeats than another sits out rounds that are spread evenly over the whole.
+    An action with fewer repeats than another skips rounds, spread evenly over all of them.
     """
     runs = {}
     for name, action in actions.items():

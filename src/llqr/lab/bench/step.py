@@ -1,38 +1,30 @@
-"""`llqr bench step`: the time of a training step by method, beside that of SGD in the same run."""
+"""`llqr bench step`: the time of a training step by method, compared with SGD's and SAM's in the same run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llqr.lab.bench.clock import Clock
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
-from llqr.lab.bench.refreshing import Refreshing, geometry_for
 from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
-from llqr.lab.bench.tables import Table, milliseconds, times
-from llqr.lab.bench.workload import Network, Passes, Workload
-from llqr.lab.training.precision import Precision
+from llqr.lab.bench.terminal_table import NumberTable, milliseconds, times
+from llqr.lab.bench.workload import Passes, Setup, Workload
 
 BURST = 0.1
-"""Seconds of steps in a row that are timed together."""
+"""Seconds of consecutive steps that are timed together."""
 
 
-def measure(
-    networks: Sequence[Network],
-    forms: Sequence[Passes],
-    batch: int,
-    precision: Precision,
-    refreshing: Refreshing,
-    repeats: int,
-) -> Iterator[dict[str, Any]]:
+def measure(setup: Setup, forms: Sequence[Passes], settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     """One row for every network, form of the passes and method."""
-    for network in networks:
+    for network in setup.networks:
         for passes in forms:
-            yield from _rows(Workload(network, batch, precision, passes), refreshing, repeats)
+            yield from _rows(setup.workload(network, passes), settings, repeats)
 
 
-def _rows(workload: Workload, refreshing: Refreshing, repeats: int) -> list[dict[str, Any]]:
-    geometry = geometry_for(workload, refreshing)
-    geometry.pretend()
-    actions = {method: Action(step_of(method, workload, geometry), repeats, BURST) for method in METHODS}
+def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[dict[str, Any]]:
+    refresh = MeasuredRefresh(workload, settings)
+    refresh.run_once_for_steps()
+    actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
     seconds = interleaved(actions, Clock(workload.precision.device))
     return [
         {
@@ -47,17 +39,10 @@ def _rows(workload: Workload, refreshing: Refreshing, repeats: int) -> list[dict
     ]
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        "step", "model", "passes", "method", numbers=("ms", "quartiles", "vs SGD", "quartiles", "vs SAM", "quartiles")
-    )
+def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
+    numbers = ("ms", "quartiles", "vs SGD", "quartiles", "vs SAM", "quartiles")
+    table = NumberTable("step", "model", "passes", "method", numbers=numbers)
     for row in rows:
-        table.add(
-            row["model"],
-            row["passes"],
-            row["method"],
-            *milliseconds(row["seconds"]),
-            *times(row["vs_sgd"]),
-            *times(row["vs_sam"]),
-        )
+        ratios = *times(row["vs_sgd"]), *times(row["vs_sam"])
+        table.add(row["model"], row["passes"], row["method"], *milliseconds(row["seconds"]), *ratios)
     return table

@@ -2,9 +2,9 @@
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from llqr.lab import models
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.tasks import Task
+from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
 from llqr.lab.training.precision import Precision
 
@@ -23,7 +24,7 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class Network:
-    """A network by name, at the image size and number of classes it is published for unless ``options`` say otherwise.
+    """A network by name, at the image size and number of classes it is published for unless ``options`` set others.
 
     Written ``vit-b``, ``ViT-B/16`` (the patch after the slash) or ``resnet18:width=16,classes=10``.
     """
@@ -69,19 +70,24 @@ def _value(text: str) -> Any:
         return text
 
 
-class Classification:
-    """How scores and their loss come about, for the passes of a step."""
+def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss, in at least float32."""
+    return F.cross_entropy(scores.float() if scores.dtype.itemsize < 4 else scores, labels)
+
+
+class ImageClassification:
+    """The part of a task that the pass of a step needs."""
+
+    loss = staticmethod(cross_entropy)
 
     def forward(self, model: nn.Module, images: Tensor) -> Tensor:
-        return model(images)
-
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(scores.float() if scores.dtype.itemsize < 4 else scores, labels)
+        scores: Tensor = model(images)
+        return scores
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How the forward and backward pass of a step is run: recorded as a CUDA graph, through `torch.compile`."""
+    """How the forward and backward pass of a step is run: captured as a CUDA graph, through `torch.compile`."""
 
     capture: bool = False
     compile: bool = False
@@ -91,26 +97,29 @@ class Passes:
         return ", ".join(words) or "eager"
 
 
-class Workload:
-    """A network in training mode with one batch of random images; the same weights and images every time it is made."""
+EAGER = Passes()
 
-    def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes | None = None) -> None:
-        self.network, self.precision = network, precision
-        self.passes = passes or Passes()
+
+class Workload:
+    """A network in training mode and one batch of random images; the same weights and images every time it is made."""
+
+    def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes = EAGER) -> None:
+        self.network, self.precision, self.passes = network, precision, passes
         device, arguments = precision.device, network.arguments
         precision.set_up()
         if device.type == "cuda":
-            gc.collect()  # geometries and closures hold each other, and with them the memory of the workload before
+            gc.collect()  # geometries and closures refer to each other, and keep the memory of the last workload
         torch.manual_seed(0)
         with device:
             model = network.build()
             images = torch.randn(batch, arguments["channels"], arguments["image_size"], arguments["image_size"])
             labels = torch.randint(arguments["classes"], (batch,))
         # As the recipes of the vision tables do.
-        self.model = model.to(memory_format=torch.channels_last).train()
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
+        self.model = model.train()
         self.batch = images.contiguous(memory_format=torch.channels_last), labels
-        # Now and not at the first pass: a refresh runs through blocks that are compiled in place, and may come before.
-        self._passing = compile_network(self.model) if self.passes.compile else self.model
+        # Before the first pass: a refresh runs through blocks that are compiled in place, and may come earlier.
+        self._network_of_passes = compile_network(self.model) if passes.compile else self.model
         self._pass: Pass | None = None
 
     @property
@@ -119,8 +128,8 @@ class Workload:
 
     def closure(self, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
         """Loss and gradients of the batch, for one of several optimizers of this network."""
-        run_pass = self._made_pass()
-        if self.passes.capture:  # a recorded pass writes gradients where they are; to drop them would lose that memory
+        run_pass = self._shared_pass()
+        if self.passes.capture:  # a captured pass writes to the gradients it was captured with, which must stay
             return run_pass
 
         def closure() -> Tensor:
@@ -129,10 +138,31 @@ class Workload:
 
         return closure
 
-    def _made_pass(self) -> Pass:
-        """One for all optimizers, because a recorded pass keeps the memory of its activations."""
+    def _shared_pass(self) -> Pass:
+        """One for all optimizers, because a captured pass keeps the memory of its activations."""
         if self._pass is None:
-            form = RecordedPass if self.passes.capture else Pass
-            self._pass = form(Classification(), self._passing, self.precision)
+            form = CapturedPass if self.passes.capture else Pass
+            task = cast(Task, ImageClassification())  # a pass uses nothing else of a task
+            self._pass = form(task, self._network_of_passes, self.precision)
             self._pass.load(self.batch)
         return self._pass
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every command measures: networks, in batches of one size, in one precision."""
+
+    networks: Sequence[Network]
+    batch: int
+    precision: Precision
+
+    def workload(self, network: Network, passes: Passes = EAGER) -> Workload:
+        return Workload(network, self.batch, self.precision, passes)
+
+    def workloads(self, passes: Passes = EAGER) -> Iterator[Workload]:
+        """One after the other: together they need not fit the device."""
+        return (self.workload(network, passes) for network in self.networks)
+
+    def to_dict(self) -> dict[str, Any]:
+        models = [network.label for network in self.networks]
+        return {"models": models, "batch": self.batch, "precision": self.precision.name}

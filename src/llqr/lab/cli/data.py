@@ -32,42 +32,44 @@ def mount(app: typer.Typer) -> None:
 
 
 def data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the prepared text is called, such as iwslt14.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the prepared text, such as iwslt14.")],
     source: Annotated[
         Path | None,
         typer.Option(help="IWSLT14's de-en.tgz or its folder, or a folder with train.de, train.en, valid.*, test.*."),
     ] = None,
     train: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="Instead: two parallel files.")] = None,
-    valid: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: to validate on.")] = None,
-    test: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: to test on.")] = None,
+    valid: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: the validation files.")] = None,
+    test: Annotated[TwoFiles | None, typer.Option(metavar="A B", help="With --train: the test files.")] = None,
     text: Annotated[Path | None, typer.Option(help="Instead: one text file, for language modelling.")] = None,
     languages: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Source and target (default: de en; with --train the endings of the files)."),
     ] = None,
     merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = ParallelTextSettings.merges,
-    lowercase: Annotated[bool, typer.Option(help="Write pairs in small letters.")] = ParallelTextSettings.lowercase,
-    longest: Annotated[int, typer.Option(help="Most words of a training sentence.")] = ParallelTextSettings.longest,
-    ratio: Annotated[float, typer.Option(help="Most words for a word of the other side.")] = ParallelTextSettings.ratio,
+    lowercase: Annotated[bool, typer.Option(help="Convert pairs to lower case.")] = ParallelTextSettings.lowercase,
+    longest: Annotated[int, typer.Option(help="Most words in a training sentence.")] = ParallelTextSettings.longest,
+    ratio: Annotated[
+        float, typer.Option(help="Largest ratio of word counts between the sides.")
+    ] = ParallelTextSettings.ratio,
     valid_every: Annotated[
-        int, typer.Option(help="Without validation files, one in so many training pairs.")
+        int, typer.Option(help="Without validation files, every N-th training pair validates.")
     ] = ParallelTextSettings.valid_every,
     held_out: Annotated[
-        float, typer.Option(help="With --text: the part that validates, and the part that tests.")
+        float, typer.Option(help="With --text: the fraction held out for validation, and again for the test.")
     ] = StreamSettings.held_out,
-    data_dir: Annotated[Path, typer.Option(help="Folder that the folder NAME goes to.")] = Path("data"),
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each core).")] = None,
+    data_dir: Annotated[Path, typer.Option(help="Folder in which the folder NAME is made.")] = Path("data"),
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core).")] = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Prepare text for translation or language modelling, once; files are plain, .xz or .gz.
+    """Prepare text for translation or language modelling; files are plain, .xz or .gz.
 
-    The same text and settings are not prepared again. What was dropped is counted and printed.
+    Text that was already prepared with the same settings is not prepared again. Dropped pairs are counted and printed.
     """
     if not prepared_folder.NAME.fullmatch(name):
-        raise ConfigurationError(f"NAME must be of letters, digits, dots, dashes and underscores, got {name!r}.")
+        raise ConfigurationError(f"NAME must consist of letters, digits, dots, dashes and underscores, got {name!r}.")
     if [source, train, text].count(None) != 2:
-        raise ConfigurationError("One of --source, --train and --text must be given, and not more.")
+        raise ConfigurationError("Exactly one of --source, --train and --text must be given.")
     if train is None and (valid is not None or test is not None):
         raise ConfigurationError("--valid and --test go with --train.")
     try:
@@ -102,8 +104,8 @@ def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
     """Print what was counted and where the prepared text is."""
     manifest = json.loads((made / prepared_folder.MANIFEST).read_text())
     if as_json:
-        told = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
-        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **told}, indent=1))
+        facts = {name: manifest[name] for name in ("key", "settings", "vocabulary", "counts")}
+        print(json.dumps({"folder": str(made), "prepared_now": new, "seconds": seconds, **facts}, indent=1))
         return
     show(as_table(manifest["counts"]))
     origin = f"prepared in {seconds:.0f} s" if new else "prepared before"
@@ -111,7 +113,7 @@ def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:
 
 
 def as_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """What was counted, one column a split."""
+    """The counts, one column per split."""
     table = Table("", *(Column(split, justify="right") for split in counts), box=SIMPLE)
     for row in next(iter(counts.values())):
         label = f"dropped: {REASONS[row]}" if row in REASONS else row.replace("_", " ")

@@ -1,4 +1,4 @@
-"""The commands that tell what was measured: `llqr report`, `llqr table` and `llqr results`."""
+"""The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
 import json
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.results import markdown as readme
-from llqr.lab.results import measurements as results
-from llqr.lab.results import paper_table as tables
-from llqr.lab.runs import logged
-from llqr.lab.runs.folder import RunFolder, write_text
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.results import build_table, markdown, measurements
+from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
+from llqr.lab.runs import stored
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import write_text
+from llqr.lab.runs.record import RunRecord
 
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
-kept = typer.Typer(help="Keep measured runs for the tables.", no_args_is_help=True, rich_markup_mode=None)
+results_app = typer.Typer(help="Files of results.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def mount(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("report")(report)
     app.command("table")(table)
-    kept.command("add")(add)
-    app.add_typer(kept, name="results")
+    results_app.command("add")(add)
+    app.add_typer(results_app, name="results")
 
 
 def report(
@@ -48,22 +48,22 @@ def report(
         int | None,
         typer.Option(
             min=0,
-            help="Training samples that sharpness and slices are measured on. "
-            "Default: what was measured before, otherwise what fits the task. 0: measure nothing.",
+            help="Training samples to measure sharpness and slices on. "
+            "Default: as many as before, otherwise a number that suits the task. 0: measure nothing.",
         ),
     ] = None,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a page on runs: results, curves, sharpness of the solutions, slices, refreshes, configuration."""
-    found = logged.find(runs)
+    """Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration."""
+    found = stored.find(runs)
     target = out or runs[0] / "report.html"
     write_report([run.path for run in found], target, machine.choose_device(device), samples=samples, quiet=quiet)
     print(target)
 
 
 def after_comparison(folders: Sequence[Path], out: Path, device: torch.device, *, quiet: bool) -> None:
-    """Write the page on runs that were just made, and say where it is."""
+    """Write the page on runs that were just made, and print its path."""
     write_report(folders, out, device, quiet=quiet)
     Console(stderr=True, quiet=quiet).print(f"report: {out}", highlight=False, soft_wrap=True)
 
@@ -82,32 +82,34 @@ def write_report(
                 analyst.measure(RunFolder(folder))
             except (DataError, torch.OutOfMemoryError) as error:
                 notes[folder] = str(error).partition("\n")[0]
-    pages.write([logged.read(folder) for folder in folders], out, notes)
+    pages.write([stored.read(folder) for folder in folders], out, notes)
 
 
 def table(
     name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="A table of the paper, or of ours.")] = None,
-    folder: Annotated[Path, typer.Option("--results", help="Folder with the measured runs, as *.jsonl.")] = RESULTS,
-    write: Annotated[
-        Path | None, typer.Option(help="Make the tables in this Markdown file anew, between its marks.")
-    ] = None,
+    folder: Annotated[Path, typer.Option("--results", help="Folder with the files of results, *.jsonl.")] = RESULTS,
+    write: Annotated[Path | None, typer.Option(help="Rewrite the marked tables in this Markdown file.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print a table, measured beside paper, and say which cells are missing; or renew the tables in a file."""
+    """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
     if (name is None) == (write is None):
         raise ConfigurationError("TABLE or --write must be given, and not both.")
-    measurements = results.read(folder)
+    runs = measurements.read(folder)
     if write is not None:
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
-        write_text(write, readme.regenerate(write.read_text(), measurements, folder))
-        return
-    built = tables.build(name, measurements)
-    if as_json:
-        print(json.dumps([cell.to_dict() for cell in built.cells], indent=1))
-        return
+        write_text(write, markdown.regenerate(write.read_text(), runs, folder))
+    elif name is not None and as_json:
+        print(json.dumps([cell.to_dict() for cell in build_table.build(name, runs).cells], indent=1))
+    elif name is not None:
+        show_table(name, runs)
+
+
+def show_table(name: str, runs: Sequence[RunRecord], rows: Sequence[str] = ()) -> None:
+    """Print a table, or some of its rows, and which runs do not count in it."""
+    built = build_table.build(name, runs).of_rows(rows)
     show(_as_table(built))
-    for note in tables.footnotes(built):
+    for note in footnotes(built):
         print(note)
     if built.missing:
         print(f"{len(built.missing)} of {len(built.cells)} cells are missing.")
@@ -115,13 +117,13 @@ def table(
         print(f"Not counted: {reason}")
 
 
-def _as_table(built: tables.PaperTable) -> Table:
+def _as_table(built: PaperTable) -> Table:
     shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in ("measured", "n", *(tables.TESTED if built.tested else ()), "paper", "n", "difference"):
+    for heading in ("measured", "n", *(TESTED if built.tested else ()), "paper", "n", "difference"):
         shown.add_column(heading, justify="right")
     previous = ""
     for cell in built.cells:
-        measured, *others = tables.texts(cell, built)
+        measured, *others = texts(cell, built)
         shown.add_row("" if cell.row == previous else cell.row, cell.column, measured or "missing", *others)
         previous = cell.row
     return shown
@@ -131,11 +133,10 @@ def add(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file of JSON lines to append to, such as results/cifar100.jsonl.")],
 ) -> None:
-    """Append finished runs to a file of results; runs that are there already are passed over."""
-    if to.suffix != ".jsonl":
-        raise ConfigurationError(f"--to must be a .jsonl file, got {to}.")
-    finished: list[LoggedRun] = [run for run in logged.find(runs) if run.result is not None]
+    """Append finished runs to a file of results, as --keep does; runs that are there already are skipped."""
+    measurements.check_file("--to", to)
+    finished = [run for run in stored.find(runs) if run.result is not None]
     if not finished:
         raise DataError("RUNS holds no finished run.")
-    new, already = results.add(finished, to)
+    new, already = measurements.add(finished, to)
     print(f"{new} added, {already} there already")

@@ -9,5 +9,5 @@ WIDTH_IN_FILES = 200
 
 
 def show(table: Table) -> None:
-    """On a terminal as wide as that; in a file as wide as it needs to be."""
+    """As wide as the terminal; in a file as wide as it needs to be."""
     Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)

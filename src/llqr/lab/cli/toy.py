@@ -175,7 +175,3 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
-
-
-if __name__ == "__main__":
-    app()

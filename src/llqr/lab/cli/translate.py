@@ -5,17 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
-from torch import nn
 
 from llqr.lab import machine
-from llqr.lab.analysis.solution import recipe_of, run_of
 from llqr.lab.cli import options
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
+from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
 from llqr.lab.text import parallel_text
@@ -24,7 +23,7 @@ from llqr.lab.training import checkpoint
 from llqr.lab.training.precision import Precision
 
 LINES_AT_ONCE = 2000
-"""So that the translation of a long file can be watched, and memory does not depend on its length."""
+"""So that a long file is translated as it is read, and memory does not depend on its length."""
 
 
 def mount(app: typer.Typer) -> None:
@@ -33,8 +32,8 @@ def mount(app: typer.Typer) -> None:
 
 
 def translate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that learned to translate.")],
-    beam: Annotated[int | None, typer.Option(min=1, help="Width of the search (default: that of the run).")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a translation run.")],
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam width (default: that of the run).")] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="Above 1 favours long translations (default: that of the run).")
     ] = None,
@@ -52,16 +51,16 @@ def translate(
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model that translates, and the text that it learned from."""
+class TrainedTranslator:
+    """A trained translation model, and the text it was trained on."""
 
-    model: nn.Module
+    model: Decoder
     text: ParallelText
     translator: Translator
     precision: Precision
 
     def translate(self, sentences: list[str], first: int = 1) -> list[str]:
-        """One line for every sentence; ``first`` is the number of the first one, for the message of an error."""
+        """One line per sentence; ``first`` is the line number of the first one, for error messages."""
         try:
             tokens = self.text.encode(sentences)
         except ModuleNotFoundError as error:
@@ -74,19 +73,19 @@ class Trained:
             return self.translator.translate(self.model, tokens)
 
 
-def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, **search: Any) -> Trained:
-    """The model of a run with its best weights: those of a finished one, or the best so far.
+def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, **search: Any) -> TrainedTranslator:
+    """The model of a run with its best weights, or the best so far if it is not finished.
 
-    ``search`` takes the place of the run's own options of beam search.
+    ``search`` overrides the run's options of beam search.
     """
     if not (folder.path / "config.json").exists():
         raise DataError(f"{folder.path} holds no run: there is no config.json in it.")
-    run = run_of(folder.config())
+    run = folder.run()
     if run.task.name != "translation":
-        raise ConfigurationError(f"RUN must have learned to translate, {folder.path} is a run of {run.task.name}.")
+        raise ConfigurationError(f"RUN must be a translation run, but {folder.path} is a run of {run.task.name}.")
     if data_dir is not None:
         run = replace(run, data=replace(run.data, root=str(data_dir)))
-    recipe, place = recipe_of(run), Path(run.data.root) / run.data.name
+    place = run.data_path
     best = _best(folder, device)
     try:
         text = parallel_text.load(place)
@@ -97,13 +96,13 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
             f"{place} was prepared as {text.key}, but {folder.path} was trained on {best['data']}: choose the folder "
             "of that with --data-dir, or prepare the text as it was."
         )
-    model = recipe.build_model()
+    model = run.build_model()
     model.load_state_dict(best["model"])
-    translator = Translator(text, replace(recipe.task_options, **search), run.training.eval_batch_size, device)
-    # Autocast is for the kind of device that a model was trained on; elsewhere full precision is the safe choice.
+    translator = Translator(text, replace(run.task_options, **search), run.training.eval_batch_size, device)
+    # Autocast belongs to the kind of device that a model was trained on; elsewhere full precision is the safe choice.
     precision = Precision(run.training.precision if device.type == "cuda" else "fp32", device)
     precision.set_up()
-    return Trained(model.to(device).eval(), text, translator, precision)
+    return TrainedTranslator(cast(Decoder, model.to(device).eval()), text, translator, precision)
 
 
 def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:
         return checkpoint.load(folder.best, device)
     if not folder.checkpoint.exists():
         raise DataError(f"{folder.best} is not there, and neither is {folder.checkpoint.name}.")
-    best = checkpoint.load(folder.checkpoint, device)["best"]
+    best: dict[str, Any] | None = checkpoint.load(folder.checkpoint, device)["best"]
     if best is None:
         raise DataError(f"{folder.path} was stopped before its first evaluation: it has no best weights yet.")
     return best

@@ -4,18 +4,22 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+
+T = TypeVar("T")
 Origin = Callable[[str], str]
 """Where a dotted key was written, for the message of an error."""
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be used; the message names the key and the file it stands in."""
+    """A configuration that cannot be used; the message names the key and the file it is in."""
 
 
-def make(cls: type, table: Any, key: str, origin: Origin) -> Any:
-    """An instance of the dataclass ``cls`` from ``table``, which stands under the dotted ``key``."""
+def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
+    """An instance of the dataclass ``cls`` from ``table``, which is found under the dotted ``key``."""
+    assert dataclasses.is_dataclass(cls)
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{origin(key)}: {key} must be a table, got {table!r}.")
     hints = typing.get_type_hints(cls)
@@ -41,13 +45,13 @@ def convert(hint: Any, value: Any, key: str, origin: Origin) -> Any:
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return make(hint, value, key, origin)
     if kind is typing.Literal:
         if value in arguments and type(value) in {type(choice) for choice in arguments}:
             return value
         raise ConfigurationError(f"{origin(key)}: {key} must be one of {', '.join(arguments)}, got {value!r}.")
-    if kind is types.UnionType:
+    if kind in (types.UnionType, typing.Union):
         for choice in arguments:
             try:
                 return convert(choice, value, key, origin)
@@ -56,22 +60,44 @@ def convert(hint: Any, value: Any, key: str, origin: Origin) -> Any:
     elif kind is dict and isinstance(value, Mapping):
         return {name: convert(arguments[1], entry, f"{key}.{name}", origin) for name, entry in value.items()}
     elif kind is tuple and isinstance(value, list | tuple):
-        return tuple(convert(arguments[0], entry, f"{key}[{index}]", origin) for index, entry in enumerate(value))
+        of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(of_each) == len(value):
+            pairs = zip(of_each, value, strict=True)
+            return tuple(convert(one, entry, f"{key}[{index}]", origin) for index, (one, entry) in enumerate(pairs))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
+    elif hint is torch.dtype and isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype):
+        return getattr(torch, value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
     raise ConfigurationError(f"{origin(key)}: {key} must be {describe(hint)}, got {value!r}.")
 
 
+WORDS: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    torch.dtype: "the name of a torch dtype",
+    types.NoneType: "absent",
+}
+
+
 def describe(hint: Any) -> str:
     """A type in the words of a TOML file."""
-    words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", types.NoneType: "absent"}
-    if hint in words:
-        return words[hint]
-    kind = typing.get_origin(hint)
-    if kind is types.UnionType:
-        return " or ".join(describe(choice) for choice in typing.get_args(hint) if choice is not types.NoneType)
+    if hint in WORDS:
+        return WORDS[hint]
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (types.UnionType, typing.Union):
+        # A function, which a schedule may also be, and None cannot be written in a file.
+        written = [choice for choice in arguments if choice is not types.NoneType and not _is_function(choice)]
+        return " or ".join(describe(choice) for choice in written)
     if kind is typing.Literal:
-        return "one of " + ", ".join(typing.get_args(hint))
-    return "a list" if kind is tuple else "a table"
+        return "one of " + ", ".join(arguments)
+    if kind is tuple:
+        return "a list" if arguments[-1] is Ellipsis else f"a list of {len(arguments)}"
+    return "a table"
+
+
+def _is_function(hint: Any) -> bool:
+    return typing.get_origin(hint) is Callable

@@ -16,12 +16,13 @@ from typing import Any
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.cifar import CIFAR10, CIFAR100, read_cifar
 from llqr.lab.data.digits import read_digits
+from llqr.lab.data.image_data import ImageData
 from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions
 from llqr.lab.data.tinyimagenet import read_tinyimagenet
 
-__all__ = ["Batches", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
+__all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Source:
     channels: int
     train_count: int
     options: type
-    read: Callable[[Path, Any], ResidentData | StreamingData]
+    read: Callable[[Path, Any], ImageData]
 
     def model_arguments(self, options: Any) -> dict[str, Any]:
         """The arguments a network needs for this data; an option may change the image size."""
@@ -71,7 +72,7 @@ SOURCES = {
 
 
 def names() -> list[str]:
-    """The names that `load` knows."""
+    """The names that `load` accepts."""
     return list(SOURCES)
 
 
@@ -82,7 +83,7 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
-def load(name: str, root: Path | str = "data", options: Mapping[str, Any] | Any = None) -> ResidentData | StreamingData:
+def load(name: str, root: Path | str = "data", options: Mapping[str, Any] | Any = None) -> ImageData:
     """Read the data set ``name`` below ``root``; ``options`` is a mapping or an instance of its options class."""
     known = source(name)
     if options is None or isinstance(options, Mapping):

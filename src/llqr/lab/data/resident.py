@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.batches import Batches
+from llqr.lab.data.image_data import ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.label_noise import corrupt_labels
 
@@ -84,7 +85,7 @@ class ResidentBatches(Batches):
         return images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format), self._labels[samples]
 
 
-class ResidentData:
+class ResidentData(ImageData):
     """A training and a test set in memory, normalised by the statistics of the training images."""
 
     def __init__(self, train: ImageSet, test: ImageSet, classes: int, options: ResidentOptions) -> None:
@@ -97,44 +98,23 @@ class ResidentData:
 
     @property
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments a network needs for this data."""
         return {
             "classes": self.classes,
             "image_size": self.train.images.shape[1],
             "channels": self.train.images.shape[3],
         }
 
-    def train_batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        last: str = "fill",
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> ResidentBatches:
-        """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
+        training = seed is not None
+        device = placement.get("device", "cpu")
         return ResidentBatches(
-            self.train,
+            self.train if training else self.test,
             batch_size,
             mean=self.mean,
             deviation=self.deviation,
-            device=device,
-            augmentation=self.options,
-            shuffle=True,
-            generator=torch.Generator(device).manual_seed(seed),
+            augmentation=self.options if training else None,
+            generator=None if seed is None else torch.Generator(device).manual_seed(seed),
+            shuffle=training,
             last=last,
-            memory_format=memory_format,
-        )
-
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> ResidentBatches:
-        """All test images in order, each once; the last batch may be smaller."""
-        return ResidentBatches(
-            self.test, batch_size, mean=self.mean, deviation=self.deviation, device=device, memory_format=memory_format
+            **placement,
         )

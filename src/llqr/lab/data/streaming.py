@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.decode import decode
+from llqr.lab.data.image_data import ImageData, Placement
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -147,7 +148,7 @@ class StreamingBatches(Batches):
             yield made, labels.to(self.device, non_blocking=True)
 
 
-class StreamingData:
+class StreamingData(ImageData):
     """A training and a test set of image files under ``folder``."""
 
     def __init__(self, folder: Path, options: StreamingOptions) -> None:
@@ -164,36 +165,15 @@ class StreamingData:
 
     @property
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments a network needs for this data."""
         return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
 
-    def train_batches(
-        self,
-        batch_size: int,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        last: str = "fill",
-        memory_format: torch.memory_format = torch.contiguous_format,
+    def _batches(
+        self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        """Shuffled, augmented batches; ``seed`` determines order and augmentation, always drawn on the CPU."""
+        training = seed is not None
+        # The generator is always on the CPU: the order does not depend on the device.
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        files = self.train if training else self.test
         return StreamingBatches(
-            self.train,
-            batch_size,
-            options=self.options,
-            device=device,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(seed),
-            last=last,
-            memory_format=memory_format,
+            files, batch_size, options=self.options, shuffle=training, generator=generator, last=last, **placement
         )
-
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> StreamingBatches:
-        """All test images in order, each once; the last batch may be smaller."""
-        return StreamingBatches(self.test, batch_size, options=self.options, device=device, memory_format=memory_format)

@@ -36,7 +36,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def names() -> list[str]:
-    """The names that `build` knows."""
+    """The names that `build` accepts."""
     return list(BUILDERS)
 
 

@@ -9,7 +9,7 @@ widths growing by 7.5 per block and multiplied by 4 at the output, 18,323,787 pa
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.preactivation import PreActivationNetwork
 
 LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
 
@@ -44,31 +44,23 @@ class PyramidBlock(nn.Module):
         return residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
 
 
-class PyramidNet(nn.Module):
+class PyramidNet(PreActivationNetwork):
     """A 3x3 stem of width ``width`` with BatchNorm, three stages, norm, ReLU, global mean and linear head."""
 
     def __init__(self, depth: int, alpha: int, block: str, width: int, classes: int, channels: int) -> None:
-        super().__init__()
         if block not in LAYERS_PER_BLOCK:
             raise ValueError(f"block must be one of {', '.join(LAYERS_PER_BLOCK)}, got {block!r}.")
         per_stage, rest = divmod(depth - 2, 3 * LAYERS_PER_BLOCK[block])
         if rest or per_stage < 1:
             raise ValueError(f"depth must be {3 * LAYERS_PER_BLOCK[block]} n + 2 for {block} blocks, got {depth}.")
-        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
+        stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
         fan_in, blocks = width, []
         for index in range(3 * per_stage):
             planes = round(width + alpha * (index + 1) / (3 * per_stage))
             stride = 2 if index in (per_stage, 2 * per_stage) else 1
             blocks.append(PyramidBlock(fan_in, planes, stride, block))
             fan_in = planes if block == "basic" else 4 * planes
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(fan_in)
-        self.head = nn.Linear(fan_in, classes)
-        he_normal(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
-        return logits
+        super().__init__(stem, blocks, fan_in, classes)
 
 
 def pyramidnet110(

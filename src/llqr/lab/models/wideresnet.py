@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.preactivation import PreActivationNetwork
 
 
 class WideBlock(nn.Module):
@@ -23,28 +23,20 @@ class WideBlock(nn.Module):
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
-class WideResNet(nn.Module):
+class WideResNet(PreActivationNetwork):
     """A 3x3 stem, three stages of ``(depth - 4) / 6`` blocks, norm, ReLU, global mean and linear head."""
 
     def __init__(self, depth: int, widen: int, width: int, classes: int, channels: int) -> None:
-        super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth must be 6 n + 4 with n at least 1, got {depth}.")
-        self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         fan_in, blocks = width, []
         for stage in range(3):
             fan_out = width * widen << stage
             for position in range((depth - 4) // 6):
                 blocks.append(WideBlock(fan_in, fan_out, stride=2 if stage > 0 and position == 0 else 1))
                 fan_in = fan_out
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(fan_in)
-        self.head = nn.Linear(fan_in, classes)
-        he_normal(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(F.relu(self.norm(self.blocks(self.stem(images)))).mean(dim=(2, 3)))
-        return logits
+        super().__init__(stem, blocks, fan_in, classes)
 
 
 def wrn28_10(

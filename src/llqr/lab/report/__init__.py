@@ -10,8 +10,8 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Part, Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs.folder import write_text
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.json_files import write_text
+from llqr.lab.runs.stored import StoredRun
 
 __all__ = ["render", "write"]
 
@@ -19,13 +19,13 @@ PARTS = (summary, curves, sharpness, slices, refreshes, every_run, configuration
 """The parts of a recipe's section, in this order; a part with nothing to show is left out."""
 
 
-def write(runs: Sequence[LoggedRun], out: Path, notes: dict[Path, str] | None = None) -> None:
+def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
     """Write the report on these runs to the file ``out``."""
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, render(runs, out.parent, notes))
 
 
-def render(runs: Sequence[LoggedRun], home: Path, notes: dict[Path, str] | None = None) -> str:
+def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None = None) -> str:
     """The page as HTML; links to the files of the runs are relative to the folder ``home``.
 
     ``notes`` say why the solution of a run, given by its path, was not measured.
@@ -46,7 +46,7 @@ def _parts(section: Section) -> list[Part]:
     return [part for part in (make(section) for make in PARTS) if part is not None]
 
 
-def _notes_of(runs: Iterable[LoggedRun], notes: dict[Path, str]) -> dict[Path, str]:
+def _notes_of(runs: Iterable[StoredRun], notes: dict[Path, str]) -> dict[Path, str]:
     return {run.path: notes[run.path] for run in runs if run.path in notes}
 
 

@@ -9,7 +9,7 @@ from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.report.sourced_numbers import mean
 from llqr.lab.results import summary as compare
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 SPLITS = ("valid", "test")
 MINUTE = 60
@@ -57,7 +57,7 @@ def summary(section: Section) -> Part:
     return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows)])
 
 
-def _finished(section: Section, method: str) -> list[LoggedRun]:
+def _finished(section: Section, method: str) -> list[StoredRun]:
     return [run for run in section.finished if run.method == method]
 
 
@@ -87,7 +87,7 @@ def curves(section: Section) -> Part | None:
     return Part("Curves", [sentence], plots=plots, legend=section.looks)
 
 
-def _curve(section: Section, logged: Sequence[LoggedRun], kind: str, name: str, *, timed: bool) -> Plot:
+def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, *, timed: bool) -> Plot:
     axis = "minutes" if timed else section.axis
     shown = name.replace("_", " ")
     plot = Plot(f"{kind} {shown} over time" if timed else f"{kind} {shown}", axis, shown, section.looks)
@@ -106,11 +106,11 @@ def _curve(section: Section, logged: Sequence[LoggedRun], kind: str, name: str, 
     return plot
 
 
-def _positions(section: Section, run: LoggedRun, count: int) -> list[float]:
+def _positions(section: Section, run: StoredRun, count: int) -> list[float]:
     return [record[section.axis] for record in run.records[:count]]
 
 
-def _minutes(runs: Sequence[LoggedRun], count: int) -> list[float]:
+def _minutes(runs: Sequence[StoredRun], count: int) -> list[float]:
     """When the evaluations were made, averaged over the runs."""
     times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in runs]
     return [fmean(at) / MINUTE for at in zip(*times, strict=True)]

@@ -1,4 +1,7 @@
-"""Plots as inline SVG: text stays text, and a method looks the same in every plot of a page."""
+"""Plots as inline SVG: text stays text, and a method looks the same in every plot of a page.
+
+matplotlib is imported by the first plot, so that `llqr --help` does not wait for it.
+"""
 
 import io
 import re
@@ -6,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is left out as too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -59,10 +61,13 @@ class Plot:
     x: str
     y: str
     looks: Mapping[str, Look]
-    _figure: Figure = field(init=False)
-    _axes: Axes = field(init=False)
+    _figure: "Figure" = field(init=False)
+    _axes: "Axes" = field(init=False)
 
     def __post_init__(self) -> None:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
         with mpl.rc_context(SETTINGS):
             self._figure = Figure(figsize=SIZE, layout="constrained")
             self._axes = self._figure.subplots()
@@ -102,6 +107,8 @@ class Plot:
 
     def svg(self) -> str:
         """The SVG element, without XML header and without ids that would clash with those of other plots."""
+        import matplotlib as mpl
+
         file = io.StringIO()
         with mpl.rc_context({**SETTINGS, "svg.hashsalt": self.label}):
             self._figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)

@@ -5,8 +5,8 @@ from typing import Any
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.report.sourced_numbers import duration, single
-from llqr.lab.runs.folder import flatten
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.json_files import flatten
+from llqr.lab.runs.stored import StoredRun
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 
@@ -33,7 +33,7 @@ def every_run(section: Section) -> Part:
     return Part("Runs", tables=[HtmlTable(headings, rows)])
 
 
-def _cells(section: Section, run: LoggedRun) -> list[HtmlCell]:
+def _cells(section: Section, run: StoredRun) -> list[HtmlCell]:
     log, file = section.link(run, "log.jsonl"), section.link(run, "result.json")
     cells = [
         HtmlCell(run.method, link=section.link(run)),
@@ -71,13 +71,14 @@ def configuration(section: Section) -> Part:
     commands = [command for run in section.runs for command in (run.config, *run.config["resumed"])]
     made: dict[str, dict[str, None]] = {}
     for command in commands:
-        for key, value in flatten({kind: command[kind] for kind in ("versions", "machine")}):
+        facts = {kind: command[kind] for kind in ("commit", "dirty", "versions", "machine") if kind in command}
+        for key, value in flatten(facts):
             made.setdefault(key, {})[str(value)] = None
     machines = [HtmlRow([HtmlCell(key), HtmlCell(", ".join(values))]) for key, values in made.items()]
     tables = [HtmlTable(["setting", *settings], differing)] if differing else []
     folded = [
         ("Shared by all methods", HtmlTable(["setting", "value"], shared)),
-        ("Versions and machines", HtmlTable(["", "value"], machines)),
+        ("Source, versions and machines", HtmlTable(["", "value"], machines)),
     ]
     used = list(dict.fromkeys(command["command"] for command in commands))
     return Part("Configuration", [sources("config.json", section.runs)], tables, folded=folded, listings=used)

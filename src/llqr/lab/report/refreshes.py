@@ -7,7 +7,7 @@ from typing import Any
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 MIB = 2**20
 HEADINGS = (
@@ -41,7 +41,7 @@ def refreshes(section: Section) -> Part | None:
     return Part("Refreshes of the metric", [sentence], [HtmlTable(HEADINGS, rows)], [change, spectrum], legend)
 
 
-def _cells(section: Section, method: str, runs: Sequence[LoggedRun]) -> list[HtmlCell]:
+def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[HtmlCell]:
     logs = section.files(runs, "log.jsonl")
     reports = [report for run in runs for report in _reports(run)]
     changes = [change for change in map(_change, reports) if change is not None]
@@ -71,7 +71,7 @@ def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> HtmlCel
     return HtmlCell(f"{value:.4f}", value, f"{named}{source}")
 
 
-def _plot_changes(plot: Plot, method: str, runs: Sequence[LoggedRun]) -> None:
+def _plot_changes(plot: Plot, method: str, runs: Sequence[StoredRun]) -> None:
     """Plot the steps at which every run has a refresh with a finite change."""
     found = [
         {report["step"]: change for report in _reports(run) if (change := _change(report)) is not None} for run in runs
@@ -81,11 +81,11 @@ def _plot_changes(plot: Plot, method: str, runs: Sequence[LoggedRun]) -> None:
         plot.curves(method, steps, [[one[step] for step in steps] for one in found])
 
 
-def _reports(run: LoggedRun) -> list[dict[str, Any]]:
+def _reports(run: StoredRun) -> list[dict[str, Any]]:
     return [report for record in run.records for report in record["refreshes"]]
 
 
-def _seconds(run: LoggedRun, part: str) -> float:
+def _seconds(run: StoredRun, part: str) -> float:
     return float(sum(record["seconds"][part] for record in run.records))
 
 

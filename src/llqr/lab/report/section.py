@@ -1,6 +1,6 @@
 """The runs of one recipe as all parts of the report use them: grouped, linked, with numbers that name their files.
 
-Metric names come from the runs: nothing in the report knows the task or how it is measured.
+Metric names come from the runs: the report does not depend on the task.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 from llqr.lab.report.html_table import HtmlTable
 from llqr.lab.report.plots import Look, Plot, looks
 from llqr.lab.report.sourced_numbers import Sourced
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Section:
         notes: what could not be measured, by the path of the run.
     """
 
-    def __init__(self, name: str, runs: Sequence[LoggedRun], home: Path, notes: dict[Path, str]) -> None:
+    def __init__(self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str]) -> None:
         self.name = name
         self.anchor = anchor(name)
         self.runs = runs
@@ -52,9 +52,9 @@ class Section:
         self.axis = "step" if any(run.counted_in == "step" for run in runs) else "epoch"
         self.title = result_of(self.finished[0])["title"] if self.finished else name
 
-    def by_method(self, runs: Iterable[LoggedRun]) -> list[tuple[str, list[LoggedRun]]]:
+    def by_method(self, runs: Iterable[StoredRun]) -> list[tuple[str, list[StoredRun]]]:
         """The runs of each method, for the methods that have any."""
-        groups: dict[str, list[LoggedRun]] = {}
+        groups: dict[str, list[StoredRun]] = {}
         for run in runs:
             groups.setdefault(run.method, []).append(run)
         return [(method, groups[method]) for method in self.methods if method in groups]
@@ -63,10 +63,10 @@ class Section:
         """One number of the results, for every finished run of a method."""
         return [self.result(run, *keys) for run in self.finished if run.method == method]
 
-    def result(self, run: LoggedRun, *keys: str) -> Sourced:
+    def result(self, run: StoredRun, *keys: str) -> Sourced:
         return Sourced(_at(run.result, keys), self.link(run, "result.json"), ".".join(keys))
 
-    def analyses(self, runs: Iterable[LoggedRun], *keys: str) -> list[Sourced]:
+    def analyses(self, runs: Iterable[StoredRun], *keys: str) -> list[Sourced]:
         """One number of the analyses, for those of these runs that have it."""
         found = [(self.link(run, "analysis.json"), _at(run.analysis, keys)) for run in runs]
         return [Sourced(value, file, ".".join(keys)) for file, value in found if value is not None]
@@ -75,28 +75,28 @@ class Section:
         """The anchor on the page where the runs of a method are listed."""
         return f"runs-{self.anchor}-{anchor(method)}"
 
-    def link(self, run: LoggedRun, file: str = "") -> str:
+    def link(self, run: StoredRun, file: str = "") -> str:
         """The path of a file of a run, relative to the page."""
         return Path(os.path.relpath(run.path / file, self.home)).as_posix()
 
-    def files(self, runs: Iterable[LoggedRun], file: str) -> str:
+    def files(self, runs: Iterable[StoredRun], file: str) -> str:
         """The files of this name, one per line."""
         return "\n".join(self.link(run, file) for run in runs)
 
 
-def result_of(run: LoggedRun) -> dict[str, Any]:
+def result_of(run: StoredRun) -> dict[str, Any]:
     """The result of a finished run."""
     assert run.result is not None
     return run.result
 
 
-def analysis_of(run: LoggedRun) -> dict[str, Any]:
+def analysis_of(run: StoredRun) -> dict[str, Any]:
     """The analysis of a measured run."""
     assert run.analysis is not None
     return run.analysis
 
 
-def sources(file: str, runs: Sequence[LoggedRun]) -> str:
+def sources(file: str, runs: Sequence[StoredRun]) -> str:
     return f"From {file} of {len(runs)} {'run' if len(runs) == 1 else 'runs'}."
 
 

@@ -6,7 +6,7 @@ from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, analysis_of, sources
 from llqr.lab.report.sourced_numbers import mean
-from llqr.lab.runs.logged import LoggedRun
+from llqr.lab.runs.stored import StoredRun
 
 TITLE = "Sharpness of the solutions"
 
@@ -63,7 +63,7 @@ def slices(section: Section) -> Part | None:
     return Part("Slices of the loss surface", [sentence], plots=[along, random], legend=section.looks)
 
 
-def _mean_slice(run: LoggedRun, is_random: bool) -> tuple[list[float], list[float]]:
+def _mean_slice(run: StoredRun, is_random: bool) -> tuple[list[float], list[float]]:
     """Positions and losses of a run's slices of one kind, averaged where there are several."""
     chosen = [line for line in analysis_of(run)["slices"] if line["direction"].startswith("random") is is_random]
     return chosen[0]["positions"], [fmean(at) for at in zip(*(line["losses"] for line in chosen), strict=True)]

@@ -1,4 +1,4 @@
-"""Numbers that know the file they were read from, and the table cells that show them."""
+"""Numbers with the file they were read from, and the table cells that show them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

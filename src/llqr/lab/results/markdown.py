@@ -1,30 +1,31 @@
-"""Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``: made by a command, never typed.
+"""Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``, written by `llqr table --write`.
 
-``<!-- table:NAME ROW ROW -->`` shows some rows of one of the paper's tables only. ``<!-- table:bench/FILE KEY=VALUE``
-``-->`` shows what a command of `llqr bench` left in ``results/bench/FILE.json``, of its rows those with such values.
+``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables. ``<!-- table:bench/FILE KEY=VALUE``
+``-->`` shows the rows with these values of ``results/bench/FILE.json``, which a command of `llqr bench` wrote.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llqr.lab.bench import kept
+from llqr.lab.bench import record_markdown
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results import paper_table as tables
-from llqr.lab.results.measurements import Measurement
-from llqr.lab.results.paper_table import PaperTable
+from llqr.lab.results import build_table
+from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
+from llqr.lab.runs.record import RunRecord
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
 
 
-def regenerate(text: str, measurements: Sequence[Measurement], results: Path) -> str:
-    """The text with every marked block made anew from the measurements and the benchmarks in a folder of results."""
-    pieces, position = [], 0
+def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
+    """The text with every marked block rewritten from these runs and the benchmarks in a folder of results."""
+    pieces: list[str] = []
+    position = 0
     for name, rows, start, end in _blocks(text):
         if name.startswith("bench/"):
-            made = kept.markdown(results / f"{name}.json", rows)
+            made = record_markdown.markdown(results / f"{name}.json", rows)
         else:
-            table = tables.build(name, measurements)
+            table = build_table.build(name, runs)
             unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
             if unknown:
                 raise ConfigurationError(f"table:{name}: there is no row {unknown[0]!r}.")
@@ -44,7 +45,7 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str], int, int]]:
     opened: re.Match[str] | None = None
     for mark in MARK.finditer(text):
         if (mark["end"] is None) == (opened is not None):
-            raise ConfigurationError(f"{mark.group()} at character {mark.start()} has no mark that it belongs to.")
+            raise ConfigurationError(f"{mark.group()} at character {mark.start()} has no matching mark.")
         if opened is not None:
             yield opened["name"], opened["rows"].split(), opened.end(), mark.start()
         opened = None if mark["end"] else mark
@@ -53,15 +54,15 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str], int, int]]:
 
 
 def markdown(table: PaperTable, rows: Sequence[str] = ()) -> str:
-    """The measured cells beside the paper's, and what is missing in words."""
+    """The measured cells beside the paper's, and a sentence on what is missing."""
     chosen = table.of_rows(rows)
     if not chosen.measured:
         return "Nothing is measured yet."
-    headings = ["measured", "n", *(tables.TESTED if chosen.tested else ()), "paper", "n", "difference"]
+    headings = ["measured", "n", *(TESTED if chosen.tested else ()), "paper", "n", "difference"]
     lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
-    lines += [f"| {' | '.join((cell.row, cell.column, *tables.texts(cell, chosen)))} |" for cell in chosen.measured]
+    lines += [f"| {' | '.join((cell.row, cell.column, *texts(cell, chosen)))} |" for cell in chosen.measured]
     lines += ["", f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."]
-    for caveat in tables.footnotes(chosen):
+    for caveat in footnotes(chosen):
         lines += ["", caveat]
     if chosen.missing:
         lines += ["", f"Not measured yet: {chosen.missing_in_words()}."]

@@ -1,7 +1,7 @@
 """The paper's storage table, counted from the layout of the metric: no factor is allocated.
 
-Every number is held in float32. A metric is split evenly over ``shards`` devices while each of them holds the whole
-model, so a device holds ``parameters + scalars / shards`` numbers.
+Every number is held in float32. A metric is split evenly over ``shards`` devices, each of which holds the whole model:
+``parameters + scalars / shards`` numbers per device.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Storage:
-    """One row: what a network and its metric take on each of ``shards`` devices."""
+    """One row: the memory of a network and its metric on each of ``shards`` devices."""
 
     model: str
     structure: str
@@ -64,7 +64,7 @@ def rows() -> list[Storage]:
 
 def as_table(found: list[Storage]) -> Table:
     """The rows for a terminal."""
-    table = Table(title="fp32 storage on each device", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title="fp32 storage per device", box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("model", "structure", "S", "parameters", "scalars of U", "U MiB", "total MiB"):
         table.add_column(heading, justify="left" if heading in ("model", "structure") else "right", no_wrap=True)
     for row in found:

@@ -1,4 +1,4 @@
-"""Methods side by side: results of several seeds gathered into one table."""
+"""Methods side by side: results over several seeds, gathered into one table."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
-"""What is timed of a run that counts in epochs or in steps, and how seconds of that size are written."""
+"""The time shown for a run that counts in epochs or in steps, and its format in seconds."""
 HEADINGS = {"epoch": "s / epoch", "step": "s / step"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One method of one recipe over its seeds. ``seconds`` are those of an epoch, or of a step where runs count so.
+    """One method of one recipe over its seeds. ``seconds`` are those of an epoch, or of a step if the runs count steps.
 
-    ``relative_time`` is beside the first method; ``test`` is measured where the best weights were tested.
+    ``relative_time`` is relative to the first method; ``test_mean`` is there where the best weights were tested.
     """
 
     recipe: str
@@ -68,7 +68,7 @@ def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
 
 
 def as_table(summaries: Sequence[Summary]) -> Table:
-    """The rows of one recipe for a terminal; ± is the sample standard deviation over the seeds."""
+    """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
     first = summaries[0]
     tested = first.test_mean is not None
     table = Table(title=first.recipe, box=SIMPLE)
@@ -81,8 +81,9 @@ def as_table(summaries: Sequence[Summary]) -> Table:
     for heading in (*headings, "n", HEADINGS[first.counted_in], f"time / {first.method}"):
         table.add_column(heading, justify="right")
     for row in summaries:
-        pairs = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
-        pairs += [(row.test_mean, row.test_std)] if tested else []
+        pairs: list[tuple[float, float | None]] = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
+        if row.test_mean is not None:
+            pairs.append((row.test_mean, row.test_std))
         time = TIMES[row.counted_in][1].format(row.seconds)
         table.add_row(row.method, *(_spread(*pair) for pair in pairs), f"{row.n}", time, f"{row.relative_time:.2f}x")
     return table

@@ -1,65 +1,65 @@
-"""What a command would do, without doing it: the resolved configuration, and what the metric would take."""
+"""What a command would do, without doing it: the resolved configuration, and the size of the metric."""
 
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from llqr import Metric
-from llqr.lab.training.method import fallbacks
-from llqr.lab.config.recipe import GeometrySettings, Recipe, Run
-from llqr.lab.runs.folder import Plan, flatten
+from llqr.lab.config.run import Run
+from llqr.lab.config.settings import GeometrySettings
+from llqr.lab.runs.json_files import flatten, plain
+from llqr.lab.runs.planned import PlannedRun
 
 MIB = 2**20
 
 
-def describe(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Plans as plain data: their configuration, and sizes from models that take no memory."""
+def describe(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
+    """Runs as plain data: their configuration, and sizes from models that take no memory."""
     models: dict[str, nn.Module] = {}
-    metrics: dict[tuple[str, str], dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     described = []
-    for plan in plans:
-        name, run = plan.name, plan.run
+    for one in planned:
+        name, run = one.recipe, one.run
         if name not in models:
             with torch.device("meta"):
-                models[name] = plan.recipe.build_model()
-        sizes = {"parameters": sum(parameter.numel() for parameter in models[name].parameters())}
-        sizes["steps"] = steps(plan.recipe, run)
+                models[name] = run.build_model()
+        sizes: dict[str, Any] = {
+            "parameters": sum(parameter.numel() for parameter in models[name].parameters()),
+            "steps": steps(run),
+        }
         if run.geometry is not None:
-            place = name, json.dumps([run.geometry.structure, run.geometry.max_side])
-            if place not in metrics:
-                metrics[place] = _metric(models[name], run.geometry)
-            sizes |= metrics[place]
-        described.append(plan.to_dict() | {"folder": str(plan.folder)} | sizes)
+            key = json.dumps(plain([name, run.geometry.structure, run.to_dict()["geometry"]["runtime"]]))
+            if key not in metrics:
+                metrics[key] = _metric(models[name], run.geometry)
+            sizes |= metrics[key]
+        described.append(plain(one.to_dict()) | {"folder": str(one.path)} | sizes)
     return described
 
 
-def steps(recipe: Recipe, run: Run) -> int | None:
+def steps(run: Run) -> int | None:
     """How many steps a run takes, where that is known without reading its data."""
-    training = run.training
-    if training.steps is not None:
-        return training.steps
-    an_epoch = recipe.domain.steps_an_epoch(run.data.name, training.batch_size, training.last)
-    return None if an_epoch is None else training.total_steps(an_epoch)
+    if run.training.steps is not None:
+        return run.training.steps
+    steps_per_epoch = run.task_type.steps_per_epoch(run)
+    return None if steps_per_epoch is None else run.training.total_steps(steps_per_epoch)
 
 
-def explain(plans: Sequence[Plan]) -> Iterator[str]:
-    """Lines for a reader: for every recipe what all its methods share, and then in what they differ."""
-    for name in dict.fromkeys(plan.name for plan in plans):
-        own = [plan for plan in plans if plan.name == name]
-        seeds = list(dict.fromkeys(plan.seed for plan in own))
-        found = describe([plan for plan in own if plan.seed == seeds[0]])
+def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
+    """The runs in words, recipe by recipe: what all methods share, then how they differ."""
+    for name in dict.fromkeys(one.recipe for one in planned):
+        own = [one for one in planned if one.recipe == name]
+        seeds = list(dict.fromkeys(one.seed for one in own))
+        found = describe([one for one in own if one.seed == seeds[0]])
         settings = [dict(flatten(one["run"])) for one in found]
         shared = {k: v for k, v in settings[0].items() if all(k in other and other[k] == v for other in settings)}
-        yield f"# {name}: {own[0].recipe.title}"
-        length = f"{found[0]['steps']:,} steps" if found[0]["steps"] else f"{own[0].run.training.epochs:,} epochs"
+        run = own[0].run
+        length = f"{found[0]['steps']:,} steps" if found[0]["steps"] else f"{run.training.epochs:,} epochs"
+        yield f"# {name}: {own[0].title}"
         yield f"# {found[0]['parameters']:,} parameters, {length}, seeds {', '.join(map(str, seeds))}"
-        data = own[0].run.data
-        yield from (f"# {remark}" for remark in [own[0].recipe.domain.remark(data.name, Path(data.root))] if remark)
+        yield from (f"# {remark}" for remark in [run.task_type.remark(run)] if remark)
         yield from _lines(shared)
         for one, its_settings in zip(found, settings, strict=True):
             if len(found) > 1:
@@ -71,15 +71,14 @@ def explain(plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def _metric(model: nn.Module, settings: GeometrySettings) -> dict[str, Any]:
-    """What the metric of a model takes, and which blocks are stored otherwise than was asked for."""
-    limit = {} if settings.max_side is None else {"max_side": settings.max_side}
+    """The size of a model's metric, and which blocks are stored differently from what was asked for."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the blocks that fall back, which are told here
-        metric = Metric(model, structure=settings.structure, **limit)
+        warnings.simplefilter("ignore")  # about the blocks that fall back, which are listed here
+        metric = settings.metric(model)
     return {
         "metric_scalars": metric.stored(),
         "metric_bytes": metric.memory()["total"],
-        "metric_fallbacks": fallbacks(metric, settings.structure),
+        "metric_fallbacks": settings.fallbacks(metric),
     }
 
 

@@ -1,64 +1,51 @@
-"""Carry out planned runs one after the other: finished ones are read, begun ones go on, the rest are made."""
+"""Carry out planned runs one after the other: finished ones are read, begun ones are resumed, the rest are made."""
 
 import gc
 from collections.abc import Sequence
 from typing import Any
 
-from llqr.lab import machine, tasks
+from llqr.lab import machine
 from llqr.lab.errors import Stopped
-from llqr.lab.training.progress import Display
-from llqr.lab.config.recipe import Recipe
-from llqr.lab.runs.folder import Plan, RunFolder
-from llqr.lab.training.stop import Stop
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.tasks import Task
+from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training.loop import Execution, Training
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
 
 
-def carry_out(plans: Sequence[Plan], execution: Execution, stop: Stop, display: Display) -> list[dict[str, Any]]:
-    """The results of all plans, in their order; `Stopped` if a signal or the time limit comes first."""
-    for plan in plans:
-        RunFolder(plan.folder).check(plan)
-    loaded = _LoadedOnce(execution)
+def carry_out(
+    planned: Sequence[PlannedRun], execution: Execution, stop: Stop, display: Display
+) -> list[dict[str, Any]]:
+    """The results of all runs, in their order; `Stopped` if a signal or the time limit comes first."""
+    for one in planned:
+        RunFolder(one.path).check(one)
+    tasks = TaskCache(execution.device)
     results = []
-    for plan in plans:
-        folder = RunFolder(plan.folder)
-        result, note = folder.result(), "done before"
+    for one in planned:
+        result, note = RunFolder(one.path).result(), "already done"
         if result is None:
             if stop.requested:
-                raise Stopped(f"Stopped by {stop.reason} before {plan.label}; the same command goes on from here.")
-            result, note = _train(plan, loaded.task(plan.recipe), execution, stop, display), "done"
+                raise Stopped(f"Stopped by {stop.reason} before {one.label}; the same command resumes here.")
+            result, note = _train(one, tasks.load(one.run), execution, stop, display), "done"
         results.append(result)
-        display.end(f"{plan.label}: {note}, best {result['metric']} {result['best']:.2f}, last {result['last']:.2f}")
+        display.end(f"{one.label}: {note}, best {result['metric']} {result['best']:.2f}, last {result['last']:.2f}")
     return results
 
 
-def _train(plan: Plan, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
-    folder = RunFolder(plan.folder)
-    training = Training(plan, task, execution)
-    folder.begin(
-        plan, machine.describe(execution.device) | {"capture": execution.capture, "compile": execution.compile}
-    )
+def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
+    training = Training(planned, task, execution)
+    how = {"capture": execution.capture, "compile": execution.compile}
+    training.folder.begin(planned, machine.describe(execution.device) | how)
     training.resume()
-    if not training.run(stop, display):
+    result = training.run(stop, display)
+    if result is None:
         raise Stopped(
-            f"{plan.label}: stopped by {stop.reason} after {training.optimizer.steps} of {training.total_steps} steps; "
-            "the same command goes on from the checkpoint."
+            f"{planned.label}: stopped by {stop.reason} after {training.optimizer.steps} of {training.total_steps} "
+            "steps; the same command resumes from the checkpoint."
         )
     # A run holds graphs and tensors in reference cycles; the next one needs their memory.
     del training
     gc.collect()
-    return folder.result()
-
-
-class _LoadedOnce:
-    """The task of the latest recipe: its data are read when they are first needed, once for all of its runs."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-        self._recipe: Recipe | None = None
-        self._task: Task | None = None
-
-    def task(self, recipe: Recipe) -> Task:
-        if self._recipe is not recipe:
-            self._recipe, self._task = recipe, tasks.load(recipe, self._execution.device)
-        return self._task
+    return result

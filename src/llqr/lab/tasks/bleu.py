@@ -9,7 +9,7 @@ class Bleu:
 
     Args:
         references: as they were written.
-        lowercase: whether case is left out of account, as it must be where the translations are in small letters.
+        lowercase: ignore case, as is needed where the translations are in lower case.
     """
 
     def __init__(self, references: Sequence[str], lowercase: bool) -> None:
@@ -17,7 +17,7 @@ class Bleu:
 
     def score(self, translations: Sequence[str]) -> float:
         """From 0 to 100."""
-        return self._metric.corpus_score(list(translations), None).score
+        return float(self._metric.corpus_score(list(translations), None).score)
 
     @property
     def signature(self) -> str:

@@ -1,16 +1,20 @@
-"""Telling classes apart: cross-entropy, top-1 accuracy in per cent."""
+"""Image classification: cross-entropy, top-1 accuracy in per cent."""
 
-from typing import Any, Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab import data
-from llqr.lab.config.recipe import Recipe
-from llqr.lab.data import Batches, ResidentData, StreamingData
+from llqr.lab import data, models
+from llqr.lab.data import Batches, ImageData
 from llqr.lab.errors import DataError
 from llqr.lab.tasks.task import Batch, Task
+
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
 
 
 class ClassificationTask(Task):
@@ -20,24 +24,39 @@ class ClassificationTask(Task):
     larger_is_better = True
     unit = "images"
 
-    def __init__(self, source: ResidentData | StreamingData, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, source: ImageData, run: Run, device: torch.device) -> None:
         self.device = device
         self._source = source
-        self._last = recipe.training.last
-        self._smoothing = recipe.task_options.label_smoothing
-        self._format = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
-        self._test = source.test_batches(recipe.training.eval_batch_size, device=device, memory_format=self._format)
+        self._last = run.training.last
+        self._smoothing = run.task_options.label_smoothing
+        self._format = torch.channels_last if run.training.channels_last else torch.contiguous_format
+        self._test = source.test_batches(run.training.eval_batch_size, device=device, memory_format=self._format)
 
     @classmethod
-    def load(cls, recipe: Recipe, device: torch.device) -> Self:
+    def data_options(cls, name: str) -> type:
+        return data.source(name).options
+
+    @classmethod
+    def build_model(cls, run: Run) -> nn.Module:
+        needed = data.source(run.data.name).model_arguments(run.data_options)
+        return models.build(run.model.name, **needed | run.model.options)
+
+    @classmethod
+    def steps_per_epoch(cls, run: Run) -> int:
+        count, batch_size = data.source(run.data.name).train_count, run.training.batch_size
+        return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
+
+    @classmethod
+    def load(cls, run: Run, device: torch.device) -> Self:
         try:
-            source = data.load(recipe.data.name, recipe.data.root, recipe.data_options)
+            source = data.load(run.data.name, run.data.root, run.data_options)
         except (OSError, ValueError, ModuleNotFoundError) as error:
             raise DataError(str(error)) from error
-        return cls(source, recipe, device)
+        return cls(source, run, device)
 
     def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device, memory_format=self._format)
+        # torch's stubs do not know that a memory format may stand without a tensor.
+        return model.to(self.device, memory_format=self._format)  # type: ignore[call-overload, no-any-return]
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return self._source.train_batches(
@@ -45,7 +64,8 @@ class ClassificationTask(Task):
         )
 
     def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return model(inputs)
+        outputs: Tensor = model(inputs)
+        return outputs
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets, label_smoothing=self._smoothing)
@@ -57,7 +77,7 @@ class ClassificationTask(Task):
         count = 0
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for images, labels in self._test:
-            scores: Any = model(images).float()
+            scores = self.forward(model, images).float()
             correct = (scores.argmax(dim=1) == labels).sum()
             sums += torch.stack([correct, F.cross_entropy(scores, labels, reduction="sum")])
             count += len(labels)

@@ -1,35 +1,58 @@
 """Predicting the next token of a text: cross-entropy, perplexity."""
 
+from __future__ import annotations
+
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
+from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import token_stream
 from llqr.lab.text.token_stream import TokenStream
 from llqr.lab.text.windows import WindowBatches
 
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
 
-class LanguageTask(TokenTask):
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of running text: windows of ``context`` tokens."""
+
+    context: int = 256
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(f"context must be at least 1, got {self.context}.")
+
+    def model_arguments(self) -> dict[str, Any]:
+        return {"context": self.context}
+
+
+class LanguageTask(TokenTask[TokenStream]):
     """Windows of a text in, its next tokens out; batches are counted in windows.
 
-    Bits per byte do not depend on the vocabulary, so that other models can be compared with.
+    Bits per byte do not depend on the vocabulary, so that models with other vocabularies can be compared.
     """
+
+    text_options = StreamOptions
+    networks = {"gpt": LanguageModel}
 
     metric = "perplexity"
     larger_is_better = False
     unit = "tokens"
-    samples_measured = 16  # each of them many tokens
+    samples_measured = 16  # each has many tokens
 
-    def __init__(self, text: TokenStream, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(text, recipe, device)
-        self._context = recipe.data_options.context
-        rows = recipe.training.eval_batch_size
+    def __init__(self, text: TokenStream, run: Run, device: torch.device) -> None:
+        super().__init__(text, run, device)
+        self._context = run.data_options.context
+        rows = run.training.eval_batch_size
         self._batches = {
             name: WindowBatches(getattr(text, name), rows, self._context, device=device) for name in ("valid", "test")
         }
@@ -42,7 +65,8 @@ class LanguageTask(TokenTask):
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)
 
     def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        return model(inputs)
+        logits: Tensor = model(inputs)
+        return logits
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         found = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)

@@ -1,35 +1,80 @@
 """What the training loop needs to know of a problem. It knows nothing else: no images, no labels, no tokens."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
+
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
 
 Batch = tuple[Any, Any]
 """Inputs and targets; each a tensor or nested containers of tensors."""
 
 
-class Task(ABC):
-    """A data set on a device, a loss, and metrics of what was learned."""
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of a task whose loss is a cross-entropy."""
 
-    metric: str
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}.")
+
+
+class Task(ABC):
+    """A data set on a device, a loss, and metrics of what was learned.
+
+    The class methods tell what a recipe must know before any data is read.
+    """
+
+    options: ClassVar[type] = TaskOptions
+    """The dataclass that reads ``task.options`` of a recipe."""
+    metric: ClassVar[str]
     """The metric that decides which evaluation was the best."""
-    larger_is_better: bool
-    unit: str
+    larger_is_better: ClassVar[bool]
+    unit: ClassVar[str]
     """What throughput counts."""
     split: ClassVar[Literal["test", "valid"]] = "test"
     """What `evaluate` measures on. With ``valid`` the best weights are kept, and `test` measures those at the end."""
     samples_measured: ClassVar[int] = 512
-    """How many training samples the sharpness of a solution is measured on, unless another number is asked for."""
+    """How many training samples the sharpness of a solution is measured on by default."""
+
+    # -- before any data is read ---------------------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
-    def load(cls, recipe: Recipe, device: torch.device) -> Self:
-        """The task with its data read."""
+    def data_options(cls, name: str) -> type:
+        """The dataclass that reads ``data.options`` for the data set ``name``; a `ValueError` if there is none."""
+
+    @classmethod
+    @abstractmethod
+    def build_model(cls, run: Run) -> nn.Module:
+        """The network of a run, with the sizes that its data set needs."""
+
+    @classmethod
+    def steps_per_epoch(cls, run: Run) -> int | None:
+        """How many steps an epoch has, where that is known without reading the data."""
+        return None
+
+    @classmethod
+    def remark(cls, run: Run) -> str:
+        """What the sizes of a network depend on that is not known yet."""
+        return ""
+
+    # -- with the data -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def load(cls, run: Run, device: torch.device) -> Self:
+        """The task with its data read; a `DataError` if they are missing or damaged."""
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:
@@ -40,11 +85,11 @@ class Task(ABC):
         """An endless source of shuffled training batches; ``seed`` decides everything random in it."""
 
     def inner_batches(self, batch_size: int, seed: int) -> Batches:
-        """The batches that the metric is learned from, all of one shape so that a refresh can be replayed."""
+        """The batches that the metric is learned from, all of one shape so that a refresh can be captured."""
         return self.train_batches(batch_size, seed)
 
     def samples(self, count: int, seed: int) -> tuple[Batch, int]:
-        """One batch of so many training samples, or of all there are; and how many they are."""
+        """One batch of ``count`` training samples, or of all if there are fewer, and its number of samples."""
         count = min(count, self.inner_batches(count, seed).count)
         return next(iter(self.inner_batches(count, seed))), count
 
@@ -57,7 +102,7 @@ class Task(ABC):
         """What the loss is computed from."""
 
     def differentiable_forward(self, model: nn.Module, inputs: Any) -> Any:
-        """The same as `forward` by operations that have all derivatives, which the fast ones may lack."""
+        """The same as `forward` by operations that have all derivatives, which fast kernels may lack."""
         return self.forward(model, inputs)
 
     @abstractmethod
@@ -66,19 +111,19 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
-        """How many units of throughput a batch is; known without asking the device."""
+        """How many units of throughput a batch has; known without asking the device."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metrics of a model in eval mode, on `split`."""
 
     def test(self, model: nn.Module) -> dict[str, float]:
-        """The metrics on the test set, where `evaluate` does not measure there; asked for once in a run."""
+        """The metrics on the test set, where `evaluate` does not measure there; called once per run."""
         raise NotImplementedError(f"{type(self).__name__} evaluates on its test set.")
 
     @property
     def data_key(self) -> str | None:
-        """Changes with the data, where these are made by a command: a run does not go on with other data."""
+        """Changes with the data, where a command prepared them: a run is not resumed with other data."""
         return None
 
     def facts(self) -> dict[str, Any]:

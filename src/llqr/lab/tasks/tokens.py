@@ -1,21 +1,31 @@
-"""What tasks over token sequences share: the loss of a token, how well tokens are predicted, and two splits."""
+"""What tasks over token sequences share: prepared text, the loss per token, how well tokens are predicted."""
 
+from __future__ import annotations
+
+import json
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.tasks.task import Batch, Task
+from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.token_stream import TokenStream
+
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
+
+ASSUMED_VOCABULARY = 10_000
+"""Tokens that sizes are worked out with before a text is prepared."""
+Text = TypeVar("Text", bound=ParallelText | TokenStream)
 
 
 class TokenCrossEntropy:
@@ -38,26 +48,52 @@ class TokenCrossEntropy:
         )
 
 
-class TokenTask(Task):
-    """A task on prepared text: chosen on its validation split, measured at the end on its test split."""
+class TokenTask(Task, Generic[Text]):
+    """A task on text that `llqr data` prepared: the best weights are chosen on its validation split."""
 
     split = "valid"
+    text_options: ClassVar[type]
+    """The dataclass that reads ``data.options``, whatever the name of the text."""
+    networks: ClassVar[dict[str, Callable[..., nn.Module]]]
 
-    def __init__(self, text: Any, recipe: Recipe, device: torch.device) -> None:
-        self.text: ParallelText | TokenStream = text
+    def __init__(self, text: Text, run: Run, device: torch.device) -> None:
+        self.text = text
         self.device = device
-        self._loss = TokenCrossEntropy(text.vocabulary.pad, recipe.task_options.label_smoothing)
+        self._loss = TokenCrossEntropy(text.vocabulary.pad, run.task_options.label_smoothing)
 
     @classmethod
-    def load(cls, recipe: Recipe, device: torch.device) -> Self:
+    def data_options(cls, name: str) -> type:
+        if not prepared_folder.NAME.fullmatch(name):
+            raise ValueError(f"data must be the name of a prepared text, got {name!r}.")
+        return cls.text_options
+
+    @classmethod
+    def build_model(cls, run: Run) -> nn.Module:
+        name = run.model.name
+        if name not in cls.networks:
+            raise ValueError(f"model must be one of {', '.join(cls.networks)}, got {name!r}.")
+        sizes = run.data_options.model_arguments() | {"vocabulary": _vocabulary(run.data_path) or ASSUMED_VOCABULARY}
         try:
-            return cls(cls.read(Path(recipe.data.root) / recipe.data.name), recipe, device)
+            return cls.networks[name](**sizes | run.model.options)
+        except TypeError as error:  # an option that this network does not have
+            raise TypeError(f"Model {name!r}: {error}.") from error
+
+    @classmethod
+    def remark(cls, run: Run) -> str:
+        if _vocabulary(run.data_path) is not None:
+            return ""
+        return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
+
+    @classmethod
+    def load(cls, run: Run, device: torch.device) -> Self:
+        try:
+            return cls(cls.read(run.data_path), run, device)
         except (OSError, ValueError, ModuleNotFoundError) as error:
             raise DataError(str(error)) from error
 
     @classmethod
     @abstractmethod
-    def read(cls, root: Path) -> ParallelText | TokenStream:
+    def read(cls, root: Path) -> Text:
         """The text that was prepared at ``root``."""
 
     @property
@@ -75,7 +111,8 @@ class TokenTask(Task):
         return differentiable_forward(model, inputs)
 
     def size(self, batch: Batch) -> int:
-        return batch[1].numel()
+        count: int = batch[1].numel()
+        return count
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self.measure(model, "valid")
@@ -91,7 +128,7 @@ class TokenTask(Task):
 def token_metrics(
     model: nn.Module, forward: Any, batches: Iterable[Batch], ignore_index: int, device: torch.device
 ) -> dict[str, float]:
-    """With the true tokens before it given, how often a token is not the likeliest one, in %, and its perplexity."""
+    """Given the true tokens before it: how often the most likely token is wrong, in %, and the perplexity."""
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for inputs, targets in batches:
         logits = forward(model, inputs).float()
@@ -101,6 +138,16 @@ def token_metrics(
         sums += torch.stack([wrong.sum(), loss, real.sum()])
     wrong, loss, count = sums.tolist()
     return {"token_error": 100 * wrong / count, "perplexity": perplexity(loss / count), "loss": loss / count}
+
+
+def _vocabulary(root: Path) -> int | None:
+    """The size of the vocabulary of the text that was prepared there, if there is one."""
+    try:
+        manifest = json.loads((prepared_folder.find(root) / prepared_folder.MANIFEST).read_text())
+        size: int = manifest["vocabulary"]["size"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return size
 
 
 def perplexity(loss: float) -> float:

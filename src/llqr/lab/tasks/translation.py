@@ -1,50 +1,93 @@
 """Translating sentences: label-smoothed cross-entropy of tokens, BLEU of what a beam search finds."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from llqr.lab.config.domains import Translation
-from llqr.lab.config.recipe import Recipe
 from llqr.lab.data import Batches
 from llqr.lab.models.decoding import beam_search
+from llqr.lab.models.decoding.beam import Decoder
+from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.bleu import Bleu
-from llqr.lab.tasks.task import Batch
+from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import parallel_text
-from llqr.lab.text.pair_batches import DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.pair_batches import SHAPES, DecodingBatches, SentenceBatches, TokenBatches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
 
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
 
-class TranslationTask(TokenTask):
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options of parallel text: the most ``shapes`` that batches come in."""
+
+    shapes: int = SHAPES
+
+    def __post_init__(self) -> None:
+        if self.shapes < 1:
+            raise ValueError(f"shapes must be at least 1, got {self.shapes}.")
+
+    def model_arguments(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class TranslationOptions(TaskOptions):
+    """Options of translation: the beam search whose output BLEU is measured on.
+
+    ``max_length`` is ``(a, b)``: a source of ``S`` tokens is translated into at most ``a S + b``.
+    """
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    max_length: tuple[float, float] = (1.2, 10.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beam < 1:
+            raise ValueError(f"beam must be at least 1, got {self.beam}.")
+        if not all(part >= 0 for part in self.max_length):
+            raise ValueError(f"max_length must be two numbers, neither negative, got {list(self.max_length)}.")
+
+
+class TranslationTask(TokenTask[ParallelText]):
     """Source sentences in, translations out.
 
     Training batches are counted in tokens and the inner batches of the metric in sentences. BLEU is measured on
-    detokenised text against the references as they were written; in small letters where the text was prepared so.
+    detokenised text against the references as they were written; in lower case where the text was prepared so.
     """
+
+    options = TranslationOptions
+    text_options = PairOptions
+    networks = {"transformer": TranslationTransformer}
 
     metric = "BLEU"
     larger_is_better = True
     unit = "padded tokens"
-    samples_measured = 64  # each of them many tokens
+    samples_measured = 64  # each has many tokens
 
-    def __init__(self, text: ParallelText, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(text, recipe, device)
-        self._translator = Translator(text, recipe.task_options, recipe.training.eval_batch_size, device)
-        self._shapes = recipe.data_options.shapes
+    def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
+        super().__init__(text, run, device)
+        largest = run.training.eval_batch_size
+        self._translator = Translator(text, run.task_options, largest, device)
+        self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
         self._bleu = {name: Bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
-        largest = recipe.training.eval_batch_size
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
     def read(cls, root: Path) -> ParallelText:
         text = parallel_text.load(root)
-        text.detokenise([])  # what BLEU needs should be missed now and not after hours
+        text.detokenise([])  # if what BLEU needs is missing, fail now and not after hours
         return text
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
@@ -54,14 +97,16 @@ class TranslationTask(TokenTask):
         return SentenceBatches(self.text.train, batch_size, seed=seed, device=self.device)
 
     def samples_in(self, batch_size: int, like: Batch) -> int:
-        return max(1, batch_size // max(like[0][0].shape[1], like[1].shape[1]))
+        longest: int = max(like[0][0].shape[1], like[1].shape[1])
+        return max(1, batch_size // longest)
 
     def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        return model(*inputs)
+        logits: Tensor = model(*inputs)
+        return logits
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
-        translations = self._translator.translate(model, getattr(self.text, name).source)
+        translations = self._translator.translate(cast(Decoder, model), getattr(self.text, name).source)
         return {"BLEU": self._bleu[name].score(translations)} | tokens
 
     def facts(self) -> dict[str, Any]:
@@ -82,16 +127,16 @@ class Translator:
 
     Args:
         text: the prepared text whose vocabulary a model knows.
-        options: of the search.
+        options: those of the search.
         max_tokens: the most source tokens, padding included, that are translated at once.
         device: where the model is.
     """
 
-    def __init__(self, text: ParallelText, options: Translation, max_tokens: int, device: torch.device) -> None:
+    def __init__(self, text: ParallelText, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
         self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
 
     @torch.no_grad()
-    def translate(self, model: nn.Module, source: Sentences) -> list[str]:
+    def translate(self, model: Decoder, source: Sentences) -> list[str]:
         """The best translation of every sentence, as text; nothing for a sentence without tokens."""
         vocabulary, options = self._text.vocabulary, self._options
         found: list[Sequence[int]] = [()] * len(source)

@@ -81,7 +81,7 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
     if None in found["train"]:
         raise FileNotFoundError(
             f"No corpus was found in {source.absolute()}: expected train.{languages[0]} and train.{languages[1]} "
-            f"(plain, .xz or .gz; valid.* and test.* beside them), or IWSLT14 as {iwslt.EXPECTED}."
+            f"(plain, .xz or .gz; and optionally valid.* and test.*), or IWSLT14 as {iwslt.EXPECTED}."
         )
     pairs: dict[str, tuple[Path, Path]] = {}
     for name, (first, second) in found.items():
@@ -89,7 +89,7 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
             pairs[name] = first, second
         elif first is not None or second is not None:
             there, missing = languages if second is None else languages[::-1]
-            raise FileNotFoundError(f"{source / name}.{missing} is missing beside {name}.{there}.")
+            raise FileNotFoundError(f"{source / name}.{missing} is missing, although {name}.{there} is there.")
     return from_files(pairs, languages)
 
 

@@ -13,18 +13,15 @@ from typing import Any
 from llqr.lab.text import moses, prepared_folder
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import SPLITS
+from llqr.lab.text.prepared_text import SUBWORDS, PreparedText
 from llqr.lab.text.sentences import SentencePairs, Sentences
 from llqr.lab.text.subwords import Subwords
-from llqr.lab.text.vocabulary import Vocabulary
-
-__all__ = ["KIND", "ParallelText", "SentencePairs", "Sentences", "Vocabulary", "load"]
 
 KIND = "parallel text"
-SUBWORDS = "subwords.json"
 
 
-@dataclass(frozen=True)
-class ParallelText:
+@dataclass(frozen=True, kw_only=True)
+class ParallelText(PreparedText):
     """A prepared parallel corpus.
 
     Attributes:
@@ -32,25 +29,15 @@ class ParallelText:
         valid: pairs for choosing a model, with references.
         test: pairs for measuring it, with references.
         languages: of the source and of the target.
-        settings: how it was prepared. With ``settings["lowercase"]`` the target is lower case and the references are
-            not, so that BLEU must be measured case-insensitively.
-        counts: for each split the pairs read, dropped for each reason, and kept.
-        key: a digest of everything that could change a token.
+
+    With ``settings["lowercase"]`` the target is lower case and the references are not, so that BLEU must be measured
+    case-insensitively. Both languages share the vocabulary.
     """
 
     train: SentencePairs
     valid: SentencePairs
     test: SentencePairs
-    subwords: Subwords
     languages: tuple[str, str]
-    settings: Mapping[str, Any]
-    counts: Mapping[str, Mapping[str, int]]
-    key: str
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Shared by both languages."""
-        return self.subwords.vocabulary
 
     def encode(self, sentences: Sequence[str]) -> Sentences:
         """The tokens of raw sentences in the source language; an empty sentence has none."""

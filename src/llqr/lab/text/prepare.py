@@ -9,7 +9,8 @@ from typing import Any
 from llqr.lab.text import moses, prepared_folder, subwords
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import RawCorpus
-from llqr.lab.text.parallel_text import KIND, SUBWORDS
+from llqr.lab.text.parallel_text import KIND
+from llqr.lab.text.prepared_text import SUBWORDS
 from llqr.lab.text.sentences import Sentences
 from llqr.lab.text.splits import make_splits
 from llqr.lab.text.stages import Stages

@@ -8,7 +8,7 @@ reproduces the file. The last lines are held out for validation and test.
 >>> text.vocabulary.size, len(text.train), text.decode(text.valid[:20].tolist())
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from llqr.lab.text import lines, prepared_folder, subwords
 from llqr.lab.text.corpus import SPLITS
-from llqr.lab.text.parallel_text import SUBWORDS
+from llqr.lab.text.prepared_text import SUBWORDS, PreparedText
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.subwords import Subwords
-from llqr.lab.text.vocabulary import Vocabulary
 
 KIND = "a stream of text"
 
@@ -46,28 +45,19 @@ class StreamSettings:
             raise ValueError(f"held_out must lie between 0 and 0.5, got {self.held_out}.")
 
 
-@dataclass(frozen=True)
-class TokenStream:
+@dataclass(frozen=True, kw_only=True)
+class TokenStream(PreparedText):
     """A prepared text file.
 
     Attributes:
         train, valid, test: int32, the tokens of each split.
-        counts: for each split the lines read, those dropped because they are not UTF-8, and the lines, bytes and tokens
-            kept. Bytes and tokens turn a perplexity into bits per byte, which is comparable across vocabularies.
-        key: a digest of everything that could change a token.
+
+    The ``counts`` include bytes and tokens, which turn a perplexity into bits per byte, comparable across vocabularies.
     """
 
     train: Tensor
     valid: Tensor
     test: Tensor
-    subwords: Subwords
-    settings: Mapping[str, Any]
-    counts: Mapping[str, Mapping[str, int]]
-    key: str
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.subwords.vocabulary
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, for example of a prompt."""

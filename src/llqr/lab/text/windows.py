@@ -49,8 +49,8 @@ class WindowBatches(Batches):
         super().__init__(count, rows, shuffle=shuffle, generator=generator, last="fill" if shuffle else "keep")
         self.context, self.device = context, torch.device(device)
         self._length = len(tokens)
-        behind = torch.full((context + 1,), PAD, dtype=torch.int32)
-        self._tokens = torch.cat([tokens.to(torch.int32), behind]).to(self.device)
+        padding = torch.full((context + 1,), PAD, dtype=torch.int32)
+        self._tokens = torch.cat([tokens.to(torch.int32), padding]).to(self.device)
         self._columns = torch.arange(context + 1, device=self.device)
         self._offset = 0
 
@@ -59,8 +59,9 @@ class WindowBatches(Batches):
 
     def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         starts = self._offset + order * self.context
+        # Missing windows start behind the tokens, where there is only padding.
         missing = self.steps * self.batch_size - len(starts)
-        starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)  # behind it is padding
+        starts = torch.cat([starts, starts.new_full((missing,), self._length)]).to(self.device)
         for step in range(first, self.steps):
             part = starts[step * self.batch_size : (step + 1) * self.batch_size]
             windows = self._tokens[part[:, None] + self._columns].long()

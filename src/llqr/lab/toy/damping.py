@@ -1,4 +1,4 @@
-"""The noise-damping proposition: simulated variance and motion of a noisy mode beside their closed forms."""
+"""The noise-damping proposition: simulated variance and motion of a noisy mode against their closed forms."""
 
 from collections.abc import Mapping
 from typing import Any

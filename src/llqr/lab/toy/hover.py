@@ -1,4 +1,4 @@
-"""Hovering: two-cycle amplitudes measured by the optimizers, beside their closed forms."""
+"""Hovering: two-cycle amplitudes measured with the optimizers, against their closed forms."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

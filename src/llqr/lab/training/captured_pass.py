@@ -1,9 +1,9 @@
-"""The forward and backward pass of a step as a closure, on request recorded as CUDA graphs and then replayed.
+"""The forward and backward pass of a step as a closure, optionally captured as CUDA graphs.
 
-A recorded pass reads its batch from buffers that never move and leaves loss and gradients in memory that never moves;
-between replays the optimizer may change weights, gradients and normalisation statistics in place, as `llqr.Optimizer`
-does. There is one recording for each shape of batch, up to a number: images have one or two shapes, sentences a few
-dozen. A shape beyond that number runs unrecorded.
+A captured pass reads its batch from fixed buffers and leaves loss and gradients at fixed addresses; between replays the
+optimizer may change weights, gradients and normalisation statistics in place, as `llqr.Optimizer` does. There is one
+graph per shape of batch, up to a limit: images have one or two shapes, sentences a few dozen. Batches of further shapes
+run uncaptured.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from llqr.lab.training.precision import Precision
 from llqr.step.snapshot import Snapshot
 
 WARM_UP = 3
-"""Passes before recording, in which libraries choose their kernels and allocate workspaces."""
+"""Passes before capture, in which libraries choose their kernels and allocate workspaces."""
 MOST_SHAPES = 64
-"""Recordings that are kept. Each holds its kernels, some MiB, and its batch; activations they have in common."""
+"""Graphs that are kept. Each holds its kernels, some MiB, and its batch; they share the memory of activations."""
 
 Compute = Callable[[], Tensor]
-Record = Callable[[Compute], Compute]
-"""Turns a pass over fixed buffers into something that repeats it."""
+Capture = Callable[[Compute], Compute]
+"""Turns a pass over fixed buffers into a function that replays it."""
 
 
 class Pass:
@@ -42,6 +42,8 @@ class Pass:
         self._batch = batch
 
     def __call__(self) -> Tensor:
+        if self._batch is None:
+            raise RuntimeError("load() must be given a batch before a pass can run.")
         return self._compute(self._batch)
 
     def _compute(self, batch: Batch) -> Tensor:
@@ -52,12 +54,12 @@ class Pass:
         return loss.detach()
 
 
-class RecordedPass(Pass):
-    """A `Pass` that is recorded at the first batch of every shape and replayed for the others.
+class CapturedPass(Pass):
+    """A `Pass` that is captured at the first batch of every shape and replayed for the others.
 
     Args:
-        record: makes the recordings; CUDA graphs in one pool of memory by default.
-        most: how many shapes are recorded; batches of further shapes run unrecorded.
+        capture: makes the graphs; by default CUDA graphs that share one memory pool.
+        most: how many shapes are captured; batches of further shapes run uncaptured.
     """
 
     def __init__(
@@ -65,39 +67,39 @@ class RecordedPass(Pass):
         task: Task,
         model: nn.Module,
         precision: Precision,
-        record: Record | None = None,
+        capture: Capture | None = None,
         most: int = MOST_SHAPES,
     ) -> None:
         super().__init__(task, model, precision)
-        self._record = record or CudaGraphs(model)
+        self._capture = capture or CudaGraphs(model)
         self._most = most
-        self._recordings: dict[Any, tuple[list[Tensor], Compute]] = {}
+        self._graphs: dict[Any, tuple[list[Tensor], Compute]] = {}
         self._replay: Compute | None = None
 
     def load(self, batch: Batch) -> None:
         self._batch = batch
         leaves, structure = pytree.tree_flatten(batch)
         shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        if shapes not in self._recordings and len(self._recordings) < self._most:
+        if shapes not in self._graphs and len(self._graphs) < self._most:
             fixed = [leaf.clone() for leaf in leaves]
             held = pytree.tree_unflatten(fixed, structure)
-            self._recordings[shapes] = fixed, self._record(lambda: self._compute(held))
+            self._graphs[shapes] = fixed, self._capture(lambda: self._compute(held))
         self._replay = None
-        if shapes in self._recordings:
-            fixed, self._replay = self._recordings[shapes]
-            # Once a step: both passes of a sharpness-aware step read the same buffers.
+        if shapes in self._graphs:
+            fixed, self._replay = self._graphs[shapes]
+            # Once per step: both passes of a sharpness-aware step read the same buffers.
             torch._foreach_copy_(fixed, leaves)
 
     def __call__(self) -> Tensor:
-        return self._compute(self._batch) if self._replay is None else self._replay()
+        return super().__call__() if self._replay is None else self._replay()
 
 
 class CudaGraphs:
-    """Records forward and backward passes of ``model`` over fixed buffers as CUDA graphs that share their memory.
+    """Captures forward and backward passes of ``model`` over fixed buffers as CUDA graphs that share their memory.
 
-    No two of them run at the same time and none is read after another one ran, apart from its loss, so that the
-    activations of all may lie in the same place. All write the same gradients: those of the first recording, which
-    later ones copy theirs to. A replay overwrites gradients, it does not add to them.
+    No two of them run at the same time, and nothing but the loss is read after another one ran, so that all of them may
+    keep their activations in the same memory. All write the same gradients: those of the first graph, to which later
+    graphs copy theirs. A replay overwrites gradients, it does not add to them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -108,8 +110,8 @@ class CudaGraphs:
         self._gradients: dict[nn.Parameter, Tensor] = {}
 
     def __call__(self, compute: Compute) -> Compute:
-        """Record ``compute``; weights, buffers, gradients' places and random states of the model stay as they were."""
-        # Of all recordings the same, because autograd's accumulation nodes remember the stream they were made on.
+        """Capture ``compute``; weights, buffers, gradient addresses and random states stay as they were."""
+        # The same stream for all graphs, because autograd's accumulation nodes remember the one they were made on.
         self._stream = self._stream or torch.cuda.Stream(self._device)
         buffers = Snapshot()
         buffers.take(list(self._model.buffers()))
@@ -118,7 +120,7 @@ class CudaGraphs:
                 for _ in range(WARM_UP):
                     self._drop_gradients()
                     compute()
-            # Without gradients to add to, the recorded backward pass allocates them in the pool and writes them.
+            # Without gradients to add to, the captured backward pass allocates them in the pool and writes them.
             self._drop_gradients()
             with capturing(self._pool, self._stream) as graph:
                 loss = compute()
@@ -137,11 +139,13 @@ class CudaGraphs:
             parameter.grad = None
 
     def _hand_over_gradients(self) -> None:
-        """Leave the gradients where those of the first recording lie."""
+        """Leave the gradients where those of the first graph are."""
         made = {parameter: parameter.grad for parameter in self._model.parameters() if parameter.grad is not None}
         self._gradients = self._gradients or made
         if made.keys() != self._gradients.keys():
-            raise RuntimeError("A batch gives gradients to other parameters than the first one did; use --no-capture.")
+            raise RuntimeError(
+                "A batch gives gradients to other parameters than the first batch did; use --no-capture."
+            )
         if made is not self._gradients:
             torch._foreach_copy_(list(self._gradients.values()), list(made.values()))
             for parameter, gradient in self._gradients.items():

@@ -12,7 +12,7 @@ from llqr.lab.errors import DataError
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Replace ``path`` in one step: whoever reads it, and whenever the power fails, finds the old or the new one."""
+    """Replace ``path`` atomically: after a crash at any time, the file is the old or the new one."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         torch.save(dict(state), file)
@@ -22,16 +22,17 @@ def save(state: Mapping[str, Any], path: Path) -> None:
 
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """The state that was saved; tensors come to ``device``."""
+    """The state that was saved; tensors are put on ``device``."""
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         first_line = str(error).partition("\n")[0]
         raise DataError(f"{path} is not a readable checkpoint ({first_line}); delete it to start over.") from error
+    return state
 
 
-def copied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a state as they are now, in the memory of the host."""
+def to_host(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy of the tensors of a state in host memory."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 

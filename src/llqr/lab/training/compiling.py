@@ -1,21 +1,24 @@
-"""`torch.compile` for networks: block by block where equal blocks repeat, so that one is compiled and not all."""
+"""`torch.compile` for networks: block by block where equal blocks repeat, so that only one of them is compiled."""
 
 import torch
 from torch import nn
 
 ENOUGH = 4
-"""So many equal blocks in a row make it worth while to give up fusion across their borders."""
+"""From this many equal blocks on, faster compilation is worth more than fusion across block boundaries."""
 
 
 def compile_network(model: nn.Module) -> nn.Module:
     """A compiled form of ``model`` that shares its parameters.
 
-    Blocks are compiled in place: their names stay, and ``model`` itself is returned.
+    Repeated blocks are compiled in place, which keeps their names, and ``model`` itself is returned.
     """
     blocks = repeated_blocks(model)
     for block in blocks:
         block.compile()
-    return model if blocks else torch.compile(model)
+    if blocks:
+        return model
+    compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]  # a module, which the stubs do not say
+    return compiled
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -25,10 +28,10 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         if not isinstance(container, nn.Sequential | nn.ModuleList) or len(container) < ENOUGH:
             continue
         composed = next(container[0].children(), None) is not None
-        if composed and len({_signature(block) for block in container}) == 1:
+        if composed and len({_class_and_shapes(block) for block in container}) == 1:
             found += list(container)
     return found
 
 
-def _signature(block: nn.Module) -> tuple[object, ...]:
+def _class_and_shapes(block: nn.Module) -> tuple[object, ...]:
     return type(block), tuple((name, p.shape) for name, p in block.named_parameters())

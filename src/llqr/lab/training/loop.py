@@ -1,9 +1,9 @@
 """The training loop: one for all methods and all tasks.
 
-A run is a sequence of stretches, each of them ended by an evaluation and a record in the log: epochs, unless the recipe
-asks for evaluations by steps. Nothing in a step waits for the device: losses are summed where they are made and read
-once a stretch. Everything that decides how a run goes on is in `Training.state_dict`, at any step of an epoch, so that
-a run that was stopped and resumed ends where an uninterrupted one ends; on the CPU, bit by bit.
+A run is a sequence of intervals, each ended by an evaluation and a record in the log: epochs, unless the recipe asks
+for evaluations by steps. Nothing in a step waits for the device: losses are summed where they are computed and read
+once per interval. `Training.state_dict` holds everything that decides how a run continues, at any step of an epoch, so
+that a run that was stopped and resumed ends where an uninterrupted one ends; on the CPU, bit-exactly.
 """
 
 import math
@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from llqr import RefreshError
+from llqr import Geometry, Refresh, RefreshError
 from llqr.lab.analysis import spectrum
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
-from llqr.lab.runs.folder import Plan, RunFolder
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint
-from llqr.lab.training.captured_pass import Pass, RecordedPass
+from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
-from llqr.lab.training.method import ObservedGeometry, fallbacks, lr_factor, optimizer_for
 from llqr.lab.training.precision import Precision
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
@@ -48,33 +48,37 @@ class Execution:
 class Training:
     """A run in progress."""
 
-    def __init__(self, plan: Plan, task: Task, execution: Execution) -> None:
-        self.plan, self.task, self.execution = plan, task, execution
-        run, device = plan.run, execution.device
-        model_seed, order_seed, inner_seed = independent_seeds(plan.seed, 3)
-        self.folder = RunFolder(plan.folder)
+    def __init__(self, planned: PlannedRun, task: Task, execution: Execution) -> None:
+        self.planned, self.task, self.execution = planned, task, execution
+        run, device = planned.run, execution.device
+        model_seed, order_seed, inner_seed = independent_seeds(planned.seed, 3)
+        self.folder = RunFolder(planned.path)
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
-        self.model = task.place(plan.recipe.build_model()).train()
-        how = {"capture": execution.capture, "compile": execution.compile}
-        self.optimizer = optimizer_for(run, self.model, task, **how)
+        self.model = task.place(run.build_model()).train()
+        self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
+        self.optimizer = run.build_optimizer(
+            self.model, task, capture=execution.capture, compile=execution.compile, on_refresh=self._reports.append
+        )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
-        # A loader of its own: the size of an inner batch is free, and all methods see the same training batches.
+        # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
         self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
         self.total_steps = run.training.total_steps(len(self.batches))
-        self.scheduler = LambdaLR(self.optimizer, lambda step: lr_factor(run.schedule, step, self.total_steps))
-        passing = compile_network(self.model) if execution.compile else self.model
-        self.closure = (RecordedPass if execution.capture else Pass)(task, passing, self.precision)
-        self.current = Stretch(device)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
+        forward_model = compile_network(self.model) if execution.compile else self.model
+        self.closure = (CapturedPass if execution.capture else Pass)(task, forward_model, self.precision)
+        self.current = Interval(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
         self.board: Board | None = None
 
     @property
-    def geometry(self) -> ObservedGeometry | None:
-        return self.optimizer.geometry
+    def geometry(self) -> Geometry | None:
+        geometry = self.optimizer.geometry
+        assert geometry is None or isinstance(geometry, Geometry)
+        return geometry
 
     @property
     def epochs(self) -> float:
@@ -88,45 +92,44 @@ class Training:
 
     @property
     def next_evaluation(self) -> int:
-        """The step after which the stretch under way ends."""
-        between = self.plan.run.training.evaluate_every or len(self.batches)
+        """The step at which the current interval ends."""
+        between = self.planned.run.training.evaluate_every or len(self.batches)
         return min(self.total_steps, self.current.first + between)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    def run(self, stop: Stop, display: Display) -> bool:
-        """Go on until the end or until asked to stop, with a checkpoint left either way; whether it is the end."""
+    def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
+        """Train until the end or until asked to stop, and leave a checkpoint; the result if this is the end."""
         self.board = Board(self.folder.path, self.optimizer.steps) if self.execution.tensorboard else None
         saved = time.monotonic()
-        display.begin(self.plan.label, self.total_steps, self.optimizer.steps)
+        display.begin(self.planned.label, self.total_steps, self.optimizer.steps)
         while not self.finished:
             if not self._train(stop, display):
                 self.save()
-                return False
-            self._close_stretch(display)
+                return None
+            self._close_interval(display)
             minutes = (time.monotonic() - saved) / 60
             if self.finished or stop.requested or minutes >= self.execution.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
             if stop.requested and not self.finished:
-                return False
+                return None
         if self.board is not None:
             self.board.close()
         if self.best is not None:
             checkpoint.save(self.best, self.folder.best)
-        self.folder.finish(self.result())
-        return True
+        return self.folder.finish(self.result())
 
     def _train(self, stop: Stop, display: Display) -> bool:
-        """The rest of the current stretch; False if it was asked to stop before its end."""
+        """The rest of the current interval; False if it was asked to stop before its end."""
         started = time.perf_counter()
         current, end = self.current, self.next_evaluation
         while self.optimizer.steps < end and not self._train_in_epoch(end, stop, display):
             pass
         current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
         current.seconds += time.perf_counter() - started
-        if self.geometry is not None:
-            current.refreshes += [asdict(report) for report in self.geometry.collect()]
+        current.refreshes += [asdict(report) for report in self._reports]
+        self._reports.clear()
         return self.optimizer.steps == end
 
     def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
@@ -137,7 +140,7 @@ class Training:
             try:
                 self.current.loss += self.optimizer.step(self.closure, batch=inner)
             except RefreshError as error:
-                raise Diverged(f"{self.plan.label}: {error}.") from error
+                raise Diverged(f"{self.planned.label}: {error}.") from error
             self.scheduler.step()
             self.current.count += self.task.size(batch)
             display.advance(self.optimizer.steps)
@@ -147,16 +150,16 @@ class Training:
                 return True
         return False
 
-    def _close_stretch(self, display: Display) -> None:
-        """Evaluate, and write down what happened since the last time."""
+    def _close_interval(self, display: Display) -> None:
+        """Evaluate, and log what happened since the last evaluation."""
         current = self.current
         if not math.isfinite(current.mean_loss):
-            raise Diverged(f"{self.plan.label}: the training loss of {self._position} is {current.mean_loss}.")
+            raise Diverged(f"{self.planned.label}: the training loss of {self._position} is {current.mean_loss}.")
         started = time.perf_counter()
         found = self.evaluate()
         if not math.isfinite(found[self.task.metric]):
             what = f"the {self.task.split} {self.task.metric} of {self._position} is {found[self.task.metric]}"
-            raise Diverged(f"{self.plan.label}: {what}.")
+            raise Diverged(f"{self.planned.label}: {what}.")
         record = {
             "epoch": self.epochs,
             "step": self.optimizer.steps,
@@ -172,10 +175,10 @@ class Training:
             "refreshes": current.refreshes,
             "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
         }
-        self.current = Stretch(self.execution.device, self.optimizer.steps)
+        self.current = Interval(self.execution.device, self.optimizer.steps)
         self.folder.log.append(record)
         if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
-            weights = checkpoint.copied(self.model.state_dict())
+            weights = checkpoint.to_host(self.model.state_dict())
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
             self.board.write(record)
@@ -183,7 +186,7 @@ class Training:
 
     @property
     def _position(self) -> str:
-        """Where the run stands, in words."""
+        """The progress of the run, in words."""
         return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
 
     def _best_record(self) -> dict[str, Any]:
@@ -199,9 +202,10 @@ class Training:
         return self._measure(self.task.evaluate)
 
     def test(self) -> tuple[dict[str, float], float]:
-        """The test metrics of the best weights, and the seconds it took; the current ones are put back."""
+        """The test metrics of the best weights, and the seconds it took; the current ones are restored."""
+        assert self.best is not None
         started = time.perf_counter()
-        current = checkpoint.copied(self.model.state_dict())
+        current = checkpoint.to_host(self.model.state_dict())
         self.model.load_state_dict(self.best["model"])
         try:
             return self._measure(self.task.test), time.perf_counter() - started
@@ -217,26 +221,28 @@ class Training:
             self.model.train()
 
     def learning_rate(self, step: int) -> float:
-        """Of the base optimizer, at a step of the whole run."""
-        return self.plan.run.base.lr * lr_factor(self.plan.run.schedule, step, self.total_steps)
+        """That of the base optimizer, at a step of the whole run."""
+        run = self.planned.run
+        return run.base.lr * run.schedule.factor(step, self.total_steps)
 
     # -- what is left behind -------------------------------------------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
         """The summary of a finished run."""
-        run, task, records = self.plan.run, self.task, self.folder.log.records
-        best, geometry = self._best_record(), self.geometry
+        run, task, records = self.planned.run, self.task, self.folder.log.records
+        best = self._best_record()
         refreshes = [report for record in records for report in record["refreshes"]]
         seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
-        step_seconds = seconds_a_step(records)
-        result = {
-            "recipe": self.plan.name,
-            "title": self.plan.recipe.title,
+        step_seconds = seconds_per_step(records)
+        assert step_seconds is not None
+        result: dict[str, Any] = {
+            "recipe": self.planned.recipe,
+            "title": self.planned.title,
             "task": run.task.name,
             "data": run.data.name,
             "model": run.model.name,
             "method": run.method,
-            "seed": self.plan.seed,
+            "seed": self.planned.seed,
             "metric": task.metric,
             "larger_is_better": task.larger_is_better,
             "split": task.split,
@@ -245,7 +251,7 @@ class Training:
             "best_step": best["step"],
             "last": records[-1][task.split][task.metric],
             task.split: records[-1][task.split],
-            "counted_in": "step" if run.training.steps or run.training.evaluate_every else "epoch",
+            "counted_in": run.training.counted_in,
             "epochs": self.epochs,
             "steps": self.optimizer.steps,
             "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
@@ -254,15 +260,19 @@ class Training:
             "rate": fmean(record["rate"] for record in typical(records)),
             "unit": task.unit,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "metric_bytes": 0 if geometry is None else geometry.memory()["allocated"],
-            "metric_fallbacks": {} if geometry is None else fallbacks(geometry.metric, run.geometry.structure),
+            "metric_bytes": 0,
+            "metric_fallbacks": {},
             "refreshes": len(refreshes),
             "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
             "device_peak_bytes": self._peak_bytes(),
-            "layers": None if geometry is None else spectrum.layer_means(geometry),
+            "layers": None,
         }
+        if self.geometry is not None and run.geometry is not None:
+            result["metric_bytes"] = self.geometry.memory()["allocated"]
+            result["metric_fallbacks"] = run.geometry.fallbacks(self.geometry.metric)
+            result["layers"] = spectrum.layer_means(self.geometry)
         if run.probe is not None and run.probe.start_after:
-            result["probing_step_seconds"] = seconds_a_step(records, since=run.probe.start_after)
+            result["probing_step_seconds"] = seconds_per_step(records, since=run.probe.start_after)
         if task.split == "valid":
             result["test_of_best"], result["seconds"]["test"] = self.test()
         return result | task.facts()
@@ -275,7 +285,7 @@ class Training:
         checkpoint.save(self.state_dict(), self.folder.checkpoint)
 
     def resume(self) -> None:
-        """Go on from the folder's checkpoint, if it has one."""
+        """Continue from the folder's checkpoint, if it has one."""
         if not self.folder.checkpoint.exists():
             self.folder.log.restore([])
             return
@@ -316,8 +326,8 @@ class Training:
         checkpoint.set_random_state(state["random"], self.execution.device)
 
 
-class Stretch:
-    """Sums over the steps since the last evaluation; the loss stays on the device until it is asked for."""
+class Interval:
+    """Sums over the steps since the last evaluation; the loss stays on the device until it is read."""
 
     def __init__(self, device: torch.device, first: int = 0) -> None:
         self.first = first  # the number of steps done before
@@ -329,7 +339,7 @@ class Stretch:
 
 
 class InnerBatches:
-    """What the metric is learned from: one batch a refresh, epoch after epoch of a loader of its own."""
+    """What the metric is learned from: one batch per refresh, epoch after epoch from its own loader."""
 
     def __init__(self, task: Task, batch_size: int, seed: int) -> None:
         self.batches: Batches = task.inner_batches(batch_size, seed)
@@ -343,12 +353,12 @@ class InnerBatches:
 
 
 def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Without the first stretch, which pays for choosing kernels and recording graphs, unless it is the only one."""
+    """Without the first interval, which pays for kernel selection and graph capture, unless it is the only one."""
     return records[1:] or records
 
 
-def seconds_a_step(records: Sequence[dict[str, Any]], since: int = 0) -> float | None:
-    """The mean over typical stretches that began at step ``since`` or later, refreshes included."""
+def seconds_per_step(records: Sequence[dict[str, Any]], since: int = 0) -> float | None:
+    """The mean over typical intervals that began at step ``since`` or later, refreshes included."""
     firsts = [0, *(record["step"] for record in records[:-1])]
     lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
     chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
@@ -357,5 +367,5 @@ def seconds_a_step(records: Sequence[dict[str, Any]], since: int = 0) -> float |
 
 
 def independent_seeds(seed: int, count: int) -> list[int]:
-    """Seeds for unrelated purposes of one run, which must not draw the same numbers."""
+    """Seeds for the independent random streams of one run."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]

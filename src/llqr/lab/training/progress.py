@@ -1,4 +1,4 @@
-"""What is shown while runs are made: bars on a terminal, a line now and then elsewhere. All of it on stderr."""
+"""What is shown while runs are made: progress bars on a terminal, occasional lines elsewhere; all on stderr."""
 
 import time
 from typing import Self
@@ -43,28 +43,29 @@ class Display:
         self._bars.stop()
 
     def begin(self, label: str, total: int, done: int) -> None:
-        """A run of ``total`` steps begins, or goes on after ``done`` of them."""
+        """A run of ``total`` steps begins, or continues after ``done`` of them."""
         self._label, self._said = label, time.monotonic()
         self._run = self._bars.add_task(label, total=total, completed=done, state="")
 
     def advance(self, done: int) -> None:
-        """So many steps are done. Cheap: most calls only look at the clock."""
+        """``done`` steps are done. Cheap: most calls only look at the clock."""
         now = time.monotonic()
-        if now - self._shown >= SECONDS_BETWEEN_UPDATES:
+        if self._run is not None and now - self._shown >= SECONDS_BETWEEN_UPDATES:
             self._shown = now
             self._bars.update(self._run, completed=done)
 
     def evaluated(self, position: str, metric: str, loss: float) -> None:
-        """What is learned has been measured at this position of the run."""
+        """The model has been evaluated at this position of the run."""
         state = f"{position}: {metric}, train loss {loss:.4f}"
-        self._bars.update(self._run, state=state)
+        if self._run is not None:
+            self._bars.update(self._run, state=state)
         now = time.monotonic()
         if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now
             self._console.print(f"{self._label}: {state}", highlight=False)
 
     def end(self, outcome: str) -> None:
-        """A run is done, now or already before."""
+        """A run is done, whether now or by an earlier command."""
         if self._run is not None:
             self._bars.remove_task(self._run)
             self._run = None

@@ -1,26 +1,28 @@
-"""When to stop before the end: on Ctrl-C, on SIGTERM, or when the time is up. The loop asks after every step."""
+"""When to stop early: on Ctrl-C, on SIGTERM, or when the time is up. The loop asks after every step."""
 
 import math
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Stop:
-    """While entered, turns signals into a wish to stop that `requested` shows; a second signal interrupts at once.
+    """A context in which a signal sets `requested`; a second signal interrupts at once.
 
     Args:
-        max_minutes: how long from now until `requested`.
+        max_minutes: `requested` also becomes true this many minutes from now.
     """
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self.reason = ""
         self._limit = max_minutes
         self._deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self._previous: dict[signal.Signals, object] = {}
+        self._previous: dict[signal.Signals, Handler] = {}
 
     @property
     def requested(self) -> bool:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.folder import flatten
+from llqr.lab.runs.json_files import flatten
 
 
 class Board:
-    """Writes every number of a record against steps; what an earlier command wrote beyond ``step`` is superseded."""
+    """Writes every number of a record by step; what an earlier command wrote after ``step`` is superseded."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

@@ -1,16 +1,16 @@
-"""How measured numbers are shown on a terminal."""
+"""Tables of measured numbers on a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.table import Table as RichTable
+from rich.table import Table
 
 NOTHING = "-"
 
 
-class Table(RichTable):
-    """Words on the left, numbers on the right, nothing wrapped."""
+class NumberTable(Table):
+    """Columns of words, aligned left, then columns of numbers, aligned right; nothing is wrapped."""
 
     def __init__(self, title: str, *words: str, numbers: Sequence[str]) -> None:
         super().__init__(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
@@ -23,7 +23,7 @@ class Table(RichTable):
         self.add_row(*(NOTHING if cell is None else cell for cell in cells))
 
     def explain(self, sentences: Iterable[str]) -> None:
-        """Below the table, each sentence once."""
+        """Put sentences below the table, each once."""
         self.caption = "\n".join(dict.fromkeys(sentences))
 
 

@@ -1,4 +1,4 @@
-"""Measurements that were kept, as Markdown."""
+"""Tables on a page: a recorded measurement as Markdown."""
 
 import json
 from collections.abc import Sequence
@@ -15,26 +15,29 @@ TABLES = {
 
 
 def markdown(file: Path, filters: Sequence[str] = ()) -> str:
-    """The table that the command printed, of the rows that fit every ``key=value``, and where it comes from."""
+    """The table that the command printed, with the rows that match every ``key=value``, and where it comes from."""
     if not file.is_file():
-        raise ConfigurationError(f"table:bench/{file.stem}: {file} is not there.")
+        raise ConfigurationError(f"table:bench/{file.stem}: {file} does not exist.")
     record = json.loads(file.read_text())
     if not record["complete"]:
-        raise ConfigurationError(f"table:bench/{file.stem}: the command was cut short.")
-    rows = [row for row in record["rows"] if all(_fits(row, wanted) for wanted in filters)]
+        raise ConfigurationError(f"table:bench/{file.stem}: the command was interrupted.")
+    rows = [row for row in record["rows"] if all(_matches(row, wanted) for wanted in filters)]
     if not rows:
-        raise ConfigurationError(f"table:bench/{file.stem}: no row fits {' '.join(filters)}.")
+        raise ConfigurationError(f"table:bench/{file.stem}: no row matches {' '.join(filters)}.")
     table = TABLES[record["bench"]](rows)
     lines = [" | ".join(str(column.header) for column in table.columns)]
     lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
     lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
     versions, machine = record["versions"], record["machine"]
     place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
-    source = f"`{record['command']}` on {place}, torch {versions['torch']}."
+    # Files from before commits were recorded say null.
+    commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
+    changed = ", changed" if commit and record["dirty"] else ""
+    source = f"`{record['command']}` on {place}, torch {versions['torch']}{commit}{changed}."
     return "\n".join([*(f"| {line} |" for line in lines), "", source])
 
 
-def _fits(row: dict[str, Any], wanted: str) -> bool:
-    """Rows that know nothing of the key fit too: methods without a metric have no interval."""
+def _matches(row: dict[str, Any], wanted: str) -> bool:
+    """Rows without the key match too: methods without a metric have no interval."""
     key, _, value = wanted.partition("=")
     return row.get(key) is None or str(row[key]) == value

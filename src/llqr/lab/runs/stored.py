@@ -8,38 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config import recipe
-from llqr.lab.errors import DataError
-from llqr.lab.runs.folder import RunFolder, read_json
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import DataError
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import read_json
+from llqr.lab.runs.record import RunRecord
 
 
 @dataclass(frozen=True)
-class LoggedRun:
-    """What the files of a run say: ``result`` is None until it is finished, ``analysis`` until it is measured."""
+class StoredRun(RunRecord):
+    """A run with its folder and its log, which a line of a file of results does not have."""
 
     path: Path
-    config: dict[str, Any]
     records: list[dict[str, Any]]
-    result: dict[str, Any] | None
-    analysis: dict[str, Any] | None
-
-    @property
-    def recipe(self) -> str:
-        return self.config["recipe"]
-
-    @property
-    def method(self) -> str:
-        return self.config["run"]["method"]
-
-    @property
-    def seed(self) -> int:
-        return self.config["seed"]
-
-    @property
-    def counted_in(self) -> str:
-        """What tells how far the run is: ``step`` where the recipe counts in steps, otherwise ``epoch``."""
-        training = self.config["run"]["training"]
-        return "step" if training.get("steps") or training.get("evaluate_every") else "epoch"
 
     @property
     def state(self) -> str:
@@ -50,8 +31,8 @@ class LoggedRun:
         return f"{unit} {self.records[-1][unit] if self.records else 0:g} of {total}"
 
 
-def find(paths: Iterable[Path]) -> list[LoggedRun]:
-    """The runs in these folders and below them, each once: recipe by recipe, methods in the order of the table."""
+def find(paths: Iterable[Path]) -> list[StoredRun]:
+    """The runs in these folders and below them, each once: by recipe, then by method in the order of the table."""
     folders: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
@@ -64,17 +45,18 @@ def find(paths: Iterable[Path]) -> list[LoggedRun]:
     return sorted(runs, key=lambda run: (run.recipe, _rank(run.recipe, run.method), run.config["started"], run.seed))
 
 
-def read(folder: Path) -> LoggedRun:
+def read(folder: Path) -> StoredRun:
     """The run in this folder."""
     files = RunFolder(folder)
     result = files.result()
     analysis = folder / "analysis.json"
-    return LoggedRun(
-        folder,
+    return StoredRun(
         files.config(),
-        list(_records(folder / "log.jsonl", finished=result is not None)),
         result,
         read_json(analysis) if analysis.exists() else None,
+        str(folder),
+        folder,
+        list(_records(folder / "log.jsonl", finished=result is not None)),
     )
 
 
@@ -85,7 +67,7 @@ def _records(path: Path, finished: bool) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError as error:
             if number == len(lines) and not finished:
-                return  # cut off by the kill that ended the run
+                return  # cut off when the run was killed
             raise DataError(f"{path}, line {number} is damaged: {error}.") from error
 
 
@@ -100,6 +82,6 @@ def _order(name: str) -> tuple[str, ...]:
 
 
 def _rank(name: str, method: str) -> int:
-    """Where a method stands in its table; methods of other recipes go by when they were started."""
+    """The place of a method in its table; methods of other recipes are sorted by when they were started."""
     order = _order(name)
     return order.index(method) if method in order else len(order)

@@ -1,0 +1,76 @@
+"""The picture of the first page: where SAM and LLQR+SAM look, and where they go. `python docs/figures/idea.py`."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.patches import Ellipse
+
+import llqr
+
+CURVATURE = torch.tensor([1.0, 12.0])
+START = torch.tensor([-2.6, 0.42])
+RHO, LR = 0.55, 0.6
+COLOURS = {"SAM": "#0072b2", "LLQR+SAM": "#d55e00"}
+
+
+def loss(theta: torch.Tensor) -> torch.Tensor:
+    return 0.5 * (CURVATURE * theta**2).sum()
+
+
+def step(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The probe and the new weights of one step of the library's own optimizer."""
+    theta = torch.nn.Parameter(START.clone())
+    # U is scaled to determinant 1, so that both probes cover the same area.
+    U = CURVATURE.prod().sqrt() / CURVATURE
+    lr = LR / float(CURVATURE.prod().sqrt())
+    geometry = llqr.FixedGeometry([(theta, lambda g: U * g)]) if name == "LLQR+SAM" else None
+    opt = llqr.SAM(torch.optim.SGD([theta], lr=lr / (1 if geometry else 3)), rho=RHO, norm="metric", geometry=geometry)
+    seen = []
+
+    def closure() -> torch.Tensor:
+        seen.append(theta.detach().clone().numpy())
+        opt.zero_grad()
+        value = loss(theta)
+        value.backward()
+        return value
+
+    opt.step(closure)
+    return seen[1], theta.detach().numpy()
+
+
+def main() -> None:
+    plt.rcParams.update({"font.size": 13, "svg.fonttype": "path", "svg.hashsalt": "llqr"})
+    figure, axes = plt.subplots(figsize=(8, 3.4))
+    for level in np.linspace(7.0, 0.4, 16):  # contours of the loss, each a little lighter than the one around it
+        size = [2 * level / float(curvature) ** 0.5 for curvature in CURVATURE]
+        shade = 0.97 - 0.035 * level
+        axes.add_patch(Ellipse((0, 0), *size, facecolor=str(shade), edgecolor="0.8", linewidth=0.6))
+    axes.plot(0, 0, "*", color="#009e73", markersize=16)
+    axes.annotate("minimum", (0, 0), (-0.35, -0.42), color="#009e73")
+    scale = (CURVATURE.prod().sqrt() / CURVATURE).sqrt().tolist()
+    for name, (width, height) in {"SAM": (1.0, 1.0), "LLQR+SAM": tuple(scale)}.items():
+        probe, end = step(name)
+        colour = COLOURS[name]
+        size = (2 * RHO * width, 2 * RHO * height)
+        axes.add_patch(Ellipse(tuple(START.tolist()), *size, fill=False, linestyle=":", color=colour, linewidth=1.5))
+        axes.annotate("", probe, START.tolist(), arrowprops={"arrowstyle": "->", "color": colour, "linestyle": "--"})
+        axes.plot(*probe, "o", color=colour, markersize=6)
+        arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 2.5}
+        axes.annotate("", end, START.tolist(), arrowprops=arrow)
+    axes.plot(*START.tolist(), "o", color="black", markersize=8)
+    axes.annotate("weights", START.tolist(), (-1.97, 0.68))
+    axes.annotate("SAM: probe on a circle,\nstep across the valley", (-2.0, 1.05), color=COLOURS["SAM"])
+    axes.annotate(
+        "LLQR+SAM: probe on an ellipse that\nthe metric shapes, step along the valley",
+        (-4.1, -1.05),
+        color=COLOURS["LLQR+SAM"],
+    )
+    axes.set(xlim=(-4.2, 1.1), ylim=(-1.2, 1.6), aspect="equal")
+    axes.set_axis_off()
+    figure.savefig(Path(__file__).with_suffix(".svg"), bbox_inches="tight", pad_inches=0, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

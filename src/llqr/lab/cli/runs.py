@@ -1,0 +1,229 @@
+"""The commands that make runs: `llqr train`, `llqr compare` and `llqr reproduce`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llqr.lab import machine
+from llqr.lab.cli import options
+from llqr.lab.cli import report as reporting
+from llqr.lab.cli.dataclass_options import options_from_dataclasses
+from llqr.lab.cli.terminal import show
+from llqr.lab.config import recipe
+from llqr.lab.config.recipe import Recipe
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results import measurements
+from llqr.lab.results.summary import as_table, summarise
+from llqr.lab.runs import dry_run as dry
+from llqr.lab.runs import stored
+from llqr.lab.runs.experiment import carry_out
+from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.training.loop import Execution
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, recipe@variant, or a TOML file.")]
+Methods = Annotated[
+    str | None, typer.Option(help="Methods, separated by commas (default: those of the recipe's table).")
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What all these commands can be told: which settings to change, where files go, and how to run."""
+
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a setting of the recipe: key=value, any number of times."),
+    ] = None
+    out: Annotated[Path, typer.Option(help="Folder for the folders of the runs.")] = Path("runs")
+    data_dir: options.DataDir = None
+    device: options.Device = "auto"
+    capture: Annotated[
+        bool | None,
+        typer.Option(
+            "--capture/--no-capture", help="Capture passes and refreshes as CUDA graphs (default: on a CUDA device)."
+        ),
+    ] = None
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile passes and refreshes with torch.compile: slow to start, then faster."),
+    ] = False
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this many minutes, with a checkpoint and exit code 75.")
+    ] = None
+    checkpoint_minutes: Annotated[
+        float, typer.Option(min=0, help="Fewest minutes between checkpoints, which are written at evaluations.")
+    ] = 5.0
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the folder of the run.")
+    ] = False
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Append the finished runs to this file of results, such as results/cifar100.jsonl."),
+    ] = None
+    quiet: options.Quiet = False
+    as_json: options.Json = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the resolved configuration and the memory of the metric.")
+    ] = False
+
+    def load(self, name: str, *overrides: str) -> Recipe:
+        """A recipe with ``overrides`` and then the changes from the command line."""
+        root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
+        return recipe.load(name, [*overrides, *(self.overrides or []), *root])
+
+    @cached_property
+    def execution(self) -> Execution:
+        device = machine.choose_device(self.device)
+        if self.capture and device.type != "cuda":
+            raise ConfigurationError(f"--capture needs a CUDA device, got {device}.")
+        capture = device.type == "cuda" if self.capture is None else self.capture
+        return Execution(device, capture, self.compiled, self.checkpoint_minutes, self.tensorboard)
+
+
+DEFAULTS = RunOptions()
+
+
+def mount(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (train, compare, reproduce):
+        app.command(command.__name__)(options_from_dataclasses(command))
+
+
+def train(
+    name: RecipeName,
+    method: Annotated[str | None, typer.Option(help="The method (default: the first of the recipe's table).")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random in the run.")] = 0,
+    how: RunOptions = DEFAULTS,
+) -> None:
+    """Train one method of a recipe with one seed, or resume a run that was stopped."""
+    chosen = how.load(name)
+    planned = plan(_filed_under(name), chosen, [method or chosen.columns[0]], [seed], how.out)
+    if _make(planned, how):
+        _keep(planned, how)
+
+
+def compare(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe, recipe@variant, or a TOML file.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Instead of RECIPE: the data set.")] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of RECIPE: the network.")] = None,
+    methods: Methods = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
+    how: RunOptions = DEFAULTS,
+) -> None:
+    """Train several methods with several seeds, print them side by side and write report.html."""
+    label, chosen = _recipe_for(name, data, model, how)
+    planned = plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
+    if _make(planned, how):
+        _report(planned, how)
+        _keep(planned, how)
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper; `llqr recipes` lists them.")],
+    row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
+    variant: Annotated[str | None, typer.Option(help="A variant of the recipes, such as short.")] = None,
+    methods: Methods = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: as many as the paper).")] = None,
+    how: RunOptions = DEFAULTS,
+) -> None:
+    """Make the runs of a table of the paper, except those that are finished.
+
+    With --keep: also write report.html, keep the runs in that file, and print the table, measured beside paper.
+    """
+    planned: list[PlannedRun] = []
+    for name in _rows(table, row):
+        label = name if variant is None else f"{name}@{variant}"
+        chosen = how.load(label)
+        planned += plan(label, chosen, _listed(methods, chosen), range(seeds or chosen.seeds), how.out)
+    if _make(planned, how) and how.keep is not None:
+        _report(planned, how)
+        _keep(planned, how)
+        if not how.as_json:
+            reporting.show_table(table, measurements.read(how.keep.parent), row or ())
+
+
+def _filed_under(name: str) -> str:
+    """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
+    plain, at, variant = name.partition("@")
+    return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
+
+
+def _recipe_for(name: str | None, data: str | None, model: str | None, how: RunOptions) -> tuple[str, Recipe]:
+    """The recipe of that name, or that of a data set with a network, which may be one that no row has."""
+    if (name is None) == (data is None and model is None):
+        raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
+    if name is not None:
+        return _filed_under(name), how.load(name)
+    if data is None or model is None:
+        raise ConfigurationError(f"{'--data' if data is None else '--model'} must be given too.")
+    label, rows = f"{data}/{model}", _rows(data, None)
+    if label in rows:
+        return label, how.load(label)
+    return label, how.load(rows[0], f"model.name={json.dumps(model)}")
+
+
+def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
+    """The recipes of a table, or of some of its rows."""
+    known = recipe.names()
+    rows = {name.partition("/")[2]: name for name in known if name.partition("/")[0] == table}
+    if not rows:
+        tables = dict.fromkeys(name.partition("/")[0] for name in known)
+        raise ConfigurationError(f"TABLE must be one of {', '.join(tables)}, got {table!r}.")
+    for row in chosen or ():
+        if row not in rows:
+            raise ConfigurationError(f"--row must be one of {', '.join(rows)}, got {row!r}.")
+    return [rows[row] for row in chosen or rows]
+
+
+def _listed(methods: str | None, chosen: Recipe) -> list[str]:
+    """The methods of a comma-separated list, or the columns of a recipe."""
+    if methods is None:
+        return list(chosen.columns)
+    names = [method.strip() for method in methods.split(",") if method.strip()]
+    if not names:
+        raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
+    # Resolved, so that two names of one method give one run.
+    return list(dict.fromkeys(chosen.run(name).method for name in names))
+
+
+def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
+    """Carry out the runs and print their results, or only say what they are; whether they were made."""
+    execution = how.execution
+    if how.keep is not None:
+        measurements.check_file("--keep", how.keep)
+    if how.dry_run:
+        print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
+        return False
+    with Stop(how.max_minutes) as stop, Display(len(planned), quiet=how.quiet) as display:
+        results = carry_out(planned, execution, stop, display)
+    summaries = summarise(results)
+    if how.as_json:
+        print(json.dumps({"runs": results, "summaries": [asdict(summary) for summary in summaries]}, indent=1))
+        return True
+    for _, rows in groupby(summaries, key=lambda summary: summary.recipe):
+        show(as_table(list(rows)))
+    return True
+
+
+def _report(planned: Sequence[PlannedRun], how: RunOptions) -> None:
+    """Write the page on the runs, for which their solutions are measured."""
+    folders = [one.path for one in planned]
+    reporting.after_comparison(folders, how.out / "report.html", how.execution.device, quiet=how.quiet)
+
+
+def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:
+    """Append the runs to the file of results, if one was named."""
+    if how.keep is not None:
+        new, already = measurements.add([stored.read(one.path) for one in planned], how.keep)
+        print(f"{how.keep}: {new} added, {already} there already", file=sys.stderr)

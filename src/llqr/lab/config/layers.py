@@ -1,0 +1,104 @@
+"""The layers of a recipe: a file on top of those it extends, then a variant, then ``key=value`` overrides."""
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llqr.lab.config.strict import ConfigurationError, Origin
+
+FOLDER = Path(__file__).parent / "recipes"
+ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
+"""Two ways to give one thing: a layer that gives one removes the other from the layers below."""
+
+
+def names() -> list[str]:
+    """The built-in recipes, ``<table>/<row>``."""
+    found = (path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml"))
+    return sorted(name for name in found if not name.startswith("protocol/"))
+
+
+def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin]:
+    """All layers of a recipe as one table, and a function from a key to the layer that wrote it."""
+    plain, _, variant = name.partition("@")
+    table, origins = read(locate(plain), ())
+    if variant:
+        variants = table.get("variants", {})
+        if variant not in variants:
+            raise ConfigurationError(
+                f"{plain}: variant must be one of {', '.join(variants) or '(none)'}, got {variant!r}."
+            )
+        merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
+    for override in overrides:
+        merge(table, parse_override(override), f"--set {override}", origins)
+
+    def origin(key: str) -> str:
+        """The layer that wrote the key, or the nearest table around it."""
+        while key and key not in origins:
+            key = key.rpartition(".")[0]
+        return origins.get(key, plain)
+
+    return table, origin
+
+
+def locate(name: str) -> Path:
+    """The file of a built-in recipe or of a path."""
+    built_in = FOLDER / f"{name}.toml"
+    if built_in.is_file():
+        return built_in
+    if name.endswith(".toml"):
+        if Path(name).is_file():
+            return Path(name)
+        raise ConfigurationError(f"{name}: there is no such file.")
+    raise ConfigurationError(f"recipe must be a .toml file or one of {', '.join(names())}, got {name!r}.")
+
+
+def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The table of a file on top of the one it extends, and which file every key comes from."""
+    if path in seen:
+        raise ConfigurationError(f"{path.name}: extends itself by way of {', '.join(one.name for one in seen)}.")
+    label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
+    try:
+        own = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{label}: {error}.") from error
+    parent = own.pop("extends", None)
+    if parent is not None and not isinstance(parent, str):
+        raise ConfigurationError(f"{label}: extends must be the name of a recipe, got {parent!r}.")
+    table, origins = ({}, {}) if parent is None else read(locate(parent), (*seen, path))
+    merge(table, own, label, origins)
+    return table, origins
+
+
+def merge(
+    table: dict[str, Any], layer: Mapping[str, Any], label: str, origins: dict[str, str], prefix: str = ""
+) -> None:
+    """Lay ``layer`` over ``table``, in place: tables are merged, everything else is replaced."""
+    for name, value in layer.items():
+        key = f"{prefix}{name}"
+        origins[key] = label
+        if ALTERNATIVES.get(key) in table and ALTERNATIVES[key] not in layer:
+            del table[ALTERNATIVES[key]]
+        if isinstance(value, Mapping):
+            if not isinstance(table.get(name), dict):
+                table[name] = {}
+            merge(table[name], value, label, origins, f"{key}.")
+        else:
+            table[name] = value
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """``a.b=value`` as nested tables; the value is TOML, and a bare word is a string."""
+    key, equals, value = text.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise ConfigurationError(f"--set must be key=value with a dotted key, got {text!r}.")
+    *outer, last = parts
+    try:
+        table: dict[str, Any] = {last: tomllib.loads(f"value = {value}")["value"]}
+    except tomllib.TOMLDecodeError:
+        table = {last: value.strip()}
+    for part in reversed(outer):
+        table = {part: table}
+    return table

@@ -1,0 +1,165 @@
+"""One run, resolved: everything that decides it but its seed. It builds its own task, model and optimizer."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import llqr
+from llqr.curvature.engines import ENGINES
+from llqr.lab import tasks
+from llqr.lab.config.settings import (
+    SET_ELSEWHERE,
+    Base,
+    Choice,
+    DataChoice,
+    GeometrySettings,
+    LrSchedule,
+    Probe,
+    TrainingSettings,
+)
+from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.tasks import Task
+from llqr.lab.training.compiling import repeated_blocks
+
+OnRefresh = Callable[[llqr.Refresh], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Two runs with equal fields are the same experiment."""
+
+    task: Choice
+    data: DataChoice
+    model: Choice
+    training: TrainingSettings
+    schedule: LrSchedule
+    method: str
+    base: Base
+    probe: Probe | None
+    geometry: GeometrySettings | None
+    transport: bool
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], source: str) -> "Run":
+        """The inverse of `to_dict`; errors name the file ``source``."""
+        return make(cls, table, "run", lambda key: source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, as they are printed and logged, without what is not the recipe's to set."""
+        table = dataclasses.asdict(self)
+        if self.geometry is not None:
+            for name in SET_ELSEWHERE:
+                del table["geometry"]["runtime"][name]
+        return table
+
+    def check(self, origin: Origin) -> None:
+        """Refuse names and options of task, data and model that do not exist, before any data is read."""
+        if self.task.name not in tasks.TASKS:
+            known = ", ".join(tasks.TASKS)
+            raise ConfigurationError(
+                f"{origin('task.name')}: task.name must be one of {known}, got {self.task.name!r}."
+            )
+        make(self.task_type.options, self.task.options, "task.options", origin)
+        try:
+            data_options = self.task_type.data_options(self.data.name)
+        except ValueError as error:
+            raise ConfigurationError(f"{origin('data.name')}: {error}") from error
+        make(data_options, self.data.options, "data.options", origin)
+        try:
+            with torch.device("meta"):
+                self.build_model()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{origin('model')}: {error}") from error
+
+    @property
+    def task_type(self) -> type[Task]:
+        return tasks.TASKS[self.task.name]
+
+    @cached_property
+    def task_options(self) -> Any:
+        """The options of the task, in the type that the task declares."""
+        return make(self.task_type.options, self.task.options, "task.options", lambda key: self.task.name)
+
+    @cached_property
+    def data_options(self) -> Any:
+        """The options of the data, in the type that the task declares for this data set."""
+        options = self.task_type.data_options(self.data.name)
+        return make(options, self.data.options, "data.options", lambda key: self.data.name)
+
+    @property
+    def data_path(self) -> Path:
+        return Path(self.data.root) / self.data.name
+
+    @property
+    def task_key(self) -> tuple[object, ...]:
+        """Runs with an equal key can share a loaded task."""
+        return self.task, self.data, self.training
+
+    def load_task(self, device: torch.device) -> Task:
+        """The task with its data read; a `DataError` if they are missing or damaged."""
+        return self.task_type.load(self, device)
+
+    def build_model(self) -> nn.Module:
+        """The network for the complete data set, on the current default device."""
+        return self.task_type.build_model(self)
+
+    def build_optimizer(
+        self,
+        model: nn.Module,
+        task: Task,
+        *,
+        capture: bool = False,
+        compile: bool = False,
+        on_refresh: OnRefresh | None = None,
+    ) -> llqr.Optimizer:
+        """The method of this run, put together from its components.
+
+        With ``capture`` a refresh runs as captured CUDA graphs, unless it is computed in pieces; with ``compile`` it
+        runs compiled. It has the precision of the training passes. ``on_refresh`` gets the report of every refresh.
+        """
+        return llqr.Optimizer(
+            self.base.build(model),
+            None if self.probe is None else self.probe.build(),
+            self._build_geometry(model, task, capture, compile, on_refresh),
+            transport=self.transport,
+            model=model,
+        )
+
+    def _build_geometry(
+        self, model: nn.Module, task: Task, capture: bool, compile: bool, on_refresh: OnRefresh | None
+    ) -> llqr.Geometry | None:
+        settings = self.geometry
+        if settings is None:
+            return None
+        engine, whole = settings.runtime.engine, settings.runtime.micro_batch is None
+        if engine == "auto" and compile and whole:
+            # Differences run through the blocks that are compiled for the passes; a network without any is traced.
+            engine = "one-sided-differences" if repeated_blocks(model) else "linearised"
+        first_order = engine in ENGINES and ENGINES[engine].first_order
+        return llqr.Geometry(
+            model,
+            task.loss,
+            structure=settings.structure,
+            divergence=settings.divergence,
+            every=settings.every,
+            ema=settings.ema,
+            damping=settings.damping,
+            bounds=settings.bounds,
+            inner=settings.inner,
+            runtime=dataclasses.replace(
+                settings.runtime,
+                engine=engine,
+                capture=capture and whole,
+                compile=compile,
+                autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
+            ),
+            # Differences need no derivative of the fast kernels that the training passes use.
+            forward=task.forward if first_order else task.differentiable_forward,
+            on_refresh=on_refresh,
+        )

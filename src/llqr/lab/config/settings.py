@@ -1,0 +1,220 @@
+"""The tables of a recipe as dataclasses: each one checks itself and builds what it describes."""
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from llqr import STRUCTURES, Inner, Metric, Runtime
+from llqr.curvature.divergence import DIVERGENCES
+from llqr.metric.layout import requested
+from llqr.metric.structure import Bounds
+from llqr.probes import PROBES, SAMProbe
+from llqr.solvers.damping import Damping
+
+BASES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+SET_ELSEWHERE = {
+    "capture": "--capture",
+    "compile": "--compile",
+    "autocast": "training.precision",
+}
+"""Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A task or a model: its name and its own options."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataChoice(Choice):
+    """A data set, and the folder in which it is found."""
+
+    root: str = "data"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base optimizer."""
+
+    name: Literal["sgd", "adam", "adamw"]
+    lr: float
+    weight_decay: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"momentum and nesterov belong to sgd, got them with {self.name}.")
+        if self.betas is None:
+            return
+        if self.name == "sgd":
+            raise ValueError("betas belong to adam and adamw, got them with sgd.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {list(self.betas)}.")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of a model's parameters, as one fused kernel per step where the device has one."""
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.name == "sgd":
+            options |= {"momentum": self.momentum, "nesterov": self.nesterov}
+        if self.betas is not None:
+            options["betas"] = self.betas
+        if next(model.parameters()).device.type == "cuda":
+            options["fused"] = True
+        return BASES[self.name](model.parameters(), **options)
+
+
+@dataclass(frozen=True)
+class LrSchedule:
+    """How the learning rate changes from step to step: linearly up during the warm-up, then as ``name`` says.
+
+    ``inverse-sqrt`` falls as ``sqrt(warmup_steps / step)``, whatever the length of the run.
+    """
+
+    name: Literal["cosine", "constant", "inverse-sqrt"]
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}.")
+        if self.name == "inverse-sqrt" and self.warmup_steps < 1:
+            raise ValueError("warmup_steps must be at least 1 with inverse-sqrt, which decays after the warm-up.")
+
+    def factor(self, step: int, total: int) -> float:
+        """What the base learning rate is multiplied by at ``step`` of ``total``, counted from 0."""
+        warmup = self.warmup_steps
+        if step < warmup:
+            return (step + 1) / warmup
+        if self.name == "constant":
+            return 1.0
+        if self.name == "inverse-sqrt":
+            return math.sqrt(warmup / (step + 1))
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The length of a run, the sizes of its batches, and its precision.
+
+    The length is given in ``epochs`` or in ``steps``. The model is evaluated after every epoch, or every
+    ``evaluate_every`` steps, and always at the end. ``batch_size`` counts samples; in translation, padded tokens.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int
+    eval_batch_size: int
+    evaluate_every: int | None = None
+    last: Literal["fill", "drop", "keep"] = "fill"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch_size", "eval_batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"epochs or steps must be given, and not both, got {self.epochs} and {self.steps}.")
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """The length of the run in steps."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * steps_per_epoch
+
+    @property
+    def counted_in(self) -> Literal["epoch", "step"]:
+        """The unit in which progress is counted."""
+        return "step" if self.steps or self.evaluate_every else "epoch"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe by its name in `llqr.probes.PROBES`; which settings it takes is read from its class."""
+
+    kind: str
+    rho: float
+    eta: float | None = None
+    lam: float | None = None
+    norm: str | None = None
+    start_after: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in PROBES:
+            raise ValueError(f"kind must be one of {', '.join(PROBES)}, got {self.kind!r}.")
+        for name in self.arguments():
+            owners = [kind for kind, probe in PROBES.items() if name in inspect.signature(probe).parameters]
+            if self.kind not in owners:
+                raise ValueError(f"{name} belongs to {' and '.join(owners)}, got it with {self.kind}.")
+        if self.kind == "fsam" and self.lam is None:
+            raise ValueError("lam is missing, which fsam needs.")
+
+    def arguments(self) -> dict[str, Any]:
+        """The settings that were made, without the name."""
+        return {name: value for name, value in vars(self).items() if name != "kind" and value is not None}
+
+    def build(self) -> SAMProbe:
+        return PROBES[self.kind](**self.arguments())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometrySettings:
+    """How the metric is stored, learned and refreshed: the arguments of `llqr.Geometry` under their own names.
+
+    ``structure`` is one name for all blocks, or a table from patterns of parameter names to structures. The inner batch
+    has ``batch_size`` samples.
+    """
+
+    divergence: str
+    structure: str | dict[str, str]
+    every: int
+    ema: float
+    batch_size: int
+    damping: float | str = 0.0
+    bounds: Bounds = None
+    inner: Inner = field(default_factory=Inner)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}.")
+        for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
+            if kind not in STRUCTURES:
+                raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {kind!r}.")
+        Damping.of(self.damping)  # refuses what it does not know
+        for name, place in SET_ELSEWHERE.items():
+            if getattr(self.runtime, name) != getattr(Runtime, name):
+                raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")
+
+    def metric(self, model: nn.Module) -> Metric:
+        """An unlearned metric as these settings lay it out, for its size."""
+        return Metric(
+            model,
+            structure=self.structure,
+            bounds=self.bounds,
+            dtype=self.runtime.dtype,
+            apply_dtype=self.runtime.apply_dtype,
+            max_side=self.runtime.max_side,
+        )
+
+    def fallbacks(self, metric: Metric) -> dict[str, str]:
+        """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
+        found = {}
+        for block in metric.blocks:
+            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure):
+                found[f"{block.name} {block.shape}"] = metric.kinds[block.name]
+        return found

@@ -1,0 +1,128 @@
+"""The paper's tables filled with measured runs.
+
+A run belongs to a cell if its resolved configuration is the one that the cell's recipe gives the method. The name under
+which it was run does not matter: a run made for one table also counts where another table repeats the experiment, and a
+run with an overridden setting counts nowhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from llqr.lab.config import recipe
+from llqr.lab.config.recipe import Recipe
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results import storage
+from llqr.lab.results.measurements import differences
+from llqr.lab.results.paper import paper
+from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
+from llqr.lab.runs.record import RunRecord
+
+
+def names() -> list[str]:
+    """The tables there are: those of the paper that compare methods, storage, and those that only we have."""
+    printed = [name for name, table in paper().items() if isinstance(table.get("rows"), dict)]
+    ours = (name.partition("/")[0] for name in recipe.names())
+    return list(dict.fromkeys([*printed, "storage", *ours]))
+
+
+def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
+    """The table of this name, filled with these runs."""
+    if name == "storage":
+        return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
+    if name not in names():
+        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, got {name!r}.")
+    printed = paper().get(name, {"rows": {}, "seeds": None})
+    recipes = {known.partition("/")[2]: recipe.load(known) for known in recipe.names() if known.startswith(f"{name}/")}
+    cells: list[PaperCell] = []
+    for row in dict.fromkeys([*printed["rows"], *recipes]):
+        cells += _row(row, recipes.get(row), printed, runs)
+    used = {origin for cell in cells for origin in cell.origins}
+    left_out = list(_left_out(name, recipes, runs, used))
+    caveats = {row: known.caveat for row, known in recipes.items() if known.beside is not None}
+    return PaperTable(name, printed.get("metric") or _metric(cells, runs), cells, left_out, caveats)
+
+
+def _row(row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence[RunRecord]) -> Iterator[PaperCell]:
+    def expected(numbers: dict[str, list[float]], column: str) -> Number | None:
+        if column not in numbers:
+            return None
+        mean, *deviation = numbers[column]
+        return Number(mean, deviation[0] if deviation else None, printed["seeds"])
+
+    own = printed["rows"].get(row, {})
+    other = {} if known is None or known.beside is None else printed["rows"].get(known.beside, {})
+    reference: list[RunRecord] = []
+    for column in dict.fromkeys([*own, *(known.columns if known else ())]):
+        found = [] if known is None else _matching(known.run(column).to_dict(), runs)
+        reference = reference or found
+        yield PaperCell(
+            row,
+            column,
+            _mean(_results(found, "best")),
+            expected(own, column),
+            tuple(one.origin for one in found),
+            beside=expected(other, column),
+            tested=_mean([one.tested for one in found if one.tested is not None]),
+            relative_time=_relative(found, reference, "step_seconds"),
+            probing_time=_relative(found, reference, "probing_step_seconds"),
+        )
+
+
+def _matching(run: dict[str, Any], runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs of this configuration, the first one of every seed."""
+    seeds: dict[int, RunRecord] = {}
+    for one in runs:
+        if one.method == run["method"] and not differences(one.run.to_dict(), run):
+            seeds.setdefault(one.seed, one)
+    return list(seeds.values())
+
+
+def _relative(found: Sequence[RunRecord], reference: Sequence[RunRecord], key: str) -> float | None:
+    """The time of a step relative to the reference, where both were measured on the same kind of device."""
+    times, others = _results(found, key), _results(reference, "step_seconds")
+    if not times or not others or len({one.device for one in (*found, *reference)}) > 1:
+        return None
+    return fmean(times) / fmean(others)
+
+
+def _results(runs: Iterable[RunRecord], key: str) -> list[float]:
+    """This number of every result that has it."""
+    return [one.result[key] for one in runs if one.result is not None and one.result.get(key) is not None]
+
+
+def _mean(values: Sequence[float]) -> Number | None:
+    return Number(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+
+
+def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord]) -> str:
+    """What was measured, where the paper does not say."""
+    used = {origin for cell in cells for origin in cell.origins}
+    counted = (one.result["metric"] for one in runs if one.origin in used and one.result is not None)
+    return ", ".join(dict.fromkeys(f"best {metric}" for metric in counted))
+
+
+def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord], used: set[str]) -> Iterator[str]:
+    for one in runs:
+        own, _, row = one.recipe.partition("@")[0].partition("/")
+        if own != table or one.origin in used or row not in recipes:
+            continue
+        label = f"{one.label} ({one.origin})"
+        if one.method not in recipes[row].methods:
+            yield f"{label}: the recipe knows no such method"
+            continue
+        differing = differences(one.run.to_dict(), recipes[row].run(one.method).to_dict())
+        yield f"{label}: {'; '.join(differing) if differing else 'no column of the table, or a seed seen before'}"
+
+
+def _storage_cells() -> Iterator[PaperCell]:
+    """Counted, not measured."""
+    keys = ("model", "structure", "shards")
+    printed = {tuple(row[key] for key in keys): row for row in paper()["storage"]["rows"]}
+    for counted in (row.to_dict() for row in storage.rows()):
+        place = tuple(counted[key] for key in keys)
+        label = f"{counted['model']} {counted['structure']}, {counted['shards']} device(s)"
+        for column in (key for key in counted if key not in keys):
+            theirs = printed.get(place)
+            expected = None if theirs is None else Number(theirs[column])
+            yield PaperCell(label, column, Number(counted[column]), expected)

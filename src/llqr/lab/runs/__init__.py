@@ -1,0 +1,1 @@
+"""Runs: what is asked for, carried out, and read back from disk."""

@@ -1,0 +1,53 @@
+"""What made a number: the commit of the package that is running, whether its files differ from it, and versions."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llqr
+
+VARIABLE = "LLQR_COMMIT"
+"""Names the commit where the source is a copy without a repository. Written as `git describe --dirty` writes it: a
+``-dirty`` at its end says that the copy differs from the commit."""
+PACKAGE = Path(llqr.__file__).parent
+PATIENCE = 10.0
+"""Seconds that git may take before its answer counts as missing."""
+
+
+def source_state() -> dict[str, Any]:
+    """``{"commit": str | None, "dirty": bool | None}``; both are None where there is no repository or no git."""
+    named = os.environ.get(VARIABLE, "").strip()
+    if named:
+        return {"commit": named.removesuffix("-dirty"), "dirty": named.endswith("-dirty")}
+    # The checkout that holds the package as src/llqr. A repository further up, such as one around the environment in
+    # which the package is installed, says nothing about it.
+    checkout = PACKAGE.parents[1]
+    if not (checkout / ".git").exists():
+        return {"commit": None, "dirty": None}
+    commit = _git(checkout, "rev-parse", "HEAD")
+    changes = _git(checkout, "status", "--porcelain", "--", str(PACKAGE))
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(checkout: Path, *arguments: str) -> str | None:
+    """What a git command prints, or None if it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "llqr": llqr.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }

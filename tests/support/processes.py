@@ -1,0 +1,43 @@
+"""Several gloo processes for tests: each runs a function of its rank, and their results come back."""
+
+import contextlib
+import gc
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+SECONDS = 180
+
+
+def _work(rank, world, port, folder, function):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    torch.save(function(rank, world), Path(folder) / f"{rank}.pt")
+    # All models are freed before their process group, and no rank leaves while another still communicates with it:
+    # otherwise a process may never end.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_ranks(world, folder, function):
+    """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = mp.spawn(_work, args=(world, port, str(folder), function), nprocs=world, join=False)
+    deadline = time.monotonic() + SECONDS
+    while not context.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("the ranks did not end")
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
