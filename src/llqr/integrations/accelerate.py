@@ -41,7 +41,7 @@ class TwoPasses:
         self, accelerator: Accelerator, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> None:
         self._accelerator = accelerator
-        self._passes = Passes(optimizer)
+        self._passes = Passes(optimizer, accelerator.num_processes)
         self._model = model
 
     def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None) -> Tensor:

@@ -49,10 +49,8 @@ class TwoPasses(Callback):
             kind = type(trainer.optimizers[0]).__name__
             raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise TypeError(
-                "TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch"
-            )
-        self._passes = Passes(trainer.optimizers[0])
+            raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
+        self._passes = Passes(trainer.optimizers[0], trainer.world_size)
         _replace(pl_module, "training_step", partial(self._training_step, trainer))
         _replace(pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module))
         # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
@@ -130,7 +128,7 @@ class FabricPasses:
 
     def __init__(self, fabric: Fabric, optimizer: _FabricOptimizer) -> None:
         self._fabric = fabric
-        self._passes = Passes(optimizer)
+        self._passes = Passes(optimizer, fabric.world_size)
 
     def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None, last: bool = True) -> Tensor:
         """`fabric.backward(compute_loss(*args))`; after the `last` micro-batch all of them again, at the probe.

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from llqr.geometry import Geometry
 from llqr.integrations.free_variables import FreeVariables
 from llqr.optimizer import Optimizer
 from llqr.step import gradients
@@ -41,6 +43,8 @@ class Passes:
 
     Args:
         optimizer: of llqr, or a framework's wrapper around one.
+        ranks: how many processes train one model; if several, they learn one metric together, although the geometry
+            was given the model without a DDP wrapper.
 
     Example:
         >>> import llqr
@@ -59,8 +63,12 @@ class Passes:
         1
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, ranks: int = 1) -> None:
         self._optimizer = inner_optimizer(optimizer)
+        geometry = None if self._optimizer is None else self._optimizer.geometry
+        if ranks > 1 and isinstance(geometry, Geometry):
+            assert dist.group.WORLD is not None
+            geometry.linearizer.learn_with(dist.group.WORLD)
         self._recorded: list[_Pass] = []
         self.repeating = False
 

@@ -49,5 +49,5 @@ class TwoPassTrainer(Trainer):
     def _current_passes(self) -> Passes:
         """Those of the present optimizer, which the Trainer replaces whenever training begins."""
         if self._passes is None or self._passes[0] is not self.optimizer:
-            self._passes = self.optimizer, Passes(self.optimizer)
+            self._passes = self.optimizer, Passes(self.optimizer, self.accelerator.num_processes)
         return self._passes[1]
