@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class Settings(TypedDict, total=False):
     model: nn.Module | None
     no_sync: Callable[[], AbstractContextManager[Any]] | None
     same_dropout: bool
+    buffers: Literal["centre", "probe"]
 
 
 @dataclass
@@ -65,6 +66,9 @@ class Optimizer(torch.optim.Optimizer):
             step: the modules that own the parameters, and others whose buffers the first pass writes to.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step see the same random numbers.
+        buffers: which pass writes the model's buffers (BatchNorm statistics): "centre" the first, "probe" the second,
+            from where they were before the step. In the two-call form, `first_step` comes after the first pass, so that
+            with "probe" both passes write.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -104,6 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         model: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
         same_dropout: bool = True,
+        buffers: Literal["centre", "probe"] = "centre",
     ) -> None:
         if not isinstance(base, torch.optim.Optimizer):
             raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
@@ -115,6 +120,8 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             _check_geometry(geometry, base)
+        if buffers not in ("centre", "probe"):
+            raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
         if not isinstance(transport, bool):
             raise TypeError(f"transport: expected True or False, got {transport!r}")
         if model is not None and not isinstance(model, nn.Module):
@@ -129,6 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         self._run = _Run()
         self._no_sync = no_sync
         self._same_dropout = same_dropout
+        self._buffers_of_probe = buffers == "probe"
         if model is None and geometry is not None:
             model = geometry.model
         self._modules = OwningModules(model)
@@ -240,6 +248,9 @@ class Optimizer(torch.optim.Optimizer):
         amp.start_again(scaler, (self, self.base))
         random = RandomState(self._order()) if self._probing and self._same_dropout else None
         try:
+            if self._probing and self._buffers_of_probe:
+                self._find_modules()
+                self._modules.hold_buffers()
             loss = self._first_pass(closure)
             if self._probing and gradients.present(self._order()):
                 try:
@@ -252,6 +263,7 @@ class Optimizer(torch.optim.Optimizer):
             self.restore()
             raise
         finally:
+            self._modules.restore_buffers()  # those held for a second pass that did not take place
             gradients.leave(self._order())
         return loss
 
@@ -263,13 +275,12 @@ class Optimizer(torch.optim.Optimizer):
         if self._weights.held:
             self.restore()  # a step was interrupted while it did so
         self._learn(batch)
-        if not self._modules.known:
-            with self._modules.finding(self._order()):
-                pass
+        self._find_modules()
         try:
             if self._probing and gradients.present(self._order()):
                 self._perturb(self._scaler(grad_scaler))
-            self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
+            if not self._buffers_of_probe:
+                self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
         except BaseException:
             self.restore()
@@ -351,6 +362,11 @@ class Optimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             self.geometry.keep_up(batch)
 
+    def _find_modules(self) -> None:
+        if not self._modules.known:
+            with self._modules.finding(self._order()):
+                pass
+
     def _lacks_batch(self, batch: Any) -> bool:
         geometry = self.geometry
         return geometry is not None and geometry.due and batch is None and getattr(geometry, "batches", None) is None
@@ -373,8 +389,14 @@ class Optimizer(torch.optim.Optimizer):
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
     def _second_pass(self, closure: Closure, random: RandomState | None) -> None:
-        """The closure again, with the same random numbers; `restore` undoes what it does to the model's buffers."""
-        self._modules.hold_buffers()
+        """The closure again, with the same random numbers.
+
+        `restore` undoes what it does to the model's buffers, unless they are to be the probe's.
+        """
+        if self._buffers_of_probe:
+            self._modules.restore_buffers()
+        else:
+            self._modules.hold_buffers()
         if random is not None:
             random.restore()
         gradients.clear(self._order())

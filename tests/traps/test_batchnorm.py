@@ -1,5 +1,7 @@
 """Normalisation statistics are updated once per step, by the first pass, whatever the class that keeps them."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,62 @@ def test_a_closure_that_raises_in_the_second_pass_leaves_the_statistics_of_the_f
     with pytest.raises(KeyboardInterrupt):
         opt.step(closure)
     assert_same_bits(buffers(model), expected)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_statistics_of_the_probe_are_those_of_one_pass_at_the_probe(norm, given):
+    model, (batch,) = network(norm), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None, buffers="probe")
+    at_probe = copy.deepcopy(model)
+    seen = []
+
+    def closure():
+        if seen:
+            with torch.no_grad():
+                for one, other in zip(at_probe.parameters(), model.parameters(), strict=True):
+                    one.copy_(other)
+        loss = closure_of(opt, model, batch)()
+        seen.append(buffers(model))
+        return loss
+
+    opt.step(closure)
+    at_probe(batch[0])
+    assert_same_bits(buffers(model), buffers(at_probe))
+    assert any(not buffer.equal(seen[0][name]) for name, buffer in model.named_buffers())  # and not the first pass's
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_statistics_of_the_probe_in_the_two_call_form_are_as_the_second_pass_left_them(norm):
+    model, (batch,) = network(norm), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5, buffers="probe")
+    closure = closure_of(opt, model, batch)
+    closure()
+    opt.first_step()
+    closure()
+    expected = buffers(model)
+    opt.second_step()
+    assert_same_bits(buffers(model), expected)
+
+
+def test_without_a_second_pass_no_trace_of_the_first_is_left():
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    opt = llqr.SAM(sgd(model), buffers="probe")
+    expected = buffers(model)
+
+    def closure():
+        loss = closure_of(opt, model, batch)()
+        opt.zero_grad()
+        return loss
+
+    with pytest.warns(UserWarning, match="gradient"):
+        opt.step(closure)
+    assert_same_bits(buffers(model), expected)
+
+
+def test_unknown_buffers_are_refused():
+    with pytest.raises(ValueError, match="buffers: expected 'centre' or 'probe', got 'both'"):
+        llqr.SAM(sgd(network(nn.BatchNorm1d)), buffers="both")
 
 
 def test_the_model_is_found_even_if_the_closure_calls_only_its_parts():

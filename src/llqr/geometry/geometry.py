@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,18 +12,18 @@ from torch import Tensor, nn
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.linearizer import Linearizer
+from llqr.geometry.outcomes import Outcomes
 from llqr.geometry.runtime import Runtime
-from llqr.geometry.summary import summarise, weak_metric
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.refresh import interrupts
-from llqr.refresh.effect import WEAK, Effect
+from llqr.refresh.effect import Effect
 from llqr.refresh.guards import Findings, examine, objection
 from llqr.refresh.inner_loop import InnerProblem, Solution
 from llqr.refresh.progress import Progress
 from llqr.refresh.refresher import Refresher
-from llqr.refresh.report import Refresh, RefreshError, RefreshWarning
+from llqr.refresh.report import Refresh
 from llqr.schedule import Schedule, at, check
 from llqr.solvers import SOLVERS, Inner
 from llqr.solvers.damping import Damping
@@ -32,8 +31,6 @@ from llqr.solvers.objective import PRECISIONS
 
 #: The paper's inner loop with fewer products; what it learns differs from that of all products by less than a per cent.
 DEFAULT_INNER = Inner(product_every=3)
-#: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
-WEAK_REFRESHES = 3
 
 
 class Geometry:
@@ -116,14 +113,9 @@ class Geometry:
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
-        self.refreshes = 0
-        self.failures = 0
-        self._failures_in_a_row = 0
-        self._weak_in_a_row = 0
+        self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
-        self._effect: Effect | None = None
-        self._layers: Mapping[str, Effect] = {}
         self._source: BatchSource | None = None
         self._source_state: Mapping[str, Any] | None = None
 
@@ -152,6 +144,16 @@ class Geometry:
     def engine(self) -> str:
         """What multiplies by `H`; "auto" until the first refresh has chosen."""
         return self.linearizer.engine
+
+    @property
+    def refreshes(self) -> int:
+        """How many have been made."""
+        return self._outcomes.refreshes
+
+    @property
+    def failures(self) -> int:
+        """How many of them were rejected."""
+        return self._outcomes.failures
 
     @property
     def due(self) -> bool:
@@ -271,8 +273,6 @@ class Geometry:
         except BaseException:
             progress.loop = None  # a retry repeats its steps
             raise
-        if not reason:
-            self._effect, self._layers = found.effect, found.layers
         return self._finish(progress, found, reason)
 
     def _scaled(self, solution: Solution, quadratic: QuadraticModel) -> list[Factors]:
@@ -284,15 +284,12 @@ class Geometry:
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
         beta = at(self._ema, step)
-        accepted = self.refreshes - self.failures
+        accepted = self._outcomes.accepted
         return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 
     def _finish(self, progress: Progress, found: Findings, reason: str) -> Refresh:
         self._refresher.release()
         self._next = progress.until
-        self.refreshes += 1
-        self.failures += bool(reason)
-        self._failures_in_a_row = self._failures_in_a_row + 1 if reason else 0
         report = Refresh(
             step=progress.step,
             accepted=not reason,
@@ -306,43 +303,22 @@ class Geometry:
             engine=self.engine,
             seconds=progress.seconds,
         )
+        self._outcomes.count(report, found)
         if self._on_refresh is not None:
             self._on_refresh(report)
-        if reason:
-            self._complain(report)
-        elif self.metric.stored():
-            self._check_effect(report)
+        self._outcomes.judge(report, stacklevel=5)
         return report
-
-    def _check_effect(self, report: Refresh) -> None:
-        """Warn once when several refreshes in a row have left `U` next to the identity."""
-        self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
-        if self._weak_in_a_row == WEAK_REFRESHES:
-            warnings.warn(weak_metric(report.change, self._structures()), RefreshWarning, stacklevel=5)
-
-    def _structures(self) -> set[str]:
-        """Of the matrices, or of everything in a network without any."""
-        matrices = {self.metric.kinds[block.name] for block in self.metric.blocks if block.is_matrix}
-        return matrices or set(self.metric.kinds.values())
 
     def summary(self) -> str:
         """What `U` does to a gradient, in a sentence, and the layers that it changes most and least.
 
         Measured on the inner gradient of the last accepted refresh.
         """
-        return summarise(self._effect, self._layers, self._structures(), self.refreshes - self.failures)
+        return self._outcomes.summary()
 
     def layer_effects(self) -> dict[str, Effect]:
         """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
-        return dict(self._layers)
-
-    def _complain(self, report: Refresh) -> None:
-        message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
-        if self.failures == 1:
-            warnings.warn(message + " (said once; see Geometry.failures)", RefreshWarning, stacklevel=5)
-        limit = self.runtime.max_failures
-        if self._failures_in_a_row >= limit:
-            raise RefreshError(f"{message}; {self._failures_in_a_row} in a row (max_failures={limit})")
+        return dict(self._outcomes.layers)
 
     def _check_place(self) -> None:
         """The factors are those of the parameters of that time, and live where they were."""
@@ -371,14 +347,14 @@ class Geometry:
         return {
             "metric": self.metric.state_dict(),
             "engine": self.engine,
-            "counters": {key: getattr(self, key) for key in _COUNTERS},
+            "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
             "batches": self._source_state if self._source is None else self._source.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step."""
-        counters = {key: int(state["counters"][key]) for key in _COUNTERS}
+        counters = {key: int(count) for key, count in state["counters"].items()}
         if state["engine"] != "auto" and state["engine"] not in ENGINES:
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         restore = self._refresher.restored(state.get("refresh"), self.metric.blocks[0].device)
@@ -390,8 +366,5 @@ class Geometry:
             self._source_state = position
         else:
             self._source.load(position)
-        for key, count in counters.items():
-            setattr(self, key, count)
-
-
-_COUNTERS = ("refreshes", "failures", "_failures_in_a_row", "_step", "_next")
+        self._outcomes.load(counters)
+        self._step, self._next = counters["step"], counters["next"]

@@ -31,7 +31,7 @@ def llqr(capsys, tmp_path, monkeypatch):
 def test_storage_prints_the_papers_numbers(llqr):
     code, out, _ = llqr("storage", "--json")
     assert code == 0
-    row = json.loads(out)[4]
+    row = next(one for one in json.loads(out) if one["model"] == "ViT-B/16")
     assert (row["model"], row["structure"], row["precond_params"], row["total_mib"]) == (
         "ViT-B/16",
         "e-kfac",
@@ -49,30 +49,37 @@ def test_recipes_are_listed(llqr):
     assert (code, "label-noise/0.6" in out) == (0, True)
 
 
-@pytest.mark.parametrize("table", [*TABLES, *SEQUENCES])
-def test_every_table_can_be_planned(llqr, tmp_path, table):
-    code, out, _ = llqr("reproduce", table, "--dry-run", "--json")
+@pytest.mark.parametrize(
+    ("table", "variant"),
+    [(table, "") for table in (*TABLES, *SEQUENCES)] + [("cifar100", "paper"), ("iwslt14", "paper")],
+)
+def test_every_table_can_be_planned(llqr, tmp_path, table, variant):
+    code, out, _ = llqr("reproduce", table, *(["--variant", variant] if variant else []), "--dry-run", "--json")
     assert code == 0
     planned = json.loads(out)
-    rows = {name: recipe.load(name) for name in recipe.names() if name.partition("/")[0] == table}
+    labels = [f"{name}@{variant}" if variant else name for name in recipe.names() if name.partition("/")[0] == table]
+    rows = {label: recipe.load(label) for label in labels}
     expected = [
         (name, seed, method) for name, one in rows.items() for seed in range(one.seeds) for method in one.columns
     ]
     assert [(one["recipe"], one["seed"], one["run"]["method"]) for one in planned] == expected
     for one in planned:
-        diagonal = one["run"]["geometry"] is not None and one["run"]["geometry"]["structure"] == "diagonal"
         assert ("metric_bytes" in one) == one["run"]["method"].startswith("llqr")
-        if diagonal:
+        if variant and one["run"]["geometry"] is not None:
+            assert one["run"]["geometry"]["structure"] == "diagonal"
             assert one["metric_scalars"] == one["parameters"]
             assert one["metric_bytes"] == 4 * one["parameters"]
     assert not any(tmp_path.iterdir())
 
 
 def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr):
-    code, out, _ = llqr("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
+    one_cell = ("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
+    code, out, _ = llqr(*one_cell)
     assert code == 0
-    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 11,220,132 numbers, 42.8 MiB"):
+    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 105,221,773 numbers, 401.4 MiB"):
         assert line in out.splitlines()
+    code, diagonal, _ = llqr(*one_cell, "--variant", "paper")
+    assert (code, "# metric: 11,220,132 numbers, 42.8 MiB" in diagonal.splitlines()) == (0, True)
     assert "# 11,220,132 parameters, 78,200 steps, seeds 0, 1, 2" in out
     code, out, _ = llqr("train", "digits/mlp@short", "--method", "sam", "--set", "probes.sam.rho=0.3", "--dry-run")
     assert (code, "training.epochs = 5" in out, "probe.rho = 0.3" in out, "no metric" in out) == (0, True, True, True)
@@ -169,6 +176,16 @@ def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llq
     assert llqr("train", "digits/mlp", *QUICK, "--method", "sam", "--max-minutes", "0")[0] == 75
 
 
+def test_compare_puts_several_recipes_on_one_page(llqr, tmp_path):
+    names = ("digits/mlp-noisy", "digits/mlp-clean")
+    code, out, _ = llqr("compare", *names, "--methods", "sgdm", "--seeds", "1", *QUICK)
+    assert code == 0
+    page = (tmp_path / "runs/report.html").read_text()
+    for name in names:
+        assert name in out
+        assert f'id="{name.replace("/", "-")}"' in page
+
+
 def test_a_recipe_may_be_a_file(llqr, tmp_path):
     (tmp_path / "mine.toml").write_text('extends = "digits/mlp"\ntitle = "Mine"\n[training]\nepochs = 1\n')
     code, _, _ = llqr("train", "mine.toml", "--device", "cpu", "--quiet")
@@ -183,9 +200,16 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
     folder = tmp_path / "runs/digits/mlp/llqr-ngd/seed0"
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    logged = [json.loads(line)["test"]["accuracy"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    logged = [record["test"]["accuracy"] for record in records]
     assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx(logged)
     assert "spectrum/median" in events.Tags()["scalars"]
+    reports = [report for record in records for report in record["refreshes"]]
+    assert reports
+    for key in ("change", "cosine"):
+        found = events.Scalars(f"refresh/{key}")
+        assert [event.step for event in found] == [report["step"] for report in reports]
+        assert [event.value for event in found] == pytest.approx([report[key] for report in reports])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import llqr
 from llqr.lab import data
 from llqr.lab.config import recipe
 from llqr.lab.config.run import Run
-from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, Probe
+from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, OptimizerSettings, Probe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import plain
 from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
@@ -34,7 +34,7 @@ TABLES = {
 }
 
 
-OURS = {"digits/mlp", "iwslt14/europarl-de-en", "language/europarl-en"}
+OURS = {"digits/mlp", "digits/mlp-clean", "digits/mlp-noisy", "iwslt14/europarl-de-en", "language/europarl-en"}
 TRANSLATION = "iwslt14/transformer_iwslt_de_en"
 
 
@@ -56,10 +56,10 @@ def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
     run = loaded.run("llqr-ngd+sam")
     assert run.base == Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
-    assert run.probe == Probe("sam", rho=0.005, norm="metric", start_after=4000)
+    assert run.probe == Probe("sam", rho=0.005, start_after=4000)
     assert run.geometry == GeometrySettings(
         divergence="ngd",
-        structure="diagonal",
+        structure="e-kfac",
         every=1000,
         ema=0.925,
         inner=llqr.Inner(lr=1e-3, steps=50),
@@ -121,7 +121,7 @@ def test_rows_have_the_papers_columns_and_protocol(name):
             divergence = "newton" if "newton" in method else "ngd"
             assert run.geometry == GeometrySettings(
                 divergence=divergence,
-                structure="e-kfac" if imagenet else "diagonal",
+                structure="e-kfac",
                 every=1500 if imagenet else 500,
                 ema=0.9 if divergence == "newton" else 0.95,
                 inner=llqr.Inner(lr=1e-3, steps=50),
@@ -160,6 +160,73 @@ def test_short_variants_differ_in_their_epochs_alone():
         assert dataclasses.replace(short, training=long.training) == long
 
 
+@pytest.mark.parametrize("name", [*TABLES, TRANSLATION, "iwslt14/europarl-de-en", "digits/mlp"])
+def test_the_papers_text_differs_in_the_structure_and_the_norm_alone(name):
+    ours, papers = recipe.load(name), recipe.load(f"{name}@paper")
+    for method in ours.methods:
+        own, theirs = ours.run(method), papers.run(method)
+        if own.geometry is not None:
+            structure = "e-kfac" if name.startswith("imagenet") else "diagonal"
+            own = dataclasses.replace(own, geometry=dataclasses.replace(own.geometry, structure=structure))
+        if own.probe is not None and own.probe.kind != "fishersam":
+            own = dataclasses.replace(own, probe=dataclasses.replace(own.probe, norm="metric"))
+        assert own == theirs
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if not name.startswith("imagenet")])
+def test_the_authors_public_code_on_cifar(name):
+    ours, authors = recipe.load(name), recipe.load(f"{name}@authors")
+    assert authors.run("llqr-ngd+sam").geometry == dataclasses.replace(
+        ours.run("llqr-ngd+sam").geometry, structure="diagonal", every=1000
+    )
+    assert authors.run("sam").probe == Probe("sam", rho=0.1)
+    assert authors.run("fsam").probe == Probe("fsam", rho=0.1, lam=0.6)
+    assert authors.run("sam").base == dataclasses.replace(ours.run("sam").base, weight_decay=5e-4)
+    assert authors.run("adam").base == Base("adamw", lr=3e-3, weight_decay=1e-2)
+    assert authors.optimizer == OptimizerSettings(same_dropout=False, buffers="probe")
+    assert authors.training == dataclasses.replace(ours.training, evaluate_every=2000)
+    options, own = authors.run("sam").data_options, ours.run("sam").data_options
+    assert options == dataclasses.replace(
+        own, crop_border="reflect", crop_per="batch", cutout_probability=0.5, cutout_fill="black"
+    )
+    expected = {"vgg16-bn": {"hidden": [512, 512], "dropout": 0.5}, "pyramidnet110": {"block": "bottleneck"}}
+    assert authors.model.options == expected.get(authors.model.name, {})
+
+
+def test_the_authors_public_code_on_imagenet():
+    ours, authors = recipe.load("imagenet/resnet50"), recipe.load("imagenet/resnet50@authors")
+    assert (authors.training.epochs, authors.training.batch_size, authors.bases["sgdm"].lr) == (100, 256, 0.1)
+    assert authors.run("sgdm").data_options.shorter_side == (256, 480)
+    assert authors.optimizer.buffers == "probe"
+    assert authors.run("llqr-ngd+fsam").probe.lam == 0.6
+    assert authors.run("llqr-ngd").geometry == dataclasses.replace(
+        ours.run("llqr-ngd").geometry, structure="diagonal", batch_size=256
+    )
+    run = authors.run("sgdm")
+    epoch = run.task_type.steps_per_epoch(run)
+    total = run.training.total_steps(epoch)
+    assert run.schedule.warmup_steps == 5 * epoch == total // 20
+    lrs = [
+        run.base.lr * run.schedule.factor(int(epochs * epoch), total) for epochs in (0, 5, 29.9, 30, 69.9, 70, 90, 99)
+    ]
+    assert lrs == pytest.approx([0.1 / (5 * epoch), 0.1, 0.1, 0.01, 0.01, 1e-3, 1e-4, 1e-4])
+
+
+def test_the_authors_public_code_on_translation():
+    ours, authors = recipe.load(TRANSLATION), recipe.load(f"{TRANSLATION}@authors")
+    assert (authors.training.epochs, authors.training.steps, authors.training.batch_size) == (133, None, 16_384)
+    assert authors.optimizer == OptimizerSettings(same_dropout=False)
+    assert authors.run("llqr-ngd").geometry == dataclasses.replace(ours.run("llqr-ngd").geometry, structure="diagonal")
+
+
+def test_settings_of_the_optimizer_reach_it():
+    run = recipe.load("digits/mlp", ["optimizer.buffers=probe", "optimizer.same_dropout=false"]).run("sam")
+    built = run.build_optimizer(run.build_model(), run.load_task(torch.device("cpu")))
+    assert (built._buffers_of_probe, built._same_dropout) == (True, False)
+    with pytest.raises(ConfigurationError, match=r"optimizer.buffers must be one of centre, probe, got 'both'"):
+        recipe.load("digits/mlp", ["optimizer.buffers=both"])
+
+
 def test_the_same_experiment_in_two_tables_is_equal():
     plain, synergy = recipe.load("cifar10/resnet18"), recipe.load("fsam-synergy/cifar10/resnet18")
     assert plain.run("sam") == synergy.run("sam")
@@ -176,7 +243,7 @@ def test_aliases_mean_the_natural_gradient():
 
 def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric", "start_after": 0}
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "start_after": 0}
     probe = run.probe.build()
     assert (probe.name, probe.rho, probe.lam, probe.start_after) == ("fsam", 0.2, 0.6, 0)
 
@@ -388,7 +455,7 @@ def test_bad_settings_of_a_translation_are_named_and_refused(override, message):
 
 
 def test_unknown_variants_are_listed():
-    with pytest.raises(ConfigurationError, match=r"variant must be one of short, got 'tiny'"):
+    with pytest.raises(ConfigurationError, match=r"variant must be one of short, paper, authors, got 'tiny'"):
         recipe.load("cifar10/resnet18@tiny")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from llqr.lab import data
 from llqr.lab.data.label_noise import corrupt_labels
 from llqr.lab.data.restricted_pickle import load_arrays
+from llqr.lab.data.streaming import random_scaled_box
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the complete CIFAR:UserWarning")
 
@@ -317,6 +319,33 @@ def test_streaming_resumes_in_the_middle_of_an_epoch(tmp_path):
     assert all(torch.equal(a[0], b[0]) for a, b in zip(test, test, strict=True))
 
 
+def test_a_scaled_image_is_cropped_to_a_box_that_stays_inside():
+    chance = random.Random(0)
+    boxes = [random_scaled_box(500, 375, 224, (256, 480), chance) for _ in range(500)]
+    sides = [right - left for left, _, right, _ in boxes]
+    for left, top, right, bottom in boxes:
+        assert right - left == pytest.approx(bottom - top)
+        assert 0 <= left < right <= 500 + 1e-9
+        assert 0 <= top < bottom <= 375 + 1e-9
+    assert min(sides) == pytest.approx(224 * 375 / 480, rel=0.02)
+    assert max(sides) == pytest.approx(224 * 375 / 256, rel=0.02)
+
+
+def test_imagenet_can_be_scaled_to_a_random_size(tmp_path):
+    write_folders(tmp_path / "imagenet", size=40, ending="JPEG")
+    options = {"image_size": 16, "workers": 0}
+    loaded = data.load("imagenet", tmp_path, options | {"shorter_side": (20, 60)})
+    images, labels = next(iter(loaded.train_batches(6, seed=0)))
+    assert images.shape == (6, 3, 16, 16)
+    torch.testing.assert_close(
+        images[:, 0].mean(dim=(1, 2)), (100 * labels / 255 - 0.485) / 0.229, atol=0.05, rtol=0
+    )  # colours are flat
+    with pytest.raises(
+        ValueError, match=r"shorter_side must be two lengths in order, .*image_size = 16, got \[12, 20\]"
+    ):
+        data.load("imagenet", tmp_path, options | {"shorter_side": (12, 20)})
+
+
 def test_missing_imagenet_says_what_is_expected_where(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"imagenet.train is missing: .*val/<class>/\*.JPEG.*data.root"):
         data.load("imagenet", tmp_path)
@@ -371,6 +400,9 @@ def test_bad_requests_name_the_argument():
         ({"label_noise": 1.5}, "label_noise must lie in"),
         ({"cutout": -1}, "cutout must not be negative"),
         ({"cutout_probability": 2.0}, "cutout_probability must lie in"),
+        ({"crop_border": "wrap"}, "crop_border must be one of black, reflect, got 'wrap'"),
+        ({"crop_per": "epoch"}, "crop_per must be one of sample, batch, got 'epoch'"),
+        ({"cutout_fill": "white"}, "cutout_fill must be one of mean, black, got 'white'"),
     ]:
         with pytest.raises(ValueError, match=message):
             data.load("digits", options=options)

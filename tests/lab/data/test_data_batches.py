@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,11 +28,14 @@ def batches(count: int = 10, batch_size: int = 4, seed: int = 0, last: str = "fi
 
 
 def reference(image, top, left, flip, hole_row, hole_column, augmentation, mean, deviation):
-    """One sample by slicing: pad with black, crop, flip, normalise, cut out."""
+    """One sample by slicing: pad, crop, flip, normalise, cut out."""
     border = augmentation.crop_padding
     height, width, channels = image.shape
-    padded = torch.zeros(height + 2 * border, width + 2 * border, channels, dtype=torch.float64)
-    padded[border : border + height, border : border + width] = image
+    if augmentation.crop_border == "reflect":
+        padded = torch.from_numpy(np.pad(image.double().numpy(), [(border, border)] * 2 + [(0, 0)], mode="reflect"))
+    else:
+        padded = torch.zeros(height + 2 * border, width + 2 * border, channels, dtype=torch.float64)
+        padded[border : border + height, border : border + width] = image
     crop = padded[top : top + height, left : left + width]
     if flip:
         crop = crop.flip(1)
@@ -39,7 +43,8 @@ def reference(image, top, left, flip, hole_row, hole_column, augmentation, mean,
     if augmentation.cutout:
         y, x = hole_row - augmentation.cutout // 2, hole_column - augmentation.cutout // 2
         result = result.clone()
-        result[max(y, 0) : max(y + augmentation.cutout, 0), max(x, 0) : max(x + augmentation.cutout, 0)] = 0
+        colour = -mean / deviation if augmentation.cutout_fill == "black" else 0
+        result[max(y, 0) : max(y + augmentation.cutout, 0), max(x, 0) : max(x + augmentation.cutout, 0)] = colour
     return result
 
 
@@ -48,15 +53,18 @@ def reference(image, top, left, flip, hole_row, hole_column, augmentation, mean,
     flip=st.booleans(),
     cutout=st.integers(0, 7),
     probability=st.sampled_from([0.0, 0.5, 1.0]),
+    border=st.sampled_from(["black", "reflect"]),
+    per=st.sampled_from(["sample", "batch"]),
+    fill=st.sampled_from(["mean", "black"]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=60)
-def test_augmentation_equals_a_plain_loop(padding, flip, cutout, probability, seed):
+@settings(deadline=None, max_examples=100)
+def test_augmentation_equals_a_plain_loop(padding, flip, cutout, probability, border, per, fill, seed):
     data = image_set(9)
-    augmentation = Augmentation(padding, flip, cutout, probability)
+    augmentation = Augmentation(padding, flip, cutout, probability, border, per, fill)
     mean, deviation = (t.double() for t in data.statistics())
     samples = torch.tensor([3, 0, 8, 8, 1])
-    draws = augmentation.draw(5, 6, 6, torch.Generator().manual_seed(seed))
+    draws = augmentation.draw(5, 6, 6, torch.Generator().manual_seed(seed), batch_size=2)
     made = augmentation.apply(augmentation.pad(data.images), samples, draws, 1 / deviation, -mean / deviation)
     for i, sample in enumerate(samples):
         numbers = (int(t[i]) for t in (draws.top, draws.left, draws.flip, draws.hole_row, draws.hole_column))
@@ -69,6 +77,29 @@ def test_draws_take_every_allowed_value_and_no_other():
     assert draws.top.unique().tolist() == draws.left.unique().tolist() == list(range(9))
     assert draws.hole_row.unique().tolist() == draws.hole_column.unique().tolist() == list(range(32))
     assert abs(draws.flip.double().mean() - 0.5) < 5 * 0.5 / 5000**0.5
+
+
+@pytest.mark.parametrize("last", ["fill", "drop", "keep"])
+def test_all_samples_of_a_batch_can_be_shifted_alike(last):
+    loader = batches(count=30, batch_size=4, last=last, crop_padding=3, crop_per="batch", flip=True)
+    next(iter(loader))
+    draws = loader._draws
+    for shifts in (draws.top, draws.left):
+        of_batches = [part.unique().tolist() for part in shifts.split(4)]
+        assert all(len(values) == 1 for values in of_batches)
+        assert len({values[0] for values in of_batches}) > 1
+    assert any(len(part.unique()) == 2 for part in draws.flip.split(4))  # flips are still drawn for each sample
+
+
+def test_options_leave_the_other_random_numbers_alone():
+    """So that one seed gives the same flips and the same squares whatever the border and the colours are."""
+    plain, other = (
+        Augmentation(crop_padding=2, flip=True, cutout=3, **options).draw(12, 6, 6, torch.Generator().manual_seed(1), 4)
+        for options in ({}, {"crop_border": "reflect", "crop_per": "batch", "cutout_fill": "black"})
+    )
+    for name in ("flip", "hole_row", "hole_column"):
+        assert torch.equal(getattr(plain, name), getattr(other, name))
+    assert torch.equal(plain.top[::4], other.top[::4])
 
 
 def test_cutout_probability_is_the_share_of_samples_with_a_hole():
@@ -208,6 +239,8 @@ def test_bad_requests_name_the_argument():
         ResidentBatches(data, 4, shuffle=True, **settings)
     with pytest.raises(ValueError, match="augmentation must be None without shuffle"):
         ResidentBatches(data, 4, augmentation=Augmentation(flip=True), **settings)
+    with pytest.raises(ValueError, match="crop_padding must be smaller than the image, 6 pixels, to reflect it, got 6"):
+        batches(crop_padding=6, crop_border="reflect")
     with pytest.raises(ValueError, match="images must be uint8"):
         ImageSet(data.images.float(), data.labels)
     with pytest.raises(ValueError, match="labels must be 10 int64"):

@@ -137,6 +137,18 @@ def test_a_wider_image_is_pooled_rather_than_refused():
             assert model(torch.empty(2, 3, 64, 64)).shape == (2, 200)
 
 
+def test_vgg_takes_hidden_layers_with_dropout_before_its_head():
+    with torch.device("meta"):
+        plain, deep = (models.build("vgg16-bn", classes=100, hidden=hidden) for hidden in ((), (512, 512)))
+    assert parameters(deep) - parameters(plain) == 2 * (512 * 512 + 512)
+    assert plain.state_dict().keys() < deep.state_dict().keys()
+    torch.manual_seed(0)
+    model = models.build("vgg16-bn", width=2, hidden=[8, 8], dropout=0.5)
+    images = torch.randn(4, 3, 32, 32)
+    assert not torch.equal(model(images), model(images))
+    assert torch.equal(model.eval()(images), model(images))
+
+
 def test_the_seed_determines_the_initial_weights():
     torch.manual_seed(3)
     first = models.build("cnn")
@@ -155,6 +167,10 @@ def test_bad_requests_name_the_argument():
         models.build("resnet18", widht=16)
     with pytest.raises(ValueError, match="image_size must be at least 32 for vgg16-bn"):
         models.build("vgg16-bn", image_size=16)
+    with pytest.raises(ValueError, match="hidden must hold positive widths"):
+        models.build("vgg16-bn", hidden=[512, 0])
+    with pytest.raises(ValueError, match="dropout must lie in"):
+        models.build("vgg16-bn", dropout=0.5)
     with pytest.raises(ValueError, match="patch must divide image_size"):
         models.build("vit-b", image_size=30)
     with pytest.raises(ValueError, match="depth must be 6 n"):

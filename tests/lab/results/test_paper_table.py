@@ -79,6 +79,46 @@ def test_a_run_from_before_an_option_existed_still_counts(tmp_path):
     assert cell(tables.build("cifar100", [found]), "resnet18", "llqr-ngd").measured.n == 1
 
 
+def test_a_variant_has_its_own_table_in_which_runs_without_a_metric_count_too(tmp_path, capsys):
+    row, paper = "cifar100/resnet18", "cifar100/resnet18@paper"
+    found = measured(
+        tmp_path,
+        (row, "sam", 0, 81.0, 200),
+        (row, "llqr-ngd+sam", 0, 82.0, 200),
+        (paper, "sam", 1, 81.5, 200),
+        (paper, "llqr-ngd+sam", 0, 80.0, 200),
+    )
+    for name, llqr_sam in (("cifar100", 82.0), ("cifar100@paper", 80.0)):
+        table = tables.build(name, found)
+        assert table.name == name
+        assert cell(table, "resnet18", "sam").measured.n == 2
+        (reason,) = table.left_out
+        assert "geometry.structure" in reason
+        assert "probe.norm" in reason
+        assert cell(table, "resnet18", "llqr-ngd+sam").measured.mean == llqr_sam
+        assert run_cli("table", name, "--results", tmp_path) == 0
+        assert f"{name}: best top-1" in capsys.readouterr().out
+    text = "<!-- table:cifar100@paper resnet18 -->\n<!-- /table -->\n"
+    assert "| resnet18 | llqr-ngd+sam | 80.00 | 1 |" in readme.regenerate(text, found, ROOT / "results")
+
+
+def test_a_variant_that_a_recipe_lacks_is_refused(capsys):
+    assert run_cli("table", "cifar100@longer") == 2
+    assert "variant must be one of short, paper, authors, got 'longer'" in capsys.readouterr().err
+    assert run_cli("table", "storage@paper") == 2
+    assert "TABLE must be one of" in capsys.readouterr().err
+
+
+def test_the_kept_runs_count_in_the_table_of_their_variant():
+    kept = results.read(ROOT / "results")
+    for name, row, columns in (
+        ("cifar100@paper", "resnet18", ("sgdm", "llqr-ngd", "sam", "llqr-ngd+sam")),
+        ("iwslt14@paper", "europarl-de-en", ("adamw", "llqr-ngd", "sam", "llqr-ngd+sam")),
+    ):
+        table = tables.build(name, kept)
+        assert all(cell(table, row, column).measured is not None for column in columns)
+
+
 def test_a_seed_counts_once(tmp_path):
     row = "cifar100/resnet18"
     again = "fishersam-ablation/cifar100/resnet18"
@@ -96,7 +136,8 @@ def test_every_table_can_be_built_and_has_the_papers_cells(name):
         assert found == expected
         assert not table.measured
     else:
-        assert all(cell.difference == 0 for cell in table.cells)
+        assert {cell.difference for cell in table.cells} == {0, None}
+        assert sum(cell.paper is not None for cell in table.cells) == 4 * len(tables.paper()["storage"]["rows"])
 
 
 TRANSLATED = [
@@ -229,7 +270,8 @@ def test_every_table_with_measurements_is_on_a_page():
     measurements = results.read(ROOT / "results")
     recipes = {one.recipe.partition("@")[0].partition("/")[0] for one in measurements}
     with_numbers = {name for name in recipes & set(tables.names()) if tables.build(name, measurements).measured}
-    assert with_numbers <= {name for page in PAGES for name in readme.names((ROOT / page).read_text())}
+    shown = {name.partition("@")[0] for page in PAGES for name in readme.names((ROOT / page).read_text())}
+    assert with_numbers <= shown
 
 
 def test_no_place_of_a_machine_is_in_the_results():

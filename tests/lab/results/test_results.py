@@ -26,7 +26,7 @@ def test_a_line_holds_all_that_is_needed_to_judge_a_run(tmp_path):
     (line,) = path.read_text().splitlines()
     entry = json.loads(line)
     assert (entry["kind"], entry["recipe"], entry["seed"]) == ("run", "digits/mlp", 3)
-    assert entry["run"]["geometry"]["structure"] == "diagonal"
+    assert entry["run"]["geometry"]["structure"] == "e-kfac"
     assert entry["result"]["best"] == 91.5
     assert (entry["versions"]["torch"], entry["commit"], entry["dirty"]) == ("2.13.0", "0123abc", False)
     assert entry["machine"]["device"] == "cpu"
@@ -109,3 +109,21 @@ def test_configurations_differ_in_settings_and_not_in_where_the_data_are():
     assert results.differences(one, same) == []
     other = {"data": {"name": "digits"}, "probe": {"rho": 0.1}, "training": {"epochs": 4}}
     assert results.differences(one, other) == ["probe.rho = None, not 0.1", "training.epochs = 3, not 4"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "same"),
+    [
+        ({"norm": "metric"}, {"norm": None}, True),
+        ({"norm": "metric"}, {"norm": "euclidean"}, True),
+        ({"norm": "layer-metric"}, {"norm": "layer-euclidean"}, True),
+        ({"norm": "layer-metric"}, {"norm": None}, False),
+        ({"norm": "metric", "kind": "fishersam"}, {"norm": "euclidean", "kind": "fishersam"}, False),
+    ],
+)
+def test_without_a_metric_the_norm_of_a_probe_is_the_euclidean_one(theirs, ours, same):
+    one, other = ({"probe": {"kind": "sam", "rho": 0.1} | probe, "geometry": None} for probe in (theirs, ours))
+    assert (results.differences(one, other) == []) == same
+    if theirs["norm"] == "metric":
+        with_metric = [run | {"geometry": {"divergence": "ngd"}} for run in (one, other)]
+        assert results.differences(*with_metric)

@@ -65,6 +65,17 @@ def test_cosine_goes_from_the_base_rate_to_zero_after_a_linear_warm_up():
     assert LrSchedule("constant").factor(77, 104) == 1.0
 
 
+def test_steps_multiply_the_rate_at_fractions_of_the_run():
+    schedule = LrSchedule("steps", warmup_steps=2, milestones=(0.5, 0.75), decay=0.2)
+    expected = [0.5, 1.0, 1.0, 1.0, 0.2, 0.2, 0.04, 0.04]
+    assert [schedule.factor(step, 8) for step in range(8)] == pytest.approx(expected)
+    for wrong in ({"name": "steps"}, {"name": "cosine", "milestones": (0.5,)}):
+        with pytest.raises(ValueError, match="milestones belong to steps"):
+            LrSchedule(**wrong)
+    with pytest.raises(ValueError, match="milestones must be fractions of the run"):
+        LrSchedule("steps", milestones=(0.5, 30))
+
+
 def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
     training = train(tmp_path, "llqr-ngd+sam")
     loaded = recipe.load("digits/mlp", SHORT)
@@ -73,9 +84,9 @@ def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
     model_seed, order_seed, inner_seed = independent_seeds(0, 3)
     torch.manual_seed(model_seed)
     model = run.build_model()
-    geometry = flat_geometry(model, F.cross_entropy, structure="diagonal", every=10, steps=3, ema=0.95)
+    geometry = flat_geometry(model, F.cross_entropy, structure="e-kfac", every=10, steps=3, ema=0.95)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1, norm="metric")
+    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1)
     inner = iter(task.train_batches(128, inner_seed))
     batches = task.train_batches(64, order_seed)
     step = 0

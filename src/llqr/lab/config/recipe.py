@@ -16,7 +16,16 @@ from typing import Any
 
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
-from llqr.lab.config.settings import Base, Choice, DataChoice, GeometrySettings, LrSchedule, Probe, TrainingSettings
+from llqr.lab.config.settings import (
+    Base,
+    Choice,
+    DataChoice,
+    GeometrySettings,
+    LrSchedule,
+    OptimizerSettings,
+    Probe,
+    TrainingSettings,
+)
 from llqr.lab.config.strict import ConfigurationError, make
 
 __all__ = ["Method", "Recipe", "load", "names"]
@@ -51,6 +60,7 @@ class Recipe:
     methods: dict[str, Method]
     probes: dict[str, Probe] = field(default_factory=dict)
     geometries: dict[str, GeometrySettings] = field(default_factory=dict)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: str | None = None
     """The row of the paper's table that this one is shown beside although it is a different experiment."""
@@ -88,6 +98,7 @@ class Recipe:
             probe=None if chosen.probe is None else self.probes[chosen.probe],
             geometry=None if chosen.geometry is None else self.geometries[chosen.geometry],
             transport=chosen.transport,
+            optimizer=self.optimizer,
         )
 
 

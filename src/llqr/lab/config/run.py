@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llqr.lab.config.settings import (
     DataChoice,
     GeometrySettings,
     LrSchedule,
+    OptimizerSettings,
     Probe,
     TrainingSettings,
 )
@@ -44,6 +45,7 @@ class Run:
     probe: Probe | None
     geometry: GeometrySettings | None
     transport: bool
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], source: str) -> "Run":
@@ -129,6 +131,8 @@ class Run:
             self._build_geometry(model, task, capture, compile, on_refresh),
             transport=self.transport,
             model=model,
+            same_dropout=self.optimizer.same_dropout,
+            buffers=self.optimizer.buffers,
         )
 
     def _build_geometry(

@@ -77,20 +77,35 @@ class Base:
 
 
 @dataclass(frozen=True)
+class OptimizerSettings:
+    """What `llqr.Optimizer` does in the two passes of a step: its arguments under their own names."""
+
+    same_dropout: bool = True
+    buffers: Literal["centre", "probe"] = "centre"
+
+
+@dataclass(frozen=True)
 class LrSchedule:
     """How the learning rate changes from step to step: linearly up during the warm-up, then as ``name`` says.
 
-    ``inverse-sqrt`` falls as ``sqrt(warmup_steps / step)``, whatever the length of the run.
+    ``inverse-sqrt`` falls as ``sqrt(warmup_steps / step)``, whatever the length of the run. ``steps`` multiplies by
+    ``decay`` at each of ``milestones``, which are fractions of the run.
     """
 
-    name: Literal["cosine", "constant", "inverse-sqrt"]
+    name: Literal["cosine", "constant", "inverse-sqrt", "steps"]
     warmup_steps: int = 0
+    milestones: tuple[float, ...] = ()
+    decay: float = 0.1
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}.")
         if self.name == "inverse-sqrt" and self.warmup_steps < 1:
             raise ValueError("warmup_steps must be at least 1 with inverse-sqrt, which decays after the warm-up.")
+        if (self.name == "steps") != bool(self.milestones):
+            raise ValueError("milestones belong to steps, which needs at least one.")
+        if not all(0 < milestone < 1 for milestone in self.milestones):
+            raise ValueError(f"milestones must be fractions of the run in (0, 1), got {list(self.milestones)}.")
 
     def factor(self, step: int, total: int) -> float:
         """What the base learning rate is multiplied by at ``step`` of ``total``, counted from 0."""
@@ -101,6 +116,8 @@ class LrSchedule:
             return 1.0
         if self.name == "inverse-sqrt":
             return math.sqrt(warmup / (step + 1))
+        if self.name == "steps":
+            return self.decay ** sum(step >= milestone * total for milestone in self.milestones)
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 

@@ -1,10 +1,11 @@
 """Random crop, horizontal flip, normalisation and Cutout of whole batches, on the device of the images.
 
-The order of operations is the usual one: the image is padded with black, cropped, flipped and normalised; then the
-Cutout square is set to 0, the mean colour.
+The order of operations is the usual one: the image is padded, cropped, flipped and normalised; then the Cutout square
+is set to one colour.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,14 +30,19 @@ class Draws:
 class Augmentation:
     """Random crops after padding by ``crop_padding``, flips, and Cutout squares (DeVries & Taylor, 2017).
 
-    A Cutout square of side ``cutout`` has its centre anywhere in the image, so that part of it may lie outside; it is
-    applied to a sample with probability ``cutout_probability``. By default nothing is augmented.
+    The border is black or a reflection of the image, and every sample is shifted by itself, or all of a batch alike. A
+    Cutout square of side ``cutout`` has its centre anywhere in the image, so that part of it may lie outside; it is
+    applied to a sample with probability ``cutout_probability`` and filled with the mean colour or with black. By
+    default nothing is augmented.
     """
 
     crop_padding: int = 0
     flip: bool = False
     cutout: int = 0
     cutout_probability: float = 1.0
+    crop_border: Literal["black", "reflect"] = "black"
+    crop_per: Literal["sample", "batch"] = "sample"
+    cutout_fill: Literal["mean", "black"] = "mean"
 
     def __post_init__(self) -> None:
         for name in ("crop_padding", "cutout"):
@@ -44,15 +50,28 @@ class Augmentation:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.cutout_probability <= 1:
             raise ValueError(f"cutout_probability must lie in [0, 1], got {self.cutout_probability}.")
+        for name, known in (
+            ("crop_border", ("black", "reflect")),
+            ("crop_per", ("sample", "batch")),
+            ("cutout_fill", ("mean", "black")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def pad(self, images: Tensor) -> Tensor:
-        """Images ``(count, height, width, channels)`` with the black border that the crops reach into."""
+        """Images ``(count, height, width, channels)`` with the border that the crops reach into."""
         border = self.crop_padding
-        return F.pad(images, (0, 0, border, border, border, border)) if border else images
+        if not border:
+            return images
+        if self.crop_border == "black":
+            return F.pad(images, (0, 0, border, border, border, border))
+        rows, columns = (_reflected(size, border, images.device) for size in images.shape[1:3])
+        return images[:, rows][:, :, columns]
 
-    def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator, batch_size: int = 1) -> Draws:
         """The random numbers for ``count`` samples; nothing is drawn for what is switched off."""
         device = generator.device
+        first_of_batch = torch.arange(count, device=device) // batch_size * batch_size
 
         def integers(high: int) -> Tensor:
             return torch.randint(high, (count,), generator=generator, device=device)
@@ -60,7 +79,10 @@ class Augmentation:
         def absent(value: int) -> Tensor:
             return torch.full((count,), value, device=device)
 
-        shifts = 2 * self.crop_padding + 1
+        def shift() -> Tensor:
+            own = integers(2 * self.crop_padding + 1)
+            return own if self.crop_per == "sample" else own[first_of_batch]
+
         # A hole this far outside the image covers no pixel.
         outside = -2 * self.cutout - 1
         row = integers(height) if self.cutout else absent(outside)
@@ -68,8 +90,8 @@ class Augmentation:
             chosen = torch.rand(count, generator=generator, device=device) < self.cutout_probability
             row = torch.where(chosen, row, outside)
         return Draws(
-            top=integers(shifts) if self.crop_padding else absent(0),
-            left=integers(shifts) if self.crop_padding else absent(0),
+            top=shift() if self.crop_padding else absent(0),
+            left=shift() if self.crop_padding else absent(0),
             flip=integers(2).bool() if self.flip else absent(0).bool(),
             hole_row=row,
             hole_column=integers(width) if self.cutout else absent(outside),
@@ -89,10 +111,18 @@ class Augmentation:
         images += shift
         if self.cutout:
             hole = self._within(y, draws.hole_row)[:, :, None] & self._within(x, draws.hole_column)[:, None, :]
-            images.masked_fill_(hole[..., None], 0.0)
+            images = torch.where(hole[..., None], shift if self.cutout_fill == "black" else 0.0, images)
         return images
 
     def _within(self, coordinate: Tensor, centre: Tensor) -> Tensor:
         """Which coordinates lie in ``[centre - cutout // 2, centre - cutout // 2 + cutout)``, for every sample."""
         offset = coordinate - (centre[:, None] - self.cutout // 2)
         return (offset >= 0) & (offset < self.cutout)
+
+
+def _reflected(size: int, border: int, device: torch.device) -> Tensor:
+    """The coordinates of ``size`` pixels and of their mirror images on both sides, without repeating the edge."""
+    if border >= size:
+        raise ValueError(f"crop_padding must be smaller than the image, {size} pixels, to reflect it, got {border}.")
+    from_start = torch.arange(-border, size + border, device=device).abs()
+    return size - 1 - (size - 1 - from_start).abs()

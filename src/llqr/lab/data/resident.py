@@ -65,7 +65,7 @@ class ResidentBatches(Batches):
 
     def _draw(self, total: int) -> None:
         if self._augmented:
-            self._draws = self.augmentation.draw(total, self._height, self._width, self.generator)
+            self._draws = self.augmentation.draw(total, self._height, self._width, self.generator, self.batch_size)
 
     def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = order.to(self._labels.device)

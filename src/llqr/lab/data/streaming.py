@@ -1,7 +1,8 @@
 """Image folders too large for memory: worker processes decode the files while the device computes.
 
 Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random resized crop (8 to 100 % of the area,
-aspect ratio 3/4 to 4/3) and a flip; test images the central square, 224/256 of the shorter side. Pillow decodes.
+aspect ratio 3/4 to 4/3) and a flip, or are scaled to a random size, cropped and flipped; test images get the central
+square, 224/256 of the shorter side. Pillow decodes.
 """
 
 import math
@@ -31,16 +32,26 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """Options of a streamed data set: the size of its images, and the number of worker processes."""
+    """Options of a streamed data set: the size of its images, and the number of worker processes.
+
+    With ``shorter_side = [from, to]`` a training image is scaled to a random length of its shorter side and cropped
+    (Simonyan & Zisserman, 2015) instead of getting a random resized crop.
+    """
 
     image_size: int = 224
     workers: int = 8
+    shorter_side: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
             raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
         if self.workers < 0:
             raise ValueError(f"workers must not be negative, got {self.workers}.")
+        if self.shorter_side is not None and not self.image_size <= self.shorter_side[0] <= self.shorter_side[1]:
+            raise ValueError(
+                f"shorter_side must be two lengths in order, of at least image_size = {self.image_size}, "
+                f"got {list(self.shorter_side)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,13 @@ def random_resized_box(width: int, height: int, chance: random.Random) -> Box:
     return central_box(width, height, 1.0)
 
 
+def random_scaled_box(width: int, height: int, size: int, sides: tuple[int, int], chance: random.Random) -> Box:
+    """The box that is a random crop of ``size`` pixels once the shorter side is scaled to one of ``sides``."""
+    side = size * min(width, height) / chance.randint(*sides)
+    left, top = chance.uniform(0, width - side), chance.uniform(0, height - side)
+    return left, top, left + side, top + side
+
+
 def central_box(width: int, height: int, fraction: float) -> Box:
     """The central square whose side is ``fraction`` of the shorter side."""
     side = fraction * min(width, height)
@@ -90,8 +108,8 @@ def central_box(width: int, height: int, fraction: float) -> Box:
 class DecodedImages(Dataset[tuple[Tensor, int]]):
     """Images by ``(index, seed)``; the seed determines crop and flip, no seed means the central crop."""
 
-    def __init__(self, files: Files, size: int) -> None:
-        self.files, self.size = files, size
+    def __init__(self, files: Files, size: int, shorter_side: tuple[int, int] | None = None) -> None:
+        self.files, self.size, self.shorter_side = files, size, shorter_side
 
     def __getitem__(self, request: tuple[int, int | None]) -> tuple[Tensor, int]:
         from PIL.Image import Resampling, Transpose
@@ -99,11 +117,18 @@ class DecodedImages(Dataset[tuple[Tensor, int]]):
         index, seed = request
         image = decode(self.files.paths[index])
         chance = None if seed is None else random.Random(seed)
-        box = central_box(*image.size, CENTRAL) if chance is None else random_resized_box(*image.size, chance)
+        box = self._box(*image.size, chance)
         image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
         if chance is not None and chance.random() < 0.5:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         return torch.from_numpy(np.array(image)), self.files.labels[index]
+
+    def _box(self, width: int, height: int, chance: random.Random | None) -> Box:
+        if chance is None:
+            return central_box(width, height, CENTRAL)
+        if self.shorter_side is None:
+            return random_resized_box(width, height, chance)
+        return random_scaled_box(width, height, self.size, self.shorter_side, chance)
 
 
 class StreamingBatches(Batches):
@@ -123,7 +148,7 @@ class StreamingBatches(Batches):
     ) -> None:
         super().__init__(len(files), batch_size, shuffle=shuffle, generator=generator, last=last)
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
-        self._data = DecodedImages(files, options.image_size)
+        self._data = DecodedImages(files, options.image_size, options.shorter_side)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
         self._shift = (-IMAGENET_MEAN / IMAGENET_DEVIATION).to(device)
 

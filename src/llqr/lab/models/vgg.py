@@ -1,8 +1,10 @@
 """VGG16 with BatchNorm (Simonyan & Zisserman, 2015) in its CIFAR form: thirteen convolutions and one linear head.
 
 The two hidden layers of width 4096 before the head of the ImageNet network are left out, as is usual at 32 pixels;
-convolutions keep their biases.
+``hidden`` adds layers of the widths it gives. Convolutions keep their biases.
 """
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -13,9 +15,12 @@ STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 
 
 class Vgg(nn.Module):
-    """Stages of 3x3 convolutions, each followed by BatchNorm and ReLU and closed by a 2x2 max-pool."""
+    """Stages of 3x3 convolutions, each followed by BatchNorm and ReLU and closed by a 2x2 max-pool; a global mean.
 
-    def __init__(self, classes: int, channels: int, width: int) -> None:
+    Then the hidden layers, each with dropout before and ReLU after it, and a linear head.
+    """
+
+    def __init__(self, classes: int, channels: int, width: int, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for stage in STAGES:
@@ -25,16 +30,33 @@ class Vgg(nn.Module):
                 channels = fan_out
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
+        hidden_layers: list[nn.Module] = []
+        for fan_out in hidden:
+            hidden_layers += [nn.Dropout(dropout), nn.Linear(channels, fan_out), nn.ReLU()]
+            channels = fan_out
+        self.hidden = nn.Sequential(*hidden_layers)
         self.head = nn.Linear(channels, classes)
         he_normal(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.hidden(self.features(images).mean(dim=(2, 3))))
         return logits
 
 
-def vgg16_bn(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> Vgg:
-    """VGG16-BN; ``width`` is that of the first stage."""
+def vgg16_bn(
+    *,
+    classes: int = 10,
+    image_size: int = 32,
+    channels: int = 3,
+    width: int = 64,
+    hidden: Sequence[int] = (),
+    dropout: float = 0.0,
+) -> Vgg:
+    """VGG16-BN; ``width`` is that of the first stage, ``dropout`` acts on the inputs of the hidden layers."""
     if image_size < 32:
         raise ValueError(f"image_size must be at least 32 for vgg16-bn, which halves it five times, got {image_size}.")
-    return Vgg(classes, channels, width)
+    if any(fan_out < 1 for fan_out in hidden):
+        raise ValueError(f"hidden must hold positive widths, got {list(hidden)}.")
+    if not 0 <= dropout < 1 or (dropout and not hidden):
+        raise ValueError(f"dropout must lie in [0, 1) and needs hidden layers, got {dropout} with {list(hidden)}.")
+    return Vgg(classes, channels, width, hidden, dropout)

@@ -2,12 +2,12 @@
 
 A run belongs to a cell if its resolved configuration is the one that the cell's recipe gives the method. The name under
 which it was run does not matter: a run made for one table also counts where another table repeats the experiment, and a
-run with an overridden setting counts nowhere.
+run with an overridden setting counts nowhere. ``cifar100@paper`` is the table of the recipes' variant of that name.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -18,6 +18,9 @@ from llqr.lab.results.paper import paper
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 from llqr.lab.runs.record import RunRecord
 
+Measure = Literal["best", "last"]
+"""Which evaluation of a run counts. The paper prints the best one."""
+
 
 def names() -> list[str]:
     """The tables there are: those of the paper that compare methods, storage, and those that only we have."""
@@ -26,26 +29,37 @@ def names() -> list[str]:
     return list(dict.fromkeys([*printed, "storage", *ours]))
 
 
-def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
-    """The table of this name, filled with these runs."""
-    if name == "storage":
+def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> PaperTable:
+    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs.
+
+    Without the paper's numbers unless the best evaluation counts.
+    """
+    plain, at, variant = name.partition("@")
+    if plain not in names() or (plain == "storage" and at):
+        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, or TABLE@VARIANT, got {name!r}.")
+    if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
-    if name not in names():
-        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, got {name!r}.")
-    printed = paper().get(name, {"rows": {}, "seeds": None})
-    recipes = {known.partition("/")[2]: recipe.load(known) for known in recipe.names() if known.startswith(f"{name}/")}
+    printed = paper().get(plain, {"rows": {}, "seeds": None})
+    recipes = {
+        known.partition("/")[2]: recipe.load(f"{known}{at}{variant}")
+        for known in recipe.names()
+        if known.startswith(f"{plain}/")
+    }
     cells: list[PaperCell] = []
     for row in dict.fromkeys([*printed["rows"], *recipes]):
-        cells += _row(row, recipes.get(row), printed, runs)
+        cells += _row(row, recipes.get(row), printed, runs, measure)
     used = {origin for cell in cells for origin in cell.origins}
-    left_out = list(_left_out(name, recipes, runs, used))
+    left_out = list(_left_out(plain, recipes, runs, used))
     caveats = {row: known.caveat for row, known in recipes.items() if known.beside is not None}
-    return PaperTable(name, printed.get("metric") or _metric(cells, runs), cells, left_out, caveats)
+    metric = printed.get("metric") if measure == "best" else None
+    return PaperTable(name, metric or _metric(cells, runs, measure), cells, left_out, caveats)
 
 
-def _row(row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence[RunRecord]) -> Iterator[PaperCell]:
+def _row(
+    row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence[RunRecord], measure: Measure
+) -> Iterator[PaperCell]:
     def expected(numbers: dict[str, list[float]], column: str) -> Number | None:
-        if column not in numbers:
+        if column not in numbers or measure != "best":
             return None
         mean, *deviation = numbers[column]
         return Number(mean, deviation[0] if deviation else None, printed["seeds"])
@@ -59,7 +73,7 @@ def _row(row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence
         yield PaperCell(
             row,
             column,
-            _mean(_results(found, "best")),
+            _mean(_results(found, measure)),
             expected(own, column),
             tuple(one.origin for one in found),
             beside=expected(other, column),
@@ -95,11 +109,11 @@ def _mean(values: Sequence[float]) -> Number | None:
     return Number(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
 
 
-def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord]) -> str:
+def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord], measure: Measure) -> str:
     """What was measured, where the paper does not say."""
     used = {origin for cell in cells for origin in cell.origins}
     counted = (one.result["metric"] for one in runs if one.origin in used and one.result is not None)
-    return ", ".join(dict.fromkeys(f"best {metric}" for metric in counted))
+    return ", ".join(dict.fromkeys(f"{measure} {metric}" for metric in counted))
 
 
 def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord], used: set[str]) -> Iterator[str]:

@@ -28,13 +28,22 @@ ABSOLUTE = re.compile(r"""(?:^|(?<==)|(?<==["']))/[^"']*""")
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """``key = theirs, not ours`` for every setting in which two runs differ; a missing option is one not set."""
-    one, other = (dict(flatten({"run": plain(run)})) for run in (theirs, ours))
+    one, other = (dict(flatten({"run": plain(_with_effective_norm(run))})) for run in (theirs, ours))
     keys = sorted(key for key in {*one, *other} - {ELSEWHERE} if not _same(one.get(key), other.get(key)))
     return [f"{key.removeprefix('run.')} = {one.get(key)}, not {other.get(key)}" for key in keys]
 
 
 def _same(one: Any, other: Any) -> bool:
     return one == other or {str(one), str(other)} <= {"None", "{}"}
+
+
+def _with_effective_norm(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with the norm that its probe has in effect: without a metric, its norm is the Euclidean one."""
+    probe = run.get("probe")
+    if not probe or probe.get("kind") not in ("sam", "fsam"):
+        return run
+    norm = probe.get("norm") or "euclidean"
+    return run | {"probe": probe | {"norm": norm if run.get("geometry") else norm.replace("metric", "euclidean")}}
 
 
 def line_of(run: StoredRun) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""How the refreshes of a geometry went: counts, what `U` does to a gradient, and when to warn or give up."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from llqr.geometry.summary import summarise, weak_metric
+from llqr.metric import Metric
+from llqr.refresh.effect import WEAK, Effect
+from llqr.refresh.guards import Findings
+from llqr.refresh.report import Refresh, RefreshError, RefreshWarning
+
+#: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
+WEAK_REFRESHES = 3
+COUNTERS = ("refreshes", "failures", "failures_in_a_row")
+
+
+class Outcomes:
+    """Counts refreshes and keeps the effect of the last accepted one.
+
+    Args:
+        metric: what is learned.
+        max_failures: rejected refreshes in a row before an error.
+    """
+
+    def __init__(self, metric: Metric, max_failures: int) -> None:
+        self.refreshes = 0
+        self.failures = 0
+        self.failures_in_a_row = 0
+        self._weak_in_a_row = 0
+        self._metric, self._max_failures = metric, max_failures
+        self._effect: Effect | None = None
+        self.layers: Mapping[str, Effect] = {}
+
+    @property
+    def accepted(self) -> int:
+        return self.refreshes - self.failures
+
+    def count(self, report: Refresh, found: Findings) -> None:
+        self.refreshes += 1
+        self.failures += not report.accepted
+        self.failures_in_a_row = 0 if report.accepted else self.failures_in_a_row + 1
+        if report.accepted:
+            self._effect, self.layers = found.effect, found.layers
+
+    def judge(self, report: Refresh, stacklevel: int) -> None:
+        """Warn of a rejected refresh, or of a metric that does nearly nothing; raise after too many rejected ones."""
+        if not report.accepted:
+            self._complain(report, stacklevel + 1)
+        elif self._metric.stored():
+            self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
+            if self._weak_in_a_row == WEAK_REFRESHES:
+                warnings.warn(weak_metric(report.change, self._structures()), RefreshWarning, stacklevel)
+
+    def _complain(self, report: Refresh, stacklevel: int) -> None:
+        message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
+        if self.failures == 1:
+            warnings.warn(message + " (said once; see Geometry.failures)", RefreshWarning, stacklevel)
+        if self.failures_in_a_row >= self._max_failures:
+            raise RefreshError(f"{message}; {self.failures_in_a_row} in a row (max_failures={self._max_failures})")
+
+    def summary(self) -> str:
+        return summarise(self._effect, self.layers, self._structures(), self.accepted)
+
+    def _structures(self) -> set[str]:
+        """Of the matrices, or of everything in a network without any."""
+        matrices = {self._metric.kinds[block.name] for block in self._metric.blocks if block.is_matrix}
+        return matrices or set(self._metric.kinds.values())
+
+    def state(self) -> dict[str, int]:
+        return {key: getattr(self, key) for key in COUNTERS}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        for key in COUNTERS:
+            setattr(self, key, int(state[key]))
