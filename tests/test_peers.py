@@ -3,7 +3,6 @@
 Its `step(closure)` expects the centre's gradients to be there already, so its loop calls the closure once before.
 """
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -140,31 +139,3 @@ def test_friendly_sam_with_lam_zero_needs_no_adaptation():
         lambda m: llqr.FriendlySAM(kind(m.parameters(), **settings), rho=0.3, lam=0.0),
         lambda m: pytorch_optimizer.FriendlySAM(m.parameters(), kind, rho=0.3, lmbda=0.0, **settings),
     )
-
-
-@pytest.mark.parametrize(
-    ("call", "meant"),
-    [
-        (
-            lambda p: llqr.SAM(p, torch.optim.SGD, rho=0.1, lr=0.1, momentum=0.9),
-            "llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rho=0.1)",
-        ),
-        (
-            lambda p: llqr.SAM(p, torch.optim.AdamW, adaptive=True, lr=0.1),
-            "llqr.ASAM(torch.optim.AdamW(model.parameters(), lr=0.1))",
-        ),
-        (
-            lambda p: llqr.FriendlySAM(params=p, base_optimizer=torch.optim.SGD, lr=0.1),
-            "llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1))",
-        ),
-        (
-            lambda p: llqr.LLQRSAM(list(p), torch.optim.SGD, rho=0.1, lr=0.1),
-            "llqr.LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)",
-        ),
-        (lambda p: llqr.SAM(p, lr=0.1), "llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))"),
-    ],
-    ids=["davda54 and pytorch_optimizer", "adaptive", "by name", "with a metric", "parameters alone"],
-)
-def test_the_constructor_shape_of_the_peers_says_what_to_write(call, meant):
-    with pytest.raises(TypeError, match="base: expected a constructed optimizer; write " + re.escape(meant) + "$"):
-        call(nn.Linear(2, 2).parameters())

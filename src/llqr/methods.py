@@ -8,7 +8,6 @@ import torch
 
 from llqr.geometry import Geometry, GeometryLike
 from llqr.optimizer import Optimizer, Settings
-from llqr.peer_shapes import takes_an_optimizer
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm
 from llqr.schedule import Schedule
@@ -31,7 +30,6 @@ class SAM(Optimizer):
         >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05)
     """
 
-    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -58,7 +56,6 @@ class LLQRSAM(SAM):
         >>> opt = LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)
     """
 
-    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -84,7 +81,6 @@ class ASAM(Optimizer):
         >>> opt = ASAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
     """
 
-    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -106,7 +102,6 @@ class FisherSAM(Optimizer):
         >>> opt = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1)
     """
 
-    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -128,7 +123,6 @@ class FriendlySAM(Optimizer):
         >>> opt = FriendlySAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6)
     """
 
-    @takes_an_optimizer
     def __init__(
         self,
         base: Base,
@@ -151,7 +145,6 @@ class LLQR(Optimizer):
         >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
     """
 
-    @takes_an_optimizer
     def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
         _check_given(geometry)
         super().__init__(base, None, geometry, **settings)
