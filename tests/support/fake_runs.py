@@ -44,6 +44,7 @@ def record(epoch, method, best, task, epochs):
     learns = method in METRIC_METHODS
     report = {"step": 10 * epoch, "accepted": epoch != 2, "reason": "", "objective_before": -2.0}
     report |= {"objective_after": math.nan if epoch == 2 else -3.0, "seconds": 0.5, "engine": "forward"}
+    report |= {"change": math.nan if epoch == 2 else 0.1 * epoch, "cosine": 1 - 0.1 * epoch}
     return {
         "epoch": epoch,
         "step": 10 * epoch,

@@ -31,7 +31,7 @@ def llqr(capsys, tmp_path, monkeypatch):
 def test_storage_prints_the_papers_numbers(llqr):
     code, out, _ = llqr("storage", "--json")
     assert code == 0
-    row = json.loads(out)[4]
+    row = next(one for one in json.loads(out) if one["model"] == "ViT-B/16")
     assert (row["model"], row["structure"], row["precond_params"], row["total_mib"]) == (
         "ViT-B/16",
         "e-kfac",
@@ -176,6 +176,16 @@ def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llq
     assert llqr("train", "digits/mlp", *QUICK, "--method", "sam", "--max-minutes", "0")[0] == 75
 
 
+def test_compare_puts_several_recipes_on_one_page(llqr, tmp_path):
+    names = ("digits/mlp-noisy", "digits/mlp-clean")
+    code, out, _ = llqr("compare", *names, "--methods", "sgdm", "--seeds", "1", *QUICK)
+    assert code == 0
+    page = (tmp_path / "runs/report.html").read_text()
+    for name in names:
+        assert name in out
+        assert f'id="{name.replace("/", "-")}"' in page
+
+
 def test_a_recipe_may_be_a_file(llqr, tmp_path):
     (tmp_path / "mine.toml").write_text('extends = "digits/mlp"\ntitle = "Mine"\n[training]\nepochs = 1\n')
     code, _, _ = llqr("train", "mine.toml", "--device", "cpu", "--quiet")
@@ -190,9 +200,16 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
     folder = tmp_path / "runs/digits/mlp/llqr-ngd/seed0"
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    logged = [json.loads(line)["test"]["accuracy"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    logged = [record["test"]["accuracy"] for record in records]
     assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx(logged)
     assert "spectrum/median" in events.Tags()["scalars"]
+    reports = [report for record in records for report in record["refreshes"]]
+    assert reports
+    for key in ("change", "cosine"):
+        found = events.Scalars(f"refresh/{key}")
+        assert [event.step for event in found] == [report["step"] for report in reports]
+        assert [event.value for event in found] == pytest.approx([report[key] for report in reports])
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ TABLES = {
 }
 
 
-OURS = {"digits/mlp", "iwslt14/europarl-de-en", "language/europarl-en"}
+OURS = {"digits/mlp", "digits/mlp-clean", "digits/mlp-noisy", "iwslt14/europarl-de-en", "language/europarl-en"}
 TRANSLATION = "iwslt14/transformer_iwslt_de_en"
 
 

@@ -149,6 +149,45 @@ def test_sharpness_slices_and_refreshes_are_shown(runs):
     assert "layer 5" in refreshes["lowest U"]["title"]
 
 
+def test_the_effect_of_the_metric_on_gradients_is_shown(runs):
+    """The last accepted refresh counts: of four, the second was rejected, and the fourth changed g by 40 %."""
+    found = page(runs)
+    row = found.table("method", "refreshes")["llqr-ngd+sam"]
+    assert (row["change of g"]["text"], row["cos(g, Ug)"]["text"]) == ("40 %", "0.600")
+    assert "0.4  digits/mlp/llqr-ngd+sam/seed0/log.jsonl: refreshes.change" in row["change of g"]["title"]
+    assert "Change of a gradient by U" in found.text
+    rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
+    assert [row[8]["text"] for row in rows] == ["–", "–", "–", "40 %", "40 %"]
+    assert "J is the objective that a refresh minimises" in found.text
+    assert "nearly nothing" not in found.text
+
+
+def rewrite_reports(root, change):
+    """Change the report of every refresh in the logs, in place."""
+    for log in root.rglob("log.jsonl"):
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        for report_of_refresh in (one for record in records for one in record["refreshes"]):
+            change(report_of_refresh)
+        log.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def test_a_metric_next_to_the_identity_is_called_that(runs):
+    rewrite_reports(runs / "digits/mlp/llqr-ngd+sam/seed0", lambda one: one.update(change=0.0002))
+    said = "The metric of llqr-ngd+sam changed gradients by 0.02 %{}: it did nearly nothing."
+    assert said.format(" in 1 of 2 runs") in page(runs).text
+    rewrite_reports(runs / "digits/mlp/llqr-ngd+sam/seed1", lambda one: one.update(change=0.0002))
+    assert said.format("") in page(runs).text
+
+
+def test_logs_from_before_the_effect_was_logged_are_read(runs):
+    rewrite_reports(runs, lambda one: [one.pop(key) for key in ("change", "cosine")])
+    found = page(runs)
+    assert found.table("method", "refreshes")["llqr-ngd+sam"]["change of g"]["text"] == "–"
+    assert "Change of a gradient by U" not in found.text
+    headings = [cell["text"] for header, *_ in found.tables for cell in header if header[1]["text"] == "seed"]
+    assert "change of g" not in headings
+
+
 def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     write_analysis(write_run(tmp_path, "llqr-ngd", 0), 4.0, None, reason="U is not positive")
     cell = page(tmp_path).table("method", "top eigenvalue")["llqr-ngd"]["perceived"]

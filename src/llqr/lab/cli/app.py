@@ -76,7 +76,7 @@ def recipes(as_json: options.Json = False) -> None:
 
 @app.command("storage")
 def show_storage(as_json: options.Json = False) -> None:
-    """Print the paper's storage table, counted from the layout of the metric."""
+    """Print the paper's storage table and cheaper structures, counted from the layout of the metric."""
     rows = storage.rows()
     if as_json:
         print(json.dumps([row.to_dict() for row in rows], indent=1))

@@ -1,7 +1,7 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +19,13 @@ from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
+from llqr.lab.results import against as comparisons
 from llqr.lab.results import build_table, markdown, measurements
+from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import write_text
-from llqr.lab.runs.record import RunRecord
 
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
@@ -91,6 +92,13 @@ def table(
     ] = None,
     folder: Annotated[Path, typer.Option("--results", help="Folder with the files of results, *.jsonl.")] = RESULTS,
     write: Annotated[Path | None, typer.Option(help="Rewrite the marked tables in this Markdown file.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the paper's numbers: the differences to this method, such as sam, with Welch's p."
+        ),
+    ] = None,
+    measure: Annotated[Measure, typer.Option(help="Which evaluation of a run counts.")] = "best",
     as_json: options.Json = False,
 ) -> None:
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
@@ -101,15 +109,16 @@ def table(
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
         write_text(write, markdown.regenerate(write.read_text(), runs, folder))
+    elif against is not None and name is not None:
+        _show_comparison(build_table.build(name, runs, measure), against, as_json)
     elif name is not None and as_json:
-        print(json.dumps([cell.to_dict() for cell in build_table.build(name, runs).cells], indent=1))
+        print(json.dumps([cell.to_dict() for cell in build_table.build(name, runs, measure).cells], indent=1))
     elif name is not None:
-        show_table(name, runs)
+        show_table(build_table.build(name, runs, measure))
 
 
-def show_table(name: str, runs: Sequence[RunRecord], rows: Sequence[str] = ()) -> None:
-    """Print a table, or some of its rows, and which runs do not count in it."""
-    built = build_table.build(name, runs).of_rows(rows)
+def show_table(built: PaperTable) -> None:
+    """Print a table, and which runs do not count in it."""
     show(_as_table(built))
     for note in footnotes(built):
         print(note)
@@ -119,10 +128,34 @@ def show_table(name: str, runs: Sequence[RunRecord], rows: Sequence[str] = ()) -
         print(f"Not counted: {reason}")
 
 
-def _as_table(built: PaperTable) -> Table:
+def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
+    """Print how the methods of a table differ from one of them."""
+    found = comparisons.compare(built, reference)
+    if as_json:
+        print(json.dumps([one.to_dict() for one in found], indent=1))
+        return
+    if not found:
+        print("Nothing is measured yet.")
+        return
+    shown = _empty_table(built, comparisons.headings(found[0].reference))
+    previous = ""
+    for one in found:
+        shown.add_row("" if one.row == previous else one.row, one.method, *one.texts())
+        previous = one.row
+    show(shown)
+    print(comparisons.explanation(found[0].reference))
+
+
+def _empty_table(built: PaperTable, headings: Iterable[str]) -> Table:
     shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in ("measured", "n", *(TESTED if built.tested else ()), "paper", "n", "difference"):
+    for heading in headings:
         shown.add_column(heading, justify="right")
+    return shown
+
+
+def _as_table(built: PaperTable) -> Table:
+    headings = ("measured", "n", *(TESTED if built.tested else ()), "paper", "n", "difference")
+    shown = _empty_table(built, headings)
     previous = ""
     for cell in built.cells:
         measured, *others = texts(cell, built)

@@ -19,7 +19,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results import measurements
+from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
 from llqr.lab.runs import stored
@@ -112,8 +112,9 @@ def train(
 
 
 def compare(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe, recipe@variant, or a TOML file.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE]...", help="Recipes, each a name, recipe@variant, or a TOML file."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Instead of RECIPE: the data set.")] = None,
     model: Annotated[str | None, typer.Option(help="Instead of RECIPE: the network.")] = None,
@@ -122,8 +123,9 @@ def compare(
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
-    label, chosen = _recipe_for(name, data, model, how)
-    planned = plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
+    planned: list[PlannedRun] = []
+    for label, chosen in _recipes_for(names, data, model, how).items():
+        planned += plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
     if _make(planned, how):
         _report(planned, how)
         _keep(planned, how)
@@ -151,7 +153,7 @@ def reproduce(
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"
-            reporting.show_table(shown, measurements.read(how.keep.parent), row or ())
+            reporting.show_table(build_table.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
 def _filed_under(name: str) -> str:
@@ -160,18 +162,20 @@ def _filed_under(name: str) -> str:
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 
 
-def _recipe_for(name: str | None, data: str | None, model: str | None, how: RunOptions) -> tuple[str, Recipe]:
-    """The recipe of that name, or that of a data set with a network, which may be one that no row has."""
-    if (name is None) == (data is None and model is None):
+def _recipes_for(
+    names: Sequence[str] | None, data: str | None, model: str | None, how: RunOptions
+) -> dict[str, Recipe]:
+    """The recipes of these names, or that of a data set with a network, which may be one that no row has."""
+    if (not names) == (data is None and model is None):
         raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
-    if name is not None:
-        return _filed_under(name), how.load(name)
+    if names:
+        return {_filed_under(name): how.load(name) for name in names}
     if data is None or model is None:
         raise ConfigurationError(f"{'--data' if data is None else '--model'} must be given too.")
     label, rows = f"{data}/{model}", _rows(data, None)
     if label in rows:
-        return label, how.load(label)
-    return label, how.load(rows[0], f"model.name={json.dumps(model)}")
+        return {label: how.load(label)}
+    return {label: how.load(rows[0], f"model.name={json.dumps(model)}")}
 
 
 def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:

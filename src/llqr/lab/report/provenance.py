@@ -1,12 +1,16 @@
 """Where the numbers come from: every run with its files, settings, versions, machines and commands."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
+from llqr.lab.report.refreshes import last_effect
 from llqr.lab.report.section import Part, Section, result_of, sources
-from llqr.lab.report.sourced_numbers import duration, single
+from llqr.lab.report.sourced_numbers import Sourced, duration, single
 from llqr.lab.runs.json_files import flatten
 from llqr.lab.runs.stored import StoredRun
+from llqr.refresh.effect import percent
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 
@@ -14,10 +18,13 @@ FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint
 def every_run(section: Section) -> Part:
     """One row per run, with its files."""
     metric = result_of(section.finished[0])["metric"] if section.finished else "metric"
+    effects = {run.path: last_effect(section, run, "change") for run in section.runs}
+    shown = effects if any(effects.values()) else {}
     rows = []
     for method, runs in section.by_method(section.runs):
         rows += [
-            HtmlRow(_cells(section, run), "" if number else section.rows_of(method)) for number, run in enumerate(runs)
+            HtmlRow(_cells(section, run, shown), "" if number else section.rows_of(method))
+            for number, run in enumerate(runs)
         ]
     headings = [
         "method",
@@ -28,12 +35,13 @@ def every_run(section: Section) -> Part:
         f"last {metric}",
         "time",
         "per second",
+        *(["change of g"] if shown else []),
         "files",
     ]
     return Part("Runs", tables=[HtmlTable(headings, rows)])
 
 
-def _cells(section: Section, run: StoredRun) -> list[HtmlCell]:
+def _cells(section: Section, run: StoredRun, effects: Mapping[Path, Sourced | None]) -> list[HtmlCell]:
     log, file = section.link(run, "log.jsonl"), section.link(run, "result.json")
     cells = [
         HtmlCell(run.method, link=section.link(run)),
@@ -52,6 +60,9 @@ def _cells(section: Section, run: StoredRun) -> list[HtmlCell]:
             HtmlCell(duration(time.value), time.value, str(time), file),
             HtmlCell(f"{rate.value:,.0f} {run.result['unit']}", rate.value, str(rate), file),
         ]
+    if effects:
+        effect = effects[run.path]
+        cells.append(EMPTY if effect is None else HtmlCell(percent(effect.value), effect.value, str(effect), log))
     present = [name for name in FILES if (run.path / name).exists()]
     return [*cells, HtmlCell("", files=[(name, section.link(run, name)) for name in present])]
 

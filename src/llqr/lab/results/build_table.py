@@ -7,7 +7,7 @@ run with an overridden setting counts nowhere. ``cifar100@paper`` is the table o
 
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -18,6 +18,9 @@ from llqr.lab.results.paper import paper
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 from llqr.lab.runs.record import RunRecord
 
+Measure = Literal["best", "last"]
+"""Which evaluation of a run counts. The paper prints the best one."""
+
 
 def names() -> list[str]:
     """The tables there are: those of the paper that compare methods, storage, and those that only we have."""
@@ -26,8 +29,11 @@ def names() -> list[str]:
     return list(dict.fromkeys([*printed, "storage", *ours]))
 
 
-def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
-    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs."""
+def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> PaperTable:
+    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs.
+
+    Without the paper's numbers unless the best evaluation counts.
+    """
     plain, at, variant = name.partition("@")
     if plain not in names() or (plain == "storage" and at):
         raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, or TABLE@VARIANT, got {name!r}.")
@@ -41,16 +47,19 @@ def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
     }
     cells: list[PaperCell] = []
     for row in dict.fromkeys([*printed["rows"], *recipes]):
-        cells += _row(row, recipes.get(row), printed, runs)
+        cells += _row(row, recipes.get(row), printed, runs, measure)
     used = {origin for cell in cells for origin in cell.origins}
     left_out = list(_left_out(plain, recipes, runs, used))
     caveats = {row: known.caveat for row, known in recipes.items() if known.beside is not None}
-    return PaperTable(name, printed.get("metric") or _metric(cells, runs), cells, left_out, caveats)
+    metric = printed.get("metric") if measure == "best" else None
+    return PaperTable(name, metric or _metric(cells, runs, measure), cells, left_out, caveats)
 
 
-def _row(row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence[RunRecord]) -> Iterator[PaperCell]:
+def _row(
+    row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence[RunRecord], measure: Measure
+) -> Iterator[PaperCell]:
     def expected(numbers: dict[str, list[float]], column: str) -> Number | None:
-        if column not in numbers:
+        if column not in numbers or measure != "best":
             return None
         mean, *deviation = numbers[column]
         return Number(mean, deviation[0] if deviation else None, printed["seeds"])
@@ -64,7 +73,7 @@ def _row(row: str, known: Recipe | None, printed: dict[str, Any], runs: Sequence
         yield PaperCell(
             row,
             column,
-            _mean(_results(found, "best")),
+            _mean(_results(found, measure)),
             expected(own, column),
             tuple(one.origin for one in found),
             beside=expected(other, column),
@@ -100,11 +109,11 @@ def _mean(values: Sequence[float]) -> Number | None:
     return Number(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
 
 
-def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord]) -> str:
+def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord], measure: Measure) -> str:
     """What was measured, where the paper does not say."""
     used = {origin for cell in cells for origin in cell.origins}
     counted = (one.result["metric"] for one in runs if one.origin in used and one.result is not None)
-    return ", ".join(dict.fromkeys(f"best {metric}" for metric in counted))
+    return ", ".join(dict.fromkeys(f"{measure} {metric}" for metric in counted))
 
 
 def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord], used: set[str]) -> Iterator[str]:

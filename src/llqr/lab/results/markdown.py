@@ -1,7 +1,9 @@
 """Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``, written by `llqr table --write`.
 
 ``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
-table of a variant of the recipes. ``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
+table of a variant of the recipes. With ``against=sam`` it shows the differences to that method instead of the paper's
+numbers, and with ``measure=last`` the last evaluation of every run counts, not the best.
+``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
 ``results/bench/FILE.json``, which a command of `llqr bench` wrote.
 """
 
@@ -11,29 +13,44 @@ from pathlib import Path
 
 from llqr.lab.bench import record_markdown
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results import build_table
+from llqr.lab.results import against, build_table
+from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs.record import RunRecord
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
+MEASURES: dict[str, Measure] = {"best": "best", "last": "last"}
 
 
 def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
     """The text with every marked block rewritten from these runs and the benchmarks in a folder of results."""
     pieces: list[str] = []
     position = 0
-    for name, rows, start, end in _blocks(text):
+    for name, words, start, end in _blocks(text):
         if name.startswith("bench/"):
-            made = record_markdown.markdown(results / f"{name}.json", rows)
+            made = record_markdown.markdown(results / f"{name}.json", words)
         else:
-            table = build_table.build(name, runs)
-            unknown = [row for row in rows if row not in {cell.row for cell in table.cells}]
-            if unknown:
-                raise ConfigurationError(f"table:{name}: there is no row {unknown[0]!r}.")
-            made = markdown(table, rows)
+            made = _block(name, words, runs)
         pieces += [text[position:start], "\n", made, "\n"]
         position = end
     return "".join([*pieces, text[position:]])
+
+
+def _block(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
+    """One of the paper's tables as its mark asks for it: rows, and options with an equals sign."""
+    rows = [word for word in words if "=" not in word]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    unknown = [key for key in options if key not in ("against", "measure")]
+    if unknown:
+        raise ConfigurationError(f"table:{name}: the options are against and measure, got {unknown[0]!r}.")
+    measure = options.get("measure", "best")
+    if measure not in MEASURES:
+        raise ConfigurationError(f"table:{name}: measure must be one of {', '.join(MEASURES)}, got {measure!r}.")
+    table = build_table.build(name, runs, MEASURES[measure])
+    missing = [row for row in rows if row not in {cell.row for cell in table.cells}]
+    if missing:
+        raise ConfigurationError(f"table:{name}: there is no row {missing[0]!r}.")
+    return compared(table, options["against"], rows) if "against" in options else markdown(table, rows)
 
 
 def names(text: str) -> list[str]:
@@ -62,9 +79,25 @@ def markdown(table: PaperTable, rows: Sequence[str] = ()) -> str:
     headings = ["measured", "n", *(TESTED if chosen.tested else ()), "paper", "n", "difference"]
     lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
     lines += [f"| {' | '.join((cell.row, cell.column, *texts(cell, chosen)))} |" for cell in chosen.measured]
-    lines += ["", f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."]
+    lines += ["", _what(table)]
     for caveat in footnotes(chosen):
         lines += ["", caveat]
     if chosen.missing:
         lines += ["", f"Not measured yet: {chosen.missing_in_words()}."]
     return "\n".join(lines)
+
+
+def compared(table: PaperTable, reference: str, rows: Sequence[str] = ()) -> str:
+    """The measured cells and their differences to one method."""
+    found = against.compare(table.of_rows(rows), reference)
+    if not found:
+        return "Nothing is measured yet."
+    reference = found[0].reference
+    headings = against.headings(reference)
+    lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
+    lines += [f"| {' | '.join((one.row, one.method, *one.texts()))} |" for one in found]
+    return "\n".join([*lines, "", f"{_what(table)} {against.explanation(reference)}"])
+
+
+def _what(table: PaperTable) -> str:
+    return f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."

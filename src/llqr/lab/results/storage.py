@@ -1,5 +1,8 @@
 """The paper's storage table, counted from the layout of the metric: no factor is allocated.
 
+The paper has e-kfac and diag-kfac on three ViTs. Beside them stand the cheaper forms of e-kfac, and ResNet-18, where
+e-kfac has bases of 4608 x 4608 for the long side of a convolution.
+
 Every number is held in float32. A metric is split evenly over ``shards`` devices, each of which holds the whole model:
 ``parameters + scalars / shards`` numbers per device.
 """
@@ -19,8 +22,9 @@ NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
     "ViT-Ti/16": ("vit-ti", {"image_size": 64, "patch": 8, "classes": 200}),
     "ViT-B/16": ("vit-b", {}),
     "ViT-L/16": ("vit-l", {}),
+    "ResNet-18": ("resnet18", {"classes": 100}),
 }
-STRUCTURES = ("e-kfac", "diag-kfac")
+STRUCTURES = ("e-kfac", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac")
 SHARDS = (1, 4)
 MIB = 2**20
 
@@ -50,7 +54,7 @@ class Storage:
 
 
 def rows() -> list[Storage]:
-    """The table, in the paper's order."""
+    """The table; the paper's rows are in its order."""
     table = []
     for title, (name, options) in NETWORKS.items():
         with torch.device("meta"):

@@ -1,5 +1,6 @@
 """The log of a run for TensorBoard, beside the JSON lines and with the same names."""
 
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ from llqr.lab.runs.json_files import flatten
 
 
 class Board:
-    """Writes every number of a record by step; what an earlier command wrote after ``step`` is superseded."""
+    """Writes every number of a record by its step, and the effect of every refresh by the step where it began.
+
+    What an earlier command wrote after ``step`` is superseded.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
@@ -23,6 +27,10 @@ class Board:
         for key, value in flatten(record):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._writer.add_scalar(key.replace(".", "/"), value, record["step"])
+        for report in record["refreshes"]:
+            for key in ("change", "cosine"):
+                if report["accepted"] and isfinite(report.get(key, nan)):  # old checkpoints hold reports without it
+                    self._writer.add_scalar(f"refresh/{key}", report[key], report["step"])
         self._writer.flush()
 
     def close(self) -> None:
