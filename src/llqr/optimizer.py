@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.schedule import check_number
-from llqr.step import amp, gradients, saved_state
+from llqr.step import amp, gradients
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
+from llqr.step.wrapper import Wrapper
 
 Closure = Callable[[], Any]
 
@@ -32,28 +32,7 @@ class Settings(TypedDict, total=False):
     buffers: Literal["centre", "probe"]
 
 
-@dataclass
-class _Run:
-    """What changes from step to step.
-
-    An object of its own: frameworks hand out imitations of an optimizer, which look up what they lack in the original
-    but would keep for themselves what is assigned to them.
-
-    Attributes:
-        between: whether `first_step` has been called, and `second_step` not yet.
-        scaler: the `GradScaler` that is calling `step`.
-        called: whether there has been a step, whichever way it was called; schedulers ask for it.
-        warned: whether it has been said that a step had no gradients.
-    """
-
-    steps: int = 0
-    between: bool = False
-    scaler: Any = None
-    called: bool = False
-    warned: bool = False
-
-
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Wrapper):
     """Any point of probe x metric x transport x base optimizer.
 
     Args:
@@ -128,12 +107,8 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         if no_sync is not None and not callable(no_sync):
             raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
-        super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
-        self.base = base
-        self.probe = probe
-        self.geometry = geometry
+        super().__init__(base, probe, geometry)
         self.transport = transport
-        self._run = _Run()
         self._no_sync = no_sync
         self._same_dropout = same_dropout
         self._buffers_of_probe = buffers == "probe"
@@ -141,61 +116,6 @@ class Optimizer(torch.optim.Optimizer):
             model = geometry.model
         self._modules = OwningModules(model)
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
-
-    # -- groups and state are the base optimizer's own objects, even after it replaces them (load_state_dict does) ----
-    # `base` may be missing (while torch constructs) or be looked up by an imitation of this class that delegates.
-
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if hasattr(self, "base"):
-            self.base.param_groups = groups
-
-    @property  # type: ignore[override]
-    def state(self) -> Any:
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        if hasattr(self, "base"):
-            self.base.state = state
-
-    @property  # type: ignore[override]
-    def defaults(self) -> dict[str, Any]:
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        if hasattr(self, "base"):
-            self.base.defaults = defaults
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps done, which schedules are functions of."""
-        return self._run.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._run.steps = steps
-
-    @property
-    def _opt_called(self) -> bool:
-        return self._run.called
-
-    @_opt_called.setter
-    def _opt_called(self, called: bool) -> None:
-        self._run.called = called
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """What only the base has, such as `train` and `eval` of schedule-free optimizers."""
-            if name.startswith("_") or name in ("base", "grad_scale", "found_inf"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(self.base, name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "base"):
@@ -480,92 +400,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for group in self.param_groups for p in group["params"])
-
-    def _order(self) -> list[Tensor]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
-    # -- state ---------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
-
-        They stand in the first group too: `torch.distributed.checkpoint.state_dict` keeps only states and groups.
-        """
-        self._check_centre("state_dict")
-        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
-            pre_hook(self)
-        state = self.base.state_dict()
-        state["llqr"] = {
-            "steps": self.steps,
-            "shapes": self._shapes(),
-            "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
-            "geometry": None if self.geometry is None else self.geometry.state_dict(),
-        }
-        state["param_groups"][0]["llqr"] = saved_state.OwnState.of(state["llqr"])
-        for post_hook in self._optimizer_state_dict_post_hooks.values():
-            replaced = post_hook(self, state)
-            state = state if replaced is None else replaced
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
-        """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
-
-        Args:
-            adopt: also take the state of a plain base optimizer, saved before it was wrapped: its momenta and groups.
-                Probe, geometry and counters stay as they are.
-        """
-        self._check_centre("load_state_dict")
-        state = dict(state_dict)
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            replaced = pre_hook(self, state)
-            state = state if replaced is None else dict(replaced)
-        state, own = saved_state.taken_apart(state)
-        if own is None and not adopt:
-            raise ValueError(
-                "state_dict: no 'llqr' entry, so it was not saved by this optimizer; pass adopt=True to take the state "
-                "of a plain base optimizer"
-            )
-        if own is not None:
-            saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
-            saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
-            saved_state.check_shapes(own["shapes"], self._shapes())
-        saved_state.check_groups(state["param_groups"], self.param_groups)
-        before = self.base.state_dict()
-        self.base.load_state_dict(state)
-        try:
-            if own is not None:
-                self._load_own(own)
-        except BaseException:
-            self.base.load_state_dict(before)
-            raise
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
-            post_hook(self)
-
-    def _load_own(self, own: Mapping[str, Any]) -> None:
-        steps = int(own["steps"])
-        memory = None if self.probe is None else self.probe.state_dict(self._order())
-        if self.probe is not None:
-            self.probe.load_state_dict(own["probe"], self._order())
-        try:
-            if self.geometry is not None:
-                self.geometry.load_state_dict(own["geometry"])
-        except BaseException:
-            if self.probe is not None and memory is not None:
-                self.probe.load_state_dict(memory, self._order())
-            raise
-        self.steps = steps
-
-    def _check_centre(self, what: str) -> None:
-        if self._run.between:
-            raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
-
-    def _shapes(self) -> list[list[int]]:
-        return [list(parameter.shape) for parameter in self._order()]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
-        self._check_centre("copy")
-        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
         probe = None if self.probe is None else self.probe.name
