@@ -305,7 +305,7 @@ class Geometry:
             engine=self.engine,
             seconds=progress.seconds,
         )
-        self._outcomes.count(report, found)
+        self._outcomes.count(report, found, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
         self._outcomes.judge(report, stacklevel=5)

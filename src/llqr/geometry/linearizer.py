@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from llqr.curvature import (
@@ -65,7 +66,8 @@ class Linearizer:
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
-        self._ranks = _ranks(model, runtime, summed=(divergence.scale if scale is None else scale) == "sum")
+        self._summed = (divergence.scale if scale is None else scale) == "sum"
+        self._ranks = _ranks(model, runtime, self._summed)
         self._engine: Engine | None = None
         self._checked = False
         self._announced: set[str] = set()
@@ -95,6 +97,11 @@ class Linearizer:
             micro_batch=self._runtime.micro_batch,
             autocast=self._runtime.autocast,
         )
+
+    def learn_with(self, group: dist.ProcessGroup) -> None:
+        """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
+        if self._ranks is None:
+            self._ranks = Ranks(group, self._summed)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""

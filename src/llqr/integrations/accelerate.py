@@ -1,0 +1,87 @@
+"""Accelerate: the two passes of a loop that calls `accelerator.backward` and `optimizer.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from llqr.integrations.passes import Passes
+
+
+class TwoPasses:
+    """Takes the place of `accelerator.backward`; the rest of the loop stays as it is.
+
+    Inside `accelerator.accumulate` it remembers the micro-batches, and after the last one it runs them all again at the
+    probe. `optimizer.step()` then ends the step, with the loss scale of `mixed_precision="fp16"` and after clipping.
+
+    Args:
+        accelerator: whose `backward` it calls.
+        optimizer: what `accelerator.prepare` returned for an optimizer of llqr.
+        model: what `accelerator.prepare` returned for the model; spares several processes a reduction for each
+            micro-batch of the second pass.
+
+    Example:
+        >>> import llqr
+        >>> accelerator, net = Accelerator(cpu=True), nn.Linear(4, 3)
+        >>> net, opt = accelerator.prepare(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
+        >>> passes = TwoPasses(accelerator, opt)
+        >>> with accelerator.accumulate(net):
+        ...     loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))
+        ...     opt.step()
+        ...     opt.zero_grad()
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> None:
+        self._accelerator = accelerator
+        self._passes = Passes(optimizer, accelerator.num_processes)
+        self._model = model
+
+    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None) -> Tensor:
+        """`accelerator.backward(compute_loss(*args))`; after the last micro-batch all of them again, at the probe.
+
+        Args:
+            compute_loss: the loss of a micro-batch; Accelerate divides it by their number.
+            args: the micro-batch, in whatever form `compute_loss` takes it.
+            batch: what a refresh learns from when one is due.
+
+        Returns:
+            The loss at the centre.
+        """
+        self._passes.record(self._forward_backward, compute_loss, *args)
+        loss = self._forward_backward(compute_loss, *args)
+        if self._accelerator.sync_gradients:
+            self._passes.repeat_at_probe(
+                batch=batch,
+                grad_scaler=self._accelerator.scaler,
+                unsynced=partial(self._accelerator.no_sync, self._model),
+                refreshing=forward_as_written,
+            )
+        return loss
+
+    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        loss = compute_loss(*args)
+        self._accelerator.backward(loss)
+        return loss.detach()
+
+
+@contextmanager
+def forward_as_written(model: nn.Module) -> Iterator[None]:
+    """Without the autocast that `prepare` puts into a model's `forward`: a refresh has a precision of its own."""
+    own = model.__dict__
+    if "_original_forward" not in own:
+        yield
+        return
+    prepared = own["forward"]
+    model.forward = own["_original_forward"]
+    try:
+        yield
+    finally:
+        model.forward = prepared

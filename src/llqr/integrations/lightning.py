@@ -1,0 +1,184 @@
+"""Lightning: a callback that runs a step's second pass, and the two passes of a Fabric loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricOptimizer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+from torchmetrics import Metric
+
+from llqr.integrations.passes import Passes, inner_optimizer
+
+GeometryBatch = Callable[[Any], Any]
+
+
+class TwoPasses(Callback):
+    """Lets a Trainer with automatic optimization train with any optimizer of llqr.
+
+    With it `accumulate_grad_batches` and `precision="16-mixed"` work with a probe, the values that `training_step` logs
+    and returns are those at the centre, and a refresh learns from the last micro-batch. Your `LightningModule` changes
+    in `configure_optimizers` only. Several optimizers need manual optimization, as always in Lightning.
+
+    Args:
+        geometry_batch: makes `(inputs, targets)` of a batch, for batches that a geometry does not understand.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(callbacks=[TwoPasses()], logger=False, enable_checkpointing=False)
+    """
+
+    def __init__(self, geometry_batch: GeometryBatch | None = None) -> None:
+        self._geometry_batch = geometry_batch
+        self._passes: Passes | None = None
+        self._batch: Any = None
+
+    # -- the hooks that Lightning calls on the module are wrapped for as long as it trains -----------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            return
+        if inner_optimizer(trainer.optimizers[0]) is None:
+            kind = type(trainer.optimizers[0]).__name__
+            raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
+        self._passes = Passes(trainer.optimizers[0], trainer.world_size)
+        _replace(pl_module, "training_step", partial(self._training_step, trainer))
+        _replace(pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module))
+        # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
+        _replace(trainer.precision_plugin, "clip_gradients", partial(_clip, trainer.precision_plugin))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._passes is not None:
+            _put_back(pl_module, "training_step", "optimizer_step")
+            _put_back(trainer.precision_plugin, "clip_gradients")
+        self._passes = self._batch = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        for optimizer in trainer.optimizers:
+            if (inner := inner_optimizer(optimizer)) is not None:
+                inner.restore()
+        self.on_train_end(trainer, pl_module)
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._passes is not None:
+            self._passes.forget()
+
+    def _training_step(self, trainer: Trainer, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._passes is not None and not self._passes.repeating:
+            self._batch = args[0] if args else next(iter(kwargs.values()))
+            self._passes.record(partial(self._forward_backward, trainer, *args, **kwargs))
+        return original(*args, **kwargs)
+
+    def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """What the Trainer does with a micro-batch, without its bookkeeping."""
+        output = trainer.strategy.training_step(*args, **kwargs)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        if loss is not None:
+            assert isinstance(loss, Tensor)
+            trainer.strategy.backward(loss / trainer.accumulate_grad_batches, trainer.optimizers[0])
+
+    def _optimizer_step(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        original: Callable[..., Any],
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Tensor | None],
+    ) -> None:
+        assert self._passes is not None
+        loss = optimizer_closure()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        with quiet(pl_module):
+            ready = self._passes.repeat_at_probe(
+                batch=self._batch if self._geometry_batch is None else partial(self._geometry_batch, self._batch),
+                grad_scaler=scaler,
+                unsynced=getattr(trainer.strategy, "block_backward_sync", nullcontext),
+            )
+        if ready and scaler is not None:
+            scaler.unscale_(trainer.optimizers[0])  # so that hooks see, and clip, the gradients themselves
+        original(epoch, batch_idx, optimizer, lambda: loss)
+        self._passes.end()
+
+
+class FabricPasses:
+    """The two passes of a Fabric loop that accumulates gradients, or that cannot use closures.
+
+    Example:
+        >>> import llqr, torch
+        >>> fabric = Fabric(accelerator="cpu", devices=1)
+        >>> net = torch.nn.Linear(4, 3)
+        >>> net, opt = fabric.setup(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
+        >>> passes = FabricPasses(fabric, opt)
+        >>> loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))
+        >>> opt.step()
+    """
+
+    def __init__(self, fabric: Fabric, optimizer: _FabricOptimizer) -> None:
+        self._fabric = fabric
+        self._passes = Passes(optimizer, fabric.world_size)
+
+    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None, last: bool = True) -> Tensor:
+        """`fabric.backward(compute_loss(*args))`; after the `last` micro-batch all of them again, at the probe.
+
+        `optimizer.step()` ends the step, after clipping if you clip. Returns the loss at the centre.
+
+        Args:
+            compute_loss: the loss of a micro-batch, divided by their number.
+            args: the micro-batch, in whatever form `compute_loss` takes it.
+            batch: what a refresh learns from when one is due.
+            last: whether a step follows this micro-batch.
+        """
+        self._passes.record(self._forward_backward, compute_loss, *args)
+        loss = self._forward_backward(compute_loss, *args)
+        if last:
+            scaler = getattr(self._fabric.strategy.precision, "scaler", None)
+            self._passes.repeat_at_probe(batch=batch, grad_scaler=scaler)
+        return loss
+
+    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        loss = compute_loss(*args)
+        self._fabric.backward(loss)
+        return loss.detach()
+
+
+@contextmanager
+def quiet(module: LightningModule) -> Iterator[None]:
+    """Nothing is logged while entered, and metrics do not count."""
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.log
+        for metric, state in zip(metrics, before, strict=True):
+            metric.__dict__.update(state)
+
+
+def _clip(plugin: Precision, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    Precision.clip_gradients(plugin, *args, **kwargs)
+
+
+def _replace(owner: Any, method: str, replacement: Callable[..., Any]) -> None:
+    """`replacement(original, ...)` as the method of this one object."""
+    original = getattr(owner, method)
+    setattr(owner, method, wraps(original)(partial(replacement, original)))
+
+
+def _put_back(owner: Any, *methods: str) -> None:
+    for method in methods:
+        if method in owner.__dict__:
+            delattr(owner, method)

@@ -1,0 +1,150 @@
+"""The second pass of a step whose first pass a framework has run, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from llqr.geometry import Geometry
+from llqr.integrations.free_variables import FreeVariables
+from llqr.optimizer import Optimizer
+from llqr.step import gradients
+from llqr.step.random_state import RandomState
+
+
+class _Pass:
+    """One forward and backward pass that has run at the centre."""
+
+    def __init__(self, random: RandomState, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.random = random
+        self._function, self._args = function, args
+        self._variables = [FreeVariables(one) for one in (function, *args) if callable(one)]
+
+    def repeat(self) -> None:
+        for variables in self._variables:
+            if (name := variables.changed()) is not None:
+                raise RuntimeError(
+                    f"{name}: another tensor than when this pass ran first, as in a loop over micro-batches; make it "
+                    f"an argument, or bind it (lambda {name}={name}: ...)"
+                )
+        self._function(*self._args)
+
+
+class Passes:
+    """Remembers what ran at the centre since the last step, and runs it again at the probe.
+
+    The loop then clips and calls `step` in its own way, which ends the step. It works for any loop without closures,
+    with as many micro-batches as it likes; an optimizer that is not of llqr is left alone.
+
+    Args:
+        optimizer: of llqr, or a framework's wrapper around one.
+        ranks: how many processes train one model; if several, they learn one metric together, although the geometry
+            was given the model without a DDP wrapper.
+
+    Example:
+        >>> import llqr
+        >>> model = nn.Linear(4, 3)
+        >>> opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> passes = Passes(opt)
+        >>> def forward_backward(x):
+        ...     model(x).square().mean().backward()
+        >>> for x in torch.randn(2, 8, 4):
+        ...     passes.record(forward_backward, x)
+        ...     forward_backward(x)
+        >>> passes.repeat_at_probe()
+        True
+        >>> opt.step()
+        >>> opt.steps
+        1
+    """
+
+    def __init__(self, optimizer: Any, ranks: int = 1) -> None:
+        self._optimizer = inner_optimizer(optimizer)
+        geometry = None if self._optimizer is None else self._optimizer.geometry
+        if ranks > 1 and isinstance(geometry, Geometry):
+            assert dist.group.WORLD is not None
+            geometry.linearizer.learn_with(dist.group.WORLD)
+        self._recorded: list[_Pass] = []
+        self.repeating = False
+
+    def record(self, forward_backward: Callable[..., object], *args: Any) -> None:
+        """Call this just before a forward and backward pass at the centre.
+
+        `forward_backward(*args)` must be able to repeat it later: what belongs to one micro-batch is an argument.
+        """
+        if self._optimizer is None or self.repeating:
+            return
+        if not self._recorded:
+            gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
+        self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
+
+    def forget(self) -> None:
+        self._recorded.clear()
+
+    def repeat_at_probe(
+        self,
+        *,
+        batch: Any = None,
+        grad_scaler: Any = None,
+        unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        refreshing: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext,
+    ) -> bool:
+        """Refresh if due, move to the probe, and leave the gradients of all recorded passes there.
+
+        Returns whether a step has begun, which the optimizer's `step` ends; it has not if there are no gradients.
+
+        Args:
+            batch: what a refresh learns from, unless the geometry draws its own batches.
+            grad_scaler: the framework's; its loss scale is in the present gradients.
+            unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
+            refreshing: entered with the geometry's model while a refresh may run.
+        """
+        recorded, self._recorded = self._recorded, []
+        optimizer = self._optimizer
+        if optimizer is None or all(parameter.grad is None for parameter in self._parameters()):
+            return False
+        geometry = optimizer.geometry
+        draws = getattr(geometry, "batches", None) is not None
+        with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
+        if not optimizer._probing:
+            return True
+        self.repeating = True
+        try:
+            optimizer.zero_grad()
+            after = RandomState(self._parameters())
+            for i, one in enumerate(recorded, start=1):
+                if optimizer._same_dropout:
+                    one.random.restore()
+                with nullcontext() if i == len(recorded) else unsynced():
+                    one.repeat()
+            if optimizer._same_dropout:
+                after.restore()
+        except BaseException:
+            optimizer.restore()
+            raise
+        finally:
+            self.repeating = False
+        return True
+
+    def end(self) -> None:
+        """Go back to the centre if the framework has decided against a step."""
+        if self._optimizer is not None and self._optimizer._run.between:
+            self._optimizer.restore()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        assert self._optimizer is not None
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer | None:
+    """The `llqr.Optimizer` inside a framework's wrapper; None if there is none."""
+    # The wrappers may inherit from the class of what they wrap, so that `isinstance` alone would stop too early.
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer if isinstance(optimizer, Optimizer) else None

@@ -1,0 +1,53 @@
+"""Hugging Face: a Trainer that runs a step's second pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Trainer
+
+from llqr.integrations.accelerate import forward_as_written
+from llqr.integrations.passes import Passes
+
+Inputs = Mapping[str, Any]
+
+
+class TwoPassTrainer(Trainer):
+    """A `transformers.Trainer` for the optimizers of llqr, given as `optimizers=(optimizer, None)`.
+
+    Accumulation, fp16 and bf16, clipping, schedules, checkpoints and resuming are the Trainer's own. The losses it logs
+    are those at the centre, and dropout draws the same masks in both passes. A Trainer of your own becomes
+    `class MyTrainer(TwoPassTrainer)`, or `class Both(TwoPassTrainer, TheirTrainer)` for one that you cannot change.
+
+    A refresh learns from the last micro-batch, with its `"labels"` as the targets: the geometry's loss is
+    `torch.nn.functional.cross_entropy` for a classifier, `llqr.ShiftedCrossEntropy()` for a causal language model.
+
+    Example:
+        >>> trainer = TwoPassTrainer(model, arguments, optimizers=(llqr.SAM(base), None))  # doctest: +SKIP
+    """
+
+    _passes: tuple[Any, Passes] | None = None
+
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
+        step = super().training_step
+        passes = self._current_passes()
+        # Copies, because computing the loss may take the labels out.
+        passes.record(lambda: step(model, dict(inputs), num_items_in_batch))
+        loss = step(model, dict(inputs), num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            passes.repeat_at_probe(
+                batch=lambda: self._prepare_inputs(dict(inputs)),
+                grad_scaler=self.accelerator.scaler,
+                unsynced=partial(self.accelerator.no_sync, model),
+                refreshing=forward_as_written,
+            )
+        return loss
+
+    def _current_passes(self) -> Passes:
+        """Those of the present optimizer, which the Trainer replaces whenever training begins."""
+        if self._passes is None or self._passes[0] is not self.optimizer:
+            self._passes = self.optimizer, Passes(self.optimizer, self.accelerator.num_processes)
+        return self._passes[1]

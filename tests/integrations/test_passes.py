@@ -1,0 +1,192 @@
+"""Loops without a framework and without closures, in the shape of torchvision's and timm's; and what is imported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from llqr.integrations.passes import Passes
+from reference_loops import (
+    assert_same,
+    llqr_sam,
+    network,
+    sam,
+    samples,
+    seed_micro_batch,
+    sgd,
+    train_by_hand,
+    train_in_two_calls,
+)
+
+
+def torchvisions_loop(model, optimizer, *, scaler=None, clip=None):
+    """`references/classification/train.py`: one batch a step."""
+    passes = Passes(optimizer)
+    for i, (image, target) in enumerate(samples()):
+        seed_micro_batch(0, i)
+
+        def compute_loss(image=image, target=target):
+            with torch.autocast("cpu", torch.float16, enabled=scaler is not None, cache_enabled=False):
+                return cross_entropy(model(image), target)
+
+        def scaled(loss):
+            return loss if scaler is None else scaler.scale(loss)
+
+        passes.record(lambda: scaled(compute_loss()).backward())
+        loss = compute_loss()
+        optimizer.zero_grad()
+        scaled(loss).backward()
+        passes.repeat_at_probe(batch=(image, target), grad_scaler=scaler)
+        if clip is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_torchvisions_loop(clip):
+    model, other = network(), network()
+    torchvisions_loop(model, sam(model), clip=clip)
+    train_by_hand(other, sgd(other), samples(), rho=0.1, clip=clip)
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_torchvisions_loop_with_amp(clip):
+    ours, theirs = (torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3) for _ in range(2))
+    model, other = network(), network()
+    torchvisions_loop(model, llqr_sam(model), scaler=ours, clip=clip)
+    train_in_two_calls(other, llqr_sam(other), samples(), scaler=theirs, autocast=torch.float16, clip=clip)
+    assert ours.get_scale() == theirs.get_scale() < 2.0**24
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+def timms_loop(model, optimizer, accumulate):
+    """`train.py`: gradients accumulate, and are zeroed after the step."""
+    passes = Passes(optimizer)
+    optimizer.zero_grad()
+    for i, (image, target) in enumerate(samples()):
+        seed_micro_batch(0, i)
+
+        def forward(image=image, target=target):
+            return cross_entropy(model(image), target) / accumulate
+
+        passes.record(lambda forward=forward: forward().backward())
+        forward().backward()
+        if (i + 1) % accumulate == 0:
+            passes.repeat_at_probe(batch=(image, target))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_timms_loop(accumulate):
+    model, other = network(), network()
+    timms_loop(model, sam(model), accumulate)
+    train_by_hand(other, sgd(other), samples(), rho=0.1, accumulate=accumulate)
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_geometry_with_batches_of_its_own_is_given_none():
+    model, other = network(), network()
+    ours, theirs = llqr_sam(model), llqr_sam(other)
+    ours.geometry.batches = samples()[::-1]
+    timms_loop(model, ours, 2)
+    drawn = iter(samples()[::-1])
+    for start in range(0, len(samples()), 2):
+
+        def forward_backward(start=start):
+            theirs.zero_grad()
+            for i in (start, start + 1):
+                seed_micro_batch(0, i)
+                (cross_entropy(other(samples()[i][0]), samples()[i][1]) / 2).backward()
+
+        forward_backward()
+        theirs.first_step(batch=lambda: next(drawn))
+        forward_backward()
+        theirs.second_step()
+    assert_same(model, other)
+
+
+def test_another_random_mask_if_asked_for():
+    masks = []
+
+    def forward_backward():
+        masks.append(torch.rand(1))
+        model(samples()[0][0]).sum().backward()
+
+    model = network()
+    for same in (True, False):
+        passes = Passes(sam(model, same_dropout=same))
+        passes.record(forward_backward)
+        forward_backward()
+        passes.repeat_at_probe()
+    assert masks[0] == masks[1]
+    assert masks[2] != masks[3]
+
+
+def test_a_pass_that_raises_leaves_the_weights_at_the_centre():
+    model = network()
+    opt = sam(model)
+    passes = Passes(opt)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def failing():
+        raise ValueError("no more")
+
+    passes.record(failing)
+    model(samples()[0][0]).sum().backward()
+    with pytest.raises(ValueError, match="no more"):
+        passes.repeat_at_probe()
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+    assert opt.steps == 0
+
+
+def test_importing_the_library_imports_no_framework():
+    frameworks = "{'lightning', 'transformers', 'accelerate'}"
+    program = f"import sys, llqr, llqr.integrations.passes; assert not {frameworks} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_micro_batch_that_the_loop_has_left_behind_is_refused():
+    """A function that looks `x` up in the loop would run the last micro-batch for each of them."""
+    model = network()
+    opt = sam(model)
+    passes = Passes(opt)
+
+    def loop(bound):
+        for x, y in samples()[:2]:
+            late = lambda: cross_entropy(model(x), y).backward()  # noqa: B023, E731
+            passes.record((lambda x=x, y=y: cross_entropy(model(x), y).backward()) if bound else late)
+            late()
+        passes.repeat_at_probe()
+        opt.step()
+
+    loop(bound=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="x: another tensor than when this pass ran first"):
+        loop(bound=False)
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+def test_the_same_for_global_names_and_for_functions_that_are_given():
+    names = {"model": network(), "cross_entropy": cross_entropy, "batch": samples()[0]}
+    exec("def compute_loss(): return cross_entropy(model(batch[0]), batch[1])", names)
+    passes = Passes(sam(names["model"]))
+
+    def backward(compute_loss):
+        compute_loss().backward()
+
+    passes.record(backward, names["compute_loss"])
+    backward(names["compute_loss"])
+    names["batch"] = samples()[1]
+    with pytest.raises(RuntimeError, match="batch: another tensor"):
+        passes.repeat_at_probe()

@@ -1,0 +1,31 @@
+"""Two processes under DDP in each framework, with accumulation, beside one process with the whole batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from framework_ranks import ACCUMULATE, EPOCHS, deterministic_network
+from reference_loops import samples, sgd, train_by_hand
+
+SCRIPT = Path(__file__).parent.parent / "support" / "framework_ranks.py"
+
+
+def test_two_ranks(tmp_path):
+    """One test for all: it starts once what takes long to import."""
+    run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    model = deterministic_network()
+    train_by_hand(model, sgd(model), samples(), rho=0.1, accumulate=ACCUMULATE, epochs=EPOCHS)
+    for framework in ("lightning", "accelerate", "transformers"):
+        for ours in _both(tmp_path, f"{framework}-sam"):
+            torch.testing.assert_close(ours, dict(model.state_dict()), rtol=1e-5, atol=1e-6)
+    for framework in ("lightning", "accelerate"):
+        first, second = _both(tmp_path, f"{framework}-llqr+sam")
+        assert all(torch.equal(first[name], second[name]) for name in first)  # the metric does not drift
+        assert not torch.equal(first["0.weight"], ours["0.weight"])
+
+
+def _both(folder, name):
+    return [torch.load(folder / f"{name}{rank}.pt") for rank in range(2)]

@@ -1,0 +1,117 @@
+"""Training loops written by hand, which those of the frameworks must equal, and what both train."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import llqr
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def samples(count=8, rows=6):
+    """So many micro-batches."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(rows, 4, generator=generator), torch.randint(3, (rows,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def sam(model, **settings):
+    return llqr.SAM(sgd(model), rho=0.1, **settings)
+
+
+def llqr_sam(model):
+    geometry = llqr.Geometry(model, cross_entropy, every=2, inner=llqr.Inner(steps=5, lr=0.05))
+    return llqr.LLQRSAM(sgd(model), geometry, rho=0.1)
+
+
+def plain_llqr(model):
+    return llqr.LLQR(sgd(model), llqr.Geometry(model, cross_entropy, every=2, inner=llqr.Inner(steps=5, lr=0.05)))
+
+
+def weights(model):
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+
+
+def assert_same(model, other, **tolerance):
+    for ours, theirs in zip(weights(model), weights(other), strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance or {"rtol": 0, "atol": 0})
+
+
+def train_by_hand(model, base, batches, *, rho, accumulate=1, epochs=1, clip=None, first=0):
+    """SAM without any part of llqr. Returns the loss of each micro-batch at the centre."""
+    parameters = list(model.parameters())
+    losses = []
+
+    def forward_backward(batch):
+        loss = cross_entropy(model(batch[0]), batch[1])
+        (loss / accumulate).backward()
+        return loss.detach()
+
+    for epoch in range(epochs):
+        for start in range(0, len(batches), accumulate):
+            states = []
+            base.zero_grad()
+            for i in range(start, start + accumulate):
+                seed_micro_batch(epoch, first + i)
+                states.append(torch.get_rng_state())
+                losses.append(forward_backward(batches[i]))
+            centre, statistics = [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
+            norm = torch.sqrt(sum(p.grad.square().sum() for p in parameters) + 1e-12)
+            with torch.no_grad():
+                for p in parameters:
+                    p += rho * p.grad / norm
+            base.zero_grad()
+            for i, state in enumerate(states, start):
+                torch.set_rng_state(state)
+                forward_backward(batches[i])
+            with torch.no_grad():
+                for tensor, saved in zip([*parameters, *model.buffers()], [*centre, *statistics], strict=True):
+                    tensor.copy_(saved)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(parameters, clip)
+            base.step()
+    return losses
+
+
+def train_in_two_calls(model, opt, batches, *, accumulate=1, epochs=1, scaler=None, autocast=None, clip=None):
+    """Any method of llqr in its two-call form; a refresh learns from the last micro-batch, after the first pass."""
+
+    def forward_backward(epoch, start):
+        opt.zero_grad()
+        for i in range(start, start + accumulate):
+            seed_micro_batch(epoch, i)
+            with nullcontext() if autocast is None else torch.autocast("cpu", autocast, cache_enabled=False):
+                loss = cross_entropy(model(batches[i][0]), batches[i][1])
+            loss = loss / accumulate
+            (loss if scaler is None else scaler.scale(loss)).backward()
+
+    for epoch in range(epochs):
+        for start in range(0, len(batches), accumulate):
+            forward_backward(epoch, start)
+            opt.first_step(batch=batches[start + accumulate - 1], grad_scaler=scaler)
+            if opt.probe is not None and opt.probe.active(opt.steps):
+                forward_backward(epoch, start)
+            if clip is not None:
+                if scaler is not None:
+                    scaler.unscale_(opt)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            opt.second_step(grad_scaler=scaler)
+            if scaler is not None:
+                scaler.update()
+
+
+def seed_micro_batch(epoch, index):
+    """So that dropout's masks are those of the reference, whatever random numbers a framework draws in between."""
+    torch.manual_seed(1000 * epoch + index)
