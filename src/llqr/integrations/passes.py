@@ -114,6 +114,9 @@ class Passes:
             optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
         if not optimizer._probing:
             return True
+        if not recorded:
+            optimizer.restore()
+            raise RuntimeError("repeat_at_probe: no pass was recorded; call record() before each pass at the centre")
         self.repeating = True
         try:
             optimizer.zero_grad()
