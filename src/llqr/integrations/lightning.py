@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
-from llqr.integrations.passes import Passes, inner_optimizer
+from llqr.integrations.passes import Passes, inner_optimizer, learn_together
 
 GeometryBatch = Callable[[Any], Any]
 
@@ -44,6 +44,8 @@ class TwoPasses(Callback):
     # -- the hooks that Lightning calls on the module are wrapped for as long as it trains -----------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            learn_together(inner_optimizer(optimizer), trainer.world_size)
         if not pl_module.automatic_optimization:
             return
         if inner_optimizer(trainer.optimizers[0]) is None:
@@ -51,7 +53,7 @@ class TwoPasses(Callback):
             raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
-        self._passes = Passes(trainer.optimizers[0], trainer.world_size)
+        self._passes = Passes(trainer.optimizers[0])
         plugin = trainer.precision_plugin
         for owner, method, replacement in (
             (pl_module, "training_step", partial(self._training_step, trainer)),
