@@ -28,6 +28,8 @@ def _blocks():
 def test_a_block_runs_alone(page, line, block, tmp_path, monkeypatch):
     """In an empty folder, which for the page on text holds prepared text under the names that it uses."""
     monkeypatch.chdir(tmp_path)
+    for framework in re.findall(r"^from (lightning|transformers|accelerate)\b", block, flags=re.M):
+        pytest.importorskip(framework)
     if page == "docs/text.md":
         tiny_text.reversal(tmp_path / "data", "europarl")
         tiny_text.counting(tmp_path / "data", "novels")
@@ -41,6 +43,10 @@ def _modules():
 
 @pytest.mark.parametrize("name", _modules())
 def test_docstring_examples(name):
+    if name.startswith("llqr.integrations."):
+        framework = name.rpartition(".")[2]
+        if framework in ("accelerate", "lightning", "transformers"):
+            pytest.importorskip(framework)
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0
 
@@ -100,6 +106,19 @@ def test_costs_are_those_measured(label, file, model, structure):
     assert f"{start}{over_sam:.2f} | {refresh:.2f} s |" in (ROOT / "docs/index.md").read_text()
     assert f"{over_sam:.2f}" in (ROOT / "README.md").read_text()
     assert f"{start}{llqr_alone:.2f} | {over_sam:.2f} | {refresh:.2f} s |" in (ROOT / "docs/choose.md").read_text()
+
+
+def test_the_cost_of_ekfac_on_resnet18_is_that_of_the_runs():
+    runs = [json.loads(line) for line in (ROOT / "results/cifar100.jsonl").read_text().splitlines()]
+    seconds = {
+        (run["run"]["method"], (run["run"]["geometry"] or {}).get("structure")): run["result"]["epoch_seconds"]
+        for run in runs
+        if run["seed"] == 0
+    }
+    both, sam = seconds["llqr-ngd+sam", "e-kfac"], seconds["sam", None]
+    for page in ("README.md", "docs/index.md", "docs/choose.md"):
+        assert f"{both / sam:.2f}" in (ROOT / page).read_text()
+    assert f"({both:.2f} s against {sam:.2f} s)" in (ROOT / "docs/index.md").read_text()
 
 
 @pytest.mark.parametrize(

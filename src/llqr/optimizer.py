@@ -252,7 +252,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._find_modules()
                 self._modules.hold_buffers()
             loss = self._first_pass(closure)
-            if self._probing and gradients.present(self._order()):
+            if self._probing and self._has_gradients():
                 try:
                     self._perturb(scaler)
                     self._second_pass(closure, random)
@@ -277,7 +277,7 @@ class Optimizer(torch.optim.Optimizer):
         self._learn(batch)
         self._find_modules()
         try:
-            if self._probing and gradients.present(self._order()):
+            if self._probing and self._has_gradients():
                 self._perturb(self._scaler(grad_scaler))
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
@@ -441,7 +441,7 @@ class Optimizer(torch.optim.Optimizer):
     def _update(self, scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""
         self._run.called = True
-        if not gradients.present(self._order()):
+        if not self._has_gradients():
             self._do_nothing()
             return
         if scaler is not None:
@@ -477,6 +477,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
         return gradients.collected(self._order(), self._modules.name)
+
+    def _has_gradients(self) -> bool:
+        return any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

@@ -57,6 +57,27 @@ def test_other_shapes_are_traced_anew():
         assert relative_error(traced.metric.named_factors()[name], factor) < 1e-10
 
 
+def test_shapes_that_come_again_are_not_traced_again(monkeypatch):
+    model, made = network(), []
+    engine = ENGINES["linearised"](NGD)
+    monkeypatch.setattr(Trace, "__init__", _counting(Trace.__init__, made))
+    for _ in range(3):
+        for rows in (8, 7, 6):
+            engine.linearise(problem(model, batch(rows)))
+    assert len(made) == 3
+    for rows in range(2, 13):
+        engine.linearise(problem(model, batch(rows)))
+    assert len(engine._traces) == engine.KEPT
+
+
+def _counting(original, made):
+    def init(self, *args, **settings):
+        made.append(1)
+        original(self, *args, **settings)
+
+    return init
+
+
 def test_a_product_repeats_nothing_that_does_not_depend_on_v():
     trace = Trace(problem(network(), batch()), NGD)
     kernels = [node.target for node in trace._each.graph.nodes if node.op == "call_function"]

@@ -312,6 +312,39 @@ def test_bad_arguments_are_named(options, message):
         flat_geometry(mlp(), F.cross_entropy, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float32"}, r"dtype: expected a torch.dtype, such as torch.float32, got 'float32'"),
+        ({"autocast": "bf16"}, "autocast: expected a torch.dtype"),
+        ({"capture": "yes"}, "capture: expected True or False"),
+        ({"spread": 1}, "spread: expected True or False"),
+        ({"micro_batch": 2.5}, "micro_batch: expected a positive number of samples"),
+        ({"max_failures": 0}, "max_failures: expected a whole number of at least 1"),
+        ({"max_side": "big"}, "max_side: expected a whole number of at least 1"),
+        ({"engine": None}, "engine: unknown None"),
+        ({"solver": []}, r"solver: unknown \[\]"),
+        ({"structure": None}, "structure: expected a name, or patterns -> names, got None"),
+        ({"forward": 3}, "forward: expected a function of the model and its inputs, got int"),
+        ({"on_refresh": 3}, "on_refresh: expected a function of a report, got int"),
+        ({"every": float("inf")}, "every: expected a number"),
+        ({"lr": float("nan")}, "lr: expected a number"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_of_another_kind_are_named_at_once(options, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        flat_geometry(mlp(), F.cross_entropy, **options)
+
+
+@pytest.mark.parametrize("name", ["every", "ema"])
+def test_a_schedule_that_is_not_finite_is_named(name):
+    drawn = case("mlp")
+    geometry = geometry_of(drawn, **{name: lambda step: float("nan")})
+    with pytest.raises(ValueError, match=f"^{name}: expected a finite number, got nan at step 0"):
+        geometry.refresh(drawn.batch)
+
+
 def test_bad_models_are_named():
     with pytest.raises(TypeError, match=r"model: expected an nn.Module, got function"):
         flat_geometry(lambda x: x, F.cross_entropy)

@@ -89,3 +89,23 @@ def test_a_rejected_refresh_leaves_the_summary_as_it_was():
     with pytest.warns(llqr.RefreshWarning, match="not finite"):
         assert not geometry.refresh(bad).accepted
     assert geometry.summary() == before
+
+
+def test_a_small_change_is_explained_by_what_the_average_remembers():
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac", ema=0.9)
+    for _ in range(2):
+        geometry.refresh(drawn.batch)
+    sentence, explanation, *_ = geometry.summary().splitlines()
+    assert sentence.startswith("U changes a gradient by ")
+    assert explanation.startswith("81 % of the moving average is still the identity it started from; llqr.Inner(debias")
+    forgetful = flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac", ema=0.9, debias=True)
+    forgetful.refresh(drawn.batch)
+    assert "debias" not in forgetful.summary()
+
+
+def test_after_loading_a_state_it_waits_for_the_next_refresh():
+    drawn, geometry, _ = learned(lr=0.05)
+    fresh = flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac")
+    fresh.load_state_dict(geometry.state_dict())
+    assert fresh.summary().startswith("U was learned before its state was loaded")

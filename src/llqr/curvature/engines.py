@@ -85,18 +85,26 @@ class OneSidedDifferencesEngine(Direct):
 
 
 class LinearisedEngine(Engine):
-    """Products traced once, as a graph of tensor operations of which a refresh repeats only what depends on `v`."""
+    """Products traced once, as a graph of tensor operations of which a refresh repeats only what depends on `v`.
+
+    The traces of the last few shapes are kept: tracing takes long, and torch never forgets the code of a graph.
+    """
 
     name = "linearised"
     micro_batches = False
-    _trace: Trace | None = None
+    KEPT: ClassVar[int] = 8
+    _traces: tuple[Trace, ...] = ()
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        if self._trace is None or not self._trace.fits(problem):
-            from llqr.curvature.linearised import Trace  # slow to import, and rarely needed
+        trace = next((trace for trace in self._traces if trace.fits(problem)), None) or self._traced(problem)
+        others = [other for other in self._traces if other is not trace]
+        self._traces = (trace, *others[: self.KEPT - 1])
+        return trace.linearise(problem)
 
-            self._trace = Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
-        return self._trace.linearise(problem)
+    def _traced(self, problem: Problem) -> Trace:
+        from llqr.curvature.linearised import Trace  # slow to import, and rarely needed
+
+        return Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
 
 
 ENGINES: dict[str, type[Engine]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.linearizer import Linearizer
-from llqr.geometry.outcomes import Outcomes
+from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
@@ -86,6 +86,8 @@ class Geometry:
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
         ema = self.divergence.ema if ema is None else ema
+        if on_refresh is not None and not callable(on_refresh):
+            raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
         check("every", every, 1)
         check("ema", ema, 0, 1)
         self.linearizer = Linearizer(
@@ -250,7 +252,7 @@ class Geometry:
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
-        return self._step + max(1, round(at(self._every, self._step)))
+        return self._step + max(1, round(at(self._every, self._step, "every")))
 
     def _work(self, progress: Progress, step: int) -> Refresh | None:
         """The inner steps owed before this optimizer step; the report, if they were the last."""
@@ -283,7 +285,7 @@ class Geometry:
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
-        beta = at(self._ema, step)
+        beta = at(self._ema, step, "ema")
         accepted = self._outcomes.accepted
         return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 
@@ -303,7 +305,7 @@ class Geometry:
             engine=self.engine,
             seconds=progress.seconds,
         )
-        self._outcomes.count(report, found)
+        self._outcomes.count(report, found, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
         self._outcomes.judge(report, stacklevel=5)
@@ -354,7 +356,7 @@ class Geometry:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step."""
-        counters = {key: int(count) for key, count in state["counters"].items()}
+        counters = {key: int(state["counters"][key]) for key in ("step", "next", *COUNTERS)}
         if state["engine"] != "auto" and state["engine"] not in ENGINES:
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         restore = self._refresher.restored(state.get("refresh"), self.metric.blocks[0].device)

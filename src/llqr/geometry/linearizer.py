@@ -52,6 +52,8 @@ class Linearizer:
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         if not callable(loss_fn):
             raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
+        if forward is not None and not callable(forward):
+            raise TypeError(f"forward: expected a function of the model and its inputs, got {type(forward).__name__}")
         if summed(loss_fn):
             raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
         self.model: nn.Module = unwrapped(model)

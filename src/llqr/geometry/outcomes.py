@@ -30,6 +30,7 @@ class Outcomes:
         self.failures_in_a_row = 0
         self._weak_in_a_row = 0
         self._metric, self._max_failures = metric, max_failures
+        self._identity = 1.0  # the share of the identity in the moving average
         self._effect: Effect | None = None
         self.layers: Mapping[str, Effect] = {}
 
@@ -37,12 +38,14 @@ class Outcomes:
     def accepted(self) -> int:
         return self.refreshes - self.failures
 
-    def count(self, report: Refresh, found: Findings) -> None:
+    def count(self, report: Refresh, found: Findings, beta: float) -> None:
+        """A refresh that kept the share `beta` of the old metric."""
         self.refreshes += 1
         self.failures += not report.accepted
         self.failures_in_a_row = 0 if report.accepted else self.failures_in_a_row + 1
         if report.accepted:
             self._effect, self.layers = found.effect, found.layers
+            self._identity *= beta
 
     def judge(self, report: Refresh, stacklevel: int) -> None:
         """Warn of a rejected refresh, or of a metric that does nearly nothing; raise after too many rejected ones."""
@@ -61,7 +64,9 @@ class Outcomes:
             raise RefreshError(f"{message}; {self.failures_in_a_row} in a row (max_failures={self._max_failures})")
 
     def summary(self) -> str:
-        return summarise(self._effect, self.layers, self._structures(), self.accepted)
+        if self._effect is None and self._metric.learned:
+            return "U was learned before its state was loaded; what it does is measured at the next refresh."
+        return summarise(self._effect, self.layers, self._structures(), self.accepted, self._identity)
 
     def _structures(self) -> set[str]:
         """Of the matrices, or of everything in a network without any."""

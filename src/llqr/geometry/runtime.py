@@ -55,11 +55,21 @@ class Runtime:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if self.engine != "auto" and self.engine not in ENGINES:
+        if not isinstance(self.engine, str) or (self.engine != "auto" and self.engine not in ENGINES):
             raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(ENGINES)}")
+        for name in ("capture", "compile", "spread"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        for name in ("autocast", "dtype", "apply_dtype"):
+            dtype = getattr(self, name)
+            if dtype is not None and not isinstance(dtype, torch.dtype):
+                raise TypeError(f"{name}: expected a torch.dtype, such as torch.float32, got {dtype!r}")
+        for name in ("max_side", "max_failures", "micro_batch"):
+            number = getattr(self, name)
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
+                raise ValueError(f"{name}: expected {kind}, got {number!r}")
         if self.micro_batch is not None:
-            if self.micro_batch < 1:
-                raise ValueError(f"micro_batch: expected a positive number of samples, got {self.micro_batch}")
             if self.engine != "auto" and not ENGINES[self.engine].micro_batches:
                 raise ValueError(
                     f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"

@@ -9,6 +9,8 @@ from llqr.refresh.effect import WEAK, Effect, percent
 
 #: Layers in the table, from both ends.
 SHOWN = 4
+#: A change below this is explained by what the moving average remembers, if that is more than a quarter.
+SMALL, REMEMBERED = 0.1, 0.25
 
 
 def advice(structures: set[str]) -> str:
@@ -23,8 +25,13 @@ def weak_metric(change: float, structures: set[str]) -> str:
     return f"U changes a gradient by {percent(change)}: it does nearly nothing; {advice(structures)}"
 
 
-def summarise(effect: Effect | None, layers: Mapping[str, Effect], structures: set[str], refreshes: int) -> str:
-    """A sentence about the whole gradient, and the layers that are changed most and least."""
+def summarise(
+    effect: Effect | None, layers: Mapping[str, Effect], structures: set[str], refreshes: int, identity: float = 0.0
+) -> str:
+    """A sentence about the whole gradient, and the layers that are changed most and least.
+
+    `identity` is the share that the identity still has in the moving average.
+    """
     kinds = ", ".join(sorted(structures))
     if effect is None:
         return f"U is the identity: no refresh has been accepted yet (structure: {kinds})."
@@ -37,6 +44,11 @@ def summarise(effect: Effect | None, layers: Mapping[str, Effect], structures: s
             f"U changes a gradient by {percent(effect.change)} (cosine {effect.cosine:.2f}, {effect.gain:.2g} times "
             f"its length) after {refreshes} refreshes (structure: {kinds})."
         ]
+    if effect.change < SMALL and identity > REMEMBERED:
+        lines.append(
+            f"{percent(identity)} of the moving average is still the identity it started from; "
+            "llqr.Inner(debias=True) forgets that at once."
+        )
     known = {layer: own for layer, own in layers.items() if not isnan(own.change)}
     order = sorted(known, key=lambda layer: known[layer].change, reverse=True)
     shown = order if len(order) <= 2 * SHOWN else [*order[:SHOWN], "...", *order[-SHOWN:]]

@@ -91,6 +91,8 @@ def requested(block: Block, spec: StructureSpec) -> str:
 
 def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MAX_SIDE) -> dict[str, str]:
     """Block name -> structure name, after overrides, the rule for vectors, and the size limit."""
+    if not isinstance(spec, str | Mapping):
+        raise TypeError(f"structure: expected a name, or patterns -> names, got {spec!r}")
     rules = {"*": spec} if isinstance(spec, str) else dict(spec)
     for pattern, kind in rules.items():
         if kind not in STRUCTURES:

@@ -50,7 +50,7 @@ class Inner:
     debias: bool = False
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
+        if not isinstance(self.solver, str) or self.solver not in SOLVERS:
             raise ValueError(f"solver: unknown {self.solver!r}; choose one of {', '.join(SOLVERS)}")
         check("lr", self.lr, 0)
         whole = {"steps": 1, "product_every": 1, "gradients": 1}

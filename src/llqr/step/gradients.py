@@ -30,11 +30,6 @@ def _refuse(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -
             raise TypeError(f"parameters: {name!r} has a {kind} gradient, which is not supported")
 
 
-def present(parameters: Iterable[Tensor]) -> bool:
-    """Whether any parameter has a gradient."""
-    return any(parameter.grad is not None for parameter in parameters)
-
-
 def leave(parameters: Iterable[Tensor]) -> None:
     """Mark the gradients as those of a step that is over: the next step clears them.
 

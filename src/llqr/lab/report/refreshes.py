@@ -23,7 +23,7 @@ def refreshes(section: Section) -> Part | None:
     learned = [run for run in section.runs if any(record["refreshes"] for record in run.records)]
     if not learned:
         return None
-    effect = Plot("Change of a gradient by U, |Ug - g| / |g| in %", "step", "%", section.looks)
+    effect = Plot("Change of a gradient by U, |Ug − g| / |g| in %", "step", "%", section.looks)
     change = Plot("Change of J by a refresh, in % of its size", "step", "%", section.looks)
     label = "Lowest and highest mean eigenvalue of U among layers"
     spectrum = Plot(label, section.axis, "mean eigenvalue", section.looks)
@@ -39,7 +39,7 @@ def refreshes(section: Section) -> Part | None:
             spectrum.curves(method, [record[section.axis] for record in runs[0].records[:count]], several)
     sentence = (
         "J is the objective that a refresh minimises; a rejected refresh kept the old metric. The mean eigenvalue of a "
-        "layer is trace(U) / n over its n weights; U starts at 1. The change of g is |Ug - g| / |g| on the gradient g "
+        "layer is trace(U) / n over its n weights; U starts at 1. The change of g is |Ug − g| / |g| on the gradient g "
         "of the inner batch, after the last accepted refresh. " + sources("log.jsonl", learned)
     )
     weak = list(filter(None, (_weakness(section, method, runs) for method, runs in shown)))
