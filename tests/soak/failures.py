@@ -69,11 +69,11 @@ class Training:
         original = getattr(owner, name)
 
         def suspended(*args, **settings):
-            self.mode.suspended = True
+            before, self.mode.suspended = self.mode.suspended, True
             try:
                 return original(*args, **settings)
             finally:
-                self.mode.suspended = until_the_end
+                self.mode.suspended = before or until_the_end
 
         setattr(owner, name, suspended)
 

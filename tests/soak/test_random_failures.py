@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import llqr
+from processes import on_ranks
 
 from .failures import FORMS, REFRESHES, Pair, quiet
 
@@ -19,13 +20,14 @@ CASES = [
 ]
 
 
-def soak(count, seed=0):
-    """So many failures, shared among all methods, both forms of a step and both kinds of refreshes."""
+def soak(count, seed=0, learned=False):
+    """So many failures, shared among all methods (with a geometry), both forms of a step and kinds of refreshes."""
+    cases = [case for case in CASES if "llqr" in case[0] or not learned]
     draw, found, pairs = random.Random(seed), Counter(), {}
     generator = torch.Generator().manual_seed(seed)
     with quiet():
         while found["failures"] < count:
-            case = draw.choice(CASES)
+            case = draw.choice(cases)
             if case not in pairs or pairs[case].steps > 200:
                 pairs[case] = Pair(*case)
             batch = torch.randn(6, 3, generator=generator), torch.randint(2, (6,), generator=generator)
@@ -44,7 +46,22 @@ def test_a_few():
     check(soak(150))
 
 
+MANY = int(os.environ.get("LLQR_SOAK", 100_000))
+
+
 @pytest.mark.slow
 def test_many():
     """`LLQR_SOAK` of them, 10^5 by default."""
-    check(soak(int(os.environ.get("LLQR_SOAK", 100_000)), seed=1))
+    check(soak(MANY, seed=1))
+
+
+def on_each_rank(rank, world):
+    """The same failures on all ranks, whose geometries learn from the mean of their curvatures."""
+    return dict(soak(max(20, MANY // 100), seed=2, learned=True))
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path):
+    first, second = on_ranks(2, tmp_path, on_each_rank)
+    assert first == second
+    check(first)

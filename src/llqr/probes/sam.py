@@ -69,7 +69,7 @@ class SAMProbe:
         over = divisors(self.norm, v, d, point.layers)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
-        if any(part.dtype.itemsize < 4 for part in d):
+        if any(part.dtype == torch.float16 for part in d):
             return _scaled_wide(d, over, radii)
         if over[0].ndim == 0 and len(set(map(id, over))) == len(set(radii)) == len({part.dtype for part in d}) == 1:
             scale = (radii[0] / over[0]).to(d[0].dtype)
@@ -102,7 +102,7 @@ class SAMProbe:
 
 
 def _scaled_wide(d: list[Tensor], over: list[Tensor], radii: list[float]) -> list[Tensor]:
-    """`rho d / norm` where `rho / norm` may be too large for half precision, as it is for tiny gradients."""
+    """`rho d / norm` where `rho / norm` may be too large for float16, as it is for tiny gradients."""
     return [(part.float() * (rho / norm)).to(part.dtype) for part, norm, rho in zip(d, over, radii, strict=True)]
 
 
