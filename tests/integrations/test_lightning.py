@@ -67,7 +67,7 @@ def loader(batches=None):
     return DataLoader(samples() if batches is None else batches, batch_size=None)
 
 
-@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, None), (2, 0.1)])
+@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, None), (2, 0.1), (3, None)])
 def test_sam_is_the_loop_written_by_hand(accumulate, clip):
     module, other = Net(), network()
     trainer(TwoPasses(), accumulate_grad_batches=accumulate, gradient_clip_val=clip).fit(module, loader())
@@ -84,7 +84,7 @@ def test_sam_without_the_callback():
 
 
 def test_accumulation_without_the_callback_is_refused():
-    with pytest.raises(RuntimeError, match="outside the closure"):
+    with pytest.raises(RuntimeError, match=r"outside the closure .* llqr\.integrations"):
         trainer(accumulate_grad_batches=2).fit(Net(), loader())
 
 
@@ -170,6 +170,13 @@ def test_16_mixed(accumulate, clip):
     train_in_two_calls(other, llqr_sam(other), samples(), accumulate=accumulate, epochs=3, **settings)
     assert precision.scaler.get_scale() == theirs.get_scale() < 2.0**24
     assert_same(module.net, other, rtol=1e-6, atol=1e-6)
+
+
+def test_bf16_mixed_without_the_callback():
+    module, other = Net(), network()
+    trainer(precision="bf16-mixed").fit(module, loader())
+    train_in_two_calls(other, sam(other), samples(), epochs=2, autocast=torch.bfloat16)
+    assert_same(module.net, other)
 
 
 def test_bf16_mixed():
@@ -285,10 +292,11 @@ class _Recorder(Callback):
         self.seen = [*getattr(self, "seen", []), weights(pl_module.net)]
 
 
-def test_ema_averages_the_centres():
+@pytest.mark.parametrize("callbacks", [[], [TwoPasses()]], ids=["without", "with"])
+def test_ema_averages_the_centres(callbacks):
     module, other = Net(), Net()
     averaging = EMAWeightAveraging(decay=0.5)
-    trainer(TwoPasses(), averaging).fit(module, loader())
+    trainer(*callbacks, averaging).fit(module, loader())
     watched = _Recorder()
     trainer(TwoPasses(), watched).fit(other, loader())
     average = weights(Net().net)

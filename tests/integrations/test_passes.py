@@ -133,6 +133,15 @@ def test_another_random_mask_if_asked_for():
     assert masks[2] != masks[3]
 
 
+def test_a_second_pass_of_nothing_is_refused():
+    model = network()
+    opt = sam(model)
+    model(samples()[0][0]).sum().backward()
+    with pytest.raises(RuntimeError, match="no pass was recorded"):
+        Passes(opt).repeat_at_probe()
+    assert not opt._run.between
+
+
 def test_a_pass_that_raises_leaves_the_weights_at_the_centre():
     model = network()
     opt = sam(model)

@@ -4,6 +4,7 @@ Each rank has half of every micro-batch. Writes the weights of each rank after t
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -133,10 +134,24 @@ def transformers_rank(folder):
     torch.save(model.net.state_dict(), folder / f"transformers-sam{arguments.process_index}.pt")
 
 
+def warned_rank(folder):
+    """A loop that leaves the geometry with the bare model."""
+    accelerator = Accelerator(cpu=True)
+    net = deterministic_network()
+    opt = llqr_sam(net)
+    accelerator.prepare(net, opt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opt.geometry.refresh(share(samples()[0], accelerator.process_index))
+    found = [str(one.message) for one in caught if "a metric of its own" in str(one.message)]
+    torch.save(found, folder / f"warned{accelerator.process_index}.pt")
+
+
 def main(folder):
     lightning(folder)
     debug_launcher(accelerate_rank, (folder,))
     debug_launcher(transformers_rank, (folder,))
+    debug_launcher(warned_rank, (folder,))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def train_by_hand(model, base, batches, *, rho, accumulate=1, epochs=1, clip=Non
         for start in range(0, len(batches), accumulate):
             states = []
             base.zero_grad()
-            for i in range(start, start + accumulate):
+            for i in range(start, min(start + accumulate, len(batches))):
                 seed_micro_batch(epoch, first + i)
                 states.append(torch.get_rng_state())
                 losses.append(forward_backward(batches[i]))

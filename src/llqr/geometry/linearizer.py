@@ -109,10 +109,21 @@ class Linearizer:
         ranks = None if self._ranks is None or not self._ranks.several else self._ranks
         problem.keeps_outputs = not self._checked
         if self._engine is None:
+            self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks, device))
         if ranks is None:
             return self._local(problem)
         return ranks.joined(lambda: self._local(problem), device)
+
+    def _warn_of_own_metrics(self) -> None:
+        """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
+        if self._ranks is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            warnings.warn(
+                "model: it is not wrapped in DDP, so that every process learns a metric of its own; if they train one "
+                "model, pass the wrapped model or Runtime(process_group=torch.distributed.group.WORLD)",
+                RefreshWarning,
+                stacklevel=8,
+            )
 
     def _local(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of this process's own batch."""

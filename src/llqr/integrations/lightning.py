@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
-from llqr.integrations.passes import Passes, inner_optimizer
+from llqr.integrations.passes import Passes, inner_optimizer, learn_together
 
 GeometryBatch = Callable[[Any], Any]
 
@@ -39,10 +39,13 @@ class TwoPasses(Callback):
         self._geometry_batch = geometry_batch
         self._passes: Passes | None = None
         self._batch: Any = None
+        self._replaced = ExitStack()
 
     # -- the hooks that Lightning calls on the module are wrapped for as long as it trains -----------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            learn_together(inner_optimizer(optimizer), trainer.world_size)
         if not pl_module.automatic_optimization:
             return
         if inner_optimizer(trainer.optimizers[0]) is None:
@@ -50,16 +53,18 @@ class TwoPasses(Callback):
             raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
-        self._passes = Passes(trainer.optimizers[0], trainer.world_size)
-        _replace(pl_module, "training_step", partial(self._training_step, trainer))
-        _replace(pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module))
-        # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
-        _replace(trainer.precision_plugin, "clip_gradients", partial(_clip, trainer.precision_plugin))
+        self._passes = Passes(trainer.optimizers[0])
+        plugin = trainer.precision_plugin
+        for owner, method, replacement in (
+            (pl_module, "training_step", partial(self._training_step, trainer)),
+            (pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module)),
+            # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
+            (plugin, "clip_gradients", partial(_clip, plugin)),
+        ):
+            self._replaced.enter_context(_replaced(owner, method, replacement))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._passes is not None:
-            _put_back(pl_module, "training_step", "optimizer_step")
-            _put_back(trainer.precision_plugin, "clip_gradients")
+        self._replaced.close()
         self._passes = self._batch = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -100,6 +105,9 @@ class TwoPasses(Callback):
     ) -> None:
         assert self._passes is not None
         loss = optimizer_closure()
+        if getattr(trainer.fit_loop, "_skip_backward", False):
+            self._passes.forget()  # of the epoch in which the SWA callback only updates BatchNorm's statistics
+            return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         with quiet(pl_module):
             ready = self._passes.repeat_at_probe(
@@ -159,11 +167,10 @@ def quiet(module: LightningModule) -> Iterator[None]:
     """Nothing is logged while entered, and metrics do not count."""
     metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
-    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:
-        yield
+        with _replaced(module, "log", lambda *args, **kwargs: None):
+            yield
     finally:
-        del module.log
         for metric, state in zip(metrics, before, strict=True):
             metric.__dict__.update(state)
 
@@ -172,13 +179,15 @@ def _clip(plugin: Precision, original: Callable[..., None], *args: Any, **kwargs
     Precision.clip_gradients(plugin, *args, **kwargs)
 
 
-def _replace(owner: Any, method: str, replacement: Callable[..., Any]) -> None:
-    """`replacement(original, ...)` as the method of this one object."""
+@contextmanager
+def _replaced(owner: Any, method: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """While entered, `replacement(original, ...)` is the method of this one object."""
+    own = owner.__dict__.get(method)  # such as a compiled form of it
     original = getattr(owner, method)
     setattr(owner, method, wraps(original)(partial(replacement, original)))
-
-
-def _put_back(owner: Any, *methods: str) -> None:
-    for method in methods:
-        if method in owner.__dict__:
-            delattr(owner, method)
+    try:
+        yield
+    finally:
+        delattr(owner, method)
+        if own is not None:
+            setattr(owner, method, own)

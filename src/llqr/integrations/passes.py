@@ -65,10 +65,7 @@ class Passes:
 
     def __init__(self, optimizer: Any, ranks: int = 1) -> None:
         self._optimizer = inner_optimizer(optimizer)
-        geometry = None if self._optimizer is None else self._optimizer.geometry
-        if ranks > 1 and isinstance(geometry, Geometry):
-            assert dist.group.WORLD is not None
-            geometry.linearizer.learn_with(dist.group.WORLD)
+        learn_together(self._optimizer, ranks)
         self._recorded: list[_Pass] = []
         self.repeating = False
 
@@ -114,6 +111,9 @@ class Passes:
             optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
         if not optimizer._probing:
             return True
+        if not recorded:
+            optimizer.restore()
+            raise RuntimeError("repeat_at_probe: no pass was recorded; call record() before each pass at the centre")
         self.repeating = True
         try:
             optimizer.zero_grad()
@@ -140,6 +140,13 @@ class Passes:
     def _parameters(self) -> list[torch.Tensor]:
         assert self._optimizer is not None
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def learn_together(optimizer: Optimizer | None, ranks: int) -> None:
+    """Let the processes that train one model learn one metric, which a geometry of the bare model does not know of."""
+    if optimizer is not None and ranks > 1 and isinstance(optimizer.geometry, Geometry):
+        assert dist.group.WORLD is not None
+        optimizer.geometry.linearizer.learn_with(dist.group.WORLD)
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer | None:

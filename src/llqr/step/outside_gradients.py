@@ -12,7 +12,7 @@ from torch import Tensor
 REFUSAL = (
     "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "
     "too; let the closure compute the loss of all micro-batches (it is called twice, with no backward pass before the "
-    "step), or use first_step() and second_step()"
+    "step), or use first_step() and second_step(); in Lightning, Hugging Face and Accelerate, see llqr.integrations"
 )
 
 

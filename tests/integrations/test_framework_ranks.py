@@ -25,6 +25,7 @@ def test_two_ranks(tmp_path):
         first, second = _both(tmp_path, f"{framework}-llqr+sam")
         assert all(torch.equal(first[name], second[name]) for name in first)  # the metric does not drift
         assert not torch.equal(first["0.weight"], ours["0.weight"])
+    assert [len(found) for found in _both(tmp_path, "warned")] == [1, 1]
 
 
 def _both(folder, name):
