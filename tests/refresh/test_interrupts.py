@@ -24,15 +24,17 @@ def test_signals_at_random_times(engine):
     model, (batch,) = mlp(), batches(1)
     parameters = list(model.parameters())
     geometry = flat_geometry(model, cross_entropy, engine=engine, steps=5)
-    armed, over = threading.Event(), threading.Event()
+    armed, met, over = threading.Event(), threading.Event(), threading.Event()
     draw = random.Random(0)
 
     def send():
+        """Again if it had no effect: Python drops an exception that a signal raises in a destructor."""
         while not over.is_set():
             if armed.wait(0.1):
-                armed.clear()
                 time.sleep(draw.uniform(0, 0.01))
                 os.kill(os.getpid(), signal.SIGINT)
+                if met.wait(2):
+                    met.clear()
 
     sender = threading.Thread(target=send)
     sender.start()
@@ -42,7 +44,9 @@ def test_signals_at_random_times(engine):
             while True:
                 geometry.refresh(batch)
         except KeyboardInterrupt:
+            armed.clear()
             assert whole(model, parameters)
+            met.set()
     over.set()
     sender.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -24,6 +24,7 @@ SET_ELSEWHERE = {
     "capture": "--capture",
     "compile": "--compile",
     "autocast": "training.precision",
+    "process_group": "the processes that train",
 }
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
 
