@@ -108,6 +108,21 @@ def test_costs_are_those_measured(label, file, model, structure):
     assert f"{start}{llqr_alone:.2f} | {over_sam:.2f} | {refresh:.2f} s |" in (ROOT / "docs/choose.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("file", "model", "pages"),
+    [
+        ("cadence-resnet18-e-kfac", "resnet18", ("README.md", "docs/index.md", "docs/choose.md")),
+        ("cadence-resnet18-e-kfac-one-sided", "resnet18", ("README.md", "docs/index.md", "docs/choose.md")),
+        ("cadence-resnet18-e-kfac-channels", "resnet18", ("docs/index.md", "docs/choose.md")),
+        ("cadence-vit-b-one-sided", "vit-b", ("README.md", "docs/index.md", "docs/choose.md")),
+    ],
+)
+def test_costs_of_the_forms_of_ekfac_are_those_measured(file, model, pages):
+    over_sam = _bench(file, model=model, method="LLQR+SAM", interval=500)["vs_sam"]["median"]
+    for page in pages:
+        assert f"{over_sam:.2f}" in (ROOT / page).read_text()
+
+
 def test_the_cost_of_ekfac_on_resnet18_is_that_of_the_runs():
     runs = [json.loads(line) for line in (ROOT / "results/cifar100.jsonl").read_text().splitlines()]
     seconds = {
