@@ -14,6 +14,14 @@ from llqr.refresh import interrupts
 from traps.training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
 
 
+@pytest.fixture(autouse=True)
+def _python_handles_signals():
+    """A process that was started in the background ignores Ctrl-C, as a shell without job control has it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def whole(model, parameters):
     return all(own is p for own, p in zip(model.parameters(), parameters, strict=True)) and model.training
 
