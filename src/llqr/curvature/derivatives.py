@@ -28,6 +28,8 @@ class Derivatives(ABC):
 
     #: Whether first derivatives of `f`, backward, are enough, which is all that a compiled `f` has.
     first_order: ClassVar[bool] = False
+    #: Whether `torch.vmap` can multiply several vectors at once.
+    batched: ClassVar[bool] = False
 
     def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         self.f = f
@@ -69,6 +71,8 @@ class ForwardMode(Derivatives):
     A product costs more than a traced one (`linearised`) by the pass it repeats, but there is nothing to trace.
     """
 
+    batched = True
+
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         with FORWARD_MODE:
             tangent: Tensor = torch.func.jvp(self.f, (_detached(self.theta),), (dict(v),))[1]
@@ -89,6 +93,8 @@ class ForwardMode(Derivatives):
 
 class DoubleBackward(Derivatives):
     """Reverse mode twice: `J v` is the derivative of `J^T u` in `u`, along `v`."""
+
+    batched = True
 
     def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         super().__init__(f, theta, precision)

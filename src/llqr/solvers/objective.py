@@ -85,6 +85,7 @@ class Objective:
             quadratic.gradient if several else views[0],
             quadratic.product,
             tuple(views) if several else (),
+            products=quadratic.products if several else None,
         )
         self._operands = [self._lowered(group, part) for group, part in zip(self._groups(), self.g, strict=True)]
         self._damping: float | Tensor = self._resolved(damping if isinstance(damping, Damping) else Damping(damping))
@@ -191,10 +192,9 @@ class Objective:
     def _multiply(self, Ug: Packed) -> Packed:
         """`(H + damping) U g`."""
         model, groups = self.quadratic, len(self.metric.groups)
-        HUg: Packed = []
-        for start in range(0, len(Ug), groups):
-            v = self.metric.unpack(Ug[start : start + groups], model.gradient)
-            HUg += self.metric.pack(model.product(v))
+        shares = [Ug[start : start + groups] for start in range(0, len(Ug), groups)]
+        products = model.multiplied([self.metric.unpack(share, model.gradient) for share in shares])
+        HUg: Packed = [part for Hv in products for part in self.metric.pack(Hv)]
         if isinstance(self._damping, Tensor):
             for part, own in zip(HUg, Ug, strict=True):
                 part.addcmul_(own, self._damping.to(part))
