@@ -23,8 +23,10 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
+from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
 from llqr.curvature.problem import doubles_with_the_batch, summed
+from llqr.dtensors import any_sharded, refuse_fsdp1
 from llqr.geometry.runtime import Runtime
 from llqr.refresh.report import RefreshWarning
 
@@ -60,6 +62,12 @@ class Linearizer:
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("model: no parameter requires a gradient")
+        refuse_fsdp1(self.parameters.values())
+        if any_sharded(self.parameters.values()):
+            raise NotImplementedError(
+                "model: its parameters are sharded (DTensors of FSDP2 or tensor parallelism), of which no metric can "
+                "be learned; use DDP, or a method without a geometry, such as llqr.SAM"
+            )
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
@@ -130,14 +138,16 @@ class Linearizer:
         assert self._engine is not None
         model = self._engine.linearise(problem)
         if not self._checked:
-            self._checked = True
             self._check(problem, model)
+            self._checked = True
         return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """Warn, at the first refresh, of a loss from which no metric, or another one, is learned."""
+        """At the first refresh: refuse a model or warn of a loss from which no metric, or another one, is learned."""
         if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
             return
+        if bypassed := problem.bypassed():
+            raise UnconnectedError(bypassed)
         with torch.no_grad():
             if doubles_with_the_batch(problem):
                 warnings.warn(
