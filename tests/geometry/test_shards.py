@@ -1,6 +1,7 @@
 """A metric that is shared out among ranks is the metric that one process learns on the joined batch."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from geometries import flat_geometry
 from llqr.curvature import RankError
 from llqr.metric import STRUCTURES
 from processes import on_ranks
+from sharded_metrics import Run, batch, even_batch, network
 
-ROWS = 12
 #: Where the joined batch is cut between ranks.
 CUTS = {2: [3, 9], 4: [1, 5, 2, 4]}
 #: Every structure and scale, and every solver and option that takes an inner product over all blocks.
@@ -35,33 +36,6 @@ OPTIONS = {
     "identity beside": {"structure": {"conv*": "identity", "*": "e-kfac"}, "damping": 0.1},
     "micro-batches": {"structure": "diag-kfac", "micro_batch": 2},
 }
-
-
-class Network(nn.Module):
-    """A channels-last convolution, a fused q/k/v projection, and a normalisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 3, 2)
-        self.qkv = nn.Linear(12, 6)
-        self.norm = nn.LayerNorm(6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.norm(torch.tanh(self.qkv(torch.tanh(self.conv(x)).flatten(1)))))
-
-
-def network():
-    torch.manual_seed(0)
-    return Network().double().to(memory_format=torch.channels_last)
-
-
-def batch():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(ROWS, 2, 3, 3, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (ROWS,), generator=generator)
-    y[[1, 7, 8]] = -100  # ignored, so that ranks have unequal terms
-    return x, y
 
 
 def learned(model, data, **settings):
@@ -121,22 +95,35 @@ def on_a_share(rank, world, shards, grid):
     }
 
 
-FEW = [case for case in GRID if (case["divergence"], case["curvature_scale"]) == ("ngd", "sum")]
+#: What fits into a few seconds; the whole grid is slow.
+FEW = [
+    {"structure": "scalar", "divergence": "ngd", "curvature_scale": "sum"},
+    {"structure": "diagonal", "divergence": "newton", "curvature_scale": "mean"},
+    {"structure": "kfac", "divergence": "ngd", "curvature_scale": "mean"},
+    {"structure": "e-kfac", "divergence": "ngd", "curvature_scale": "sum"},
+    {"structure": "dense", "divergence": "newton", "curvature_scale": "sum"},
+    {"structure": "identity", "divergence": "ngd", "curvature_scale": "sum"},
+]
 
 
-def two_ranks(rank, world):
+def two_ranks(rank, world, folder):
     return {
         "learned": on_a_share(rank, world, "all", FEW),
         "several": several_gradients(rank, world),
-        "trained": trained(rank, world),
+        "trained": trained(rank, world, folder),
         "failed": failing(rank, world),
         "refused": refused(),
     }
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return on_ranks(2, tmp_path_factory.mktemp("ranks"), two_ranks)
+def checkpoints(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, checkpoints):
+    return on_ranks(2, tmp_path_factory.mktemp("ranks"), partial(two_ranks, folder=str(checkpoints)))
 
 
 @pytest.mark.parametrize("case", cases(FEW))
@@ -159,46 +146,38 @@ def test_several_gradients_make_no_difference(two):
         torch.testing.assert_close(part["Ug"], whole["Ug"], rtol=1e-12, atol=1e-12)
 
 
-def steps(model, wrapped, geometry, data, count=4):
-    opt = llqr.LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), geometry, rho=0.1)
-    x, y = data
-
-    def closure():
-        opt.zero_grad()
-        loss = F.cross_entropy(wrapped(x), y)
-        loss.backward()
-        return loss
-
-    for _ in range(count):
-        opt.step(closure, batch=data)
-    return {name: w.detach().clone() for name, w in model.named_parameters()}
-
-
-def even_batch():
-    x, y = batch()
-    return x, y.clamp_min(0)
-
-
-def trained(rank, world):
-    own = tuple(part.chunk(world)[rank] for part in even_batch())
+def trained(rank, world, folder):
     found = {}
     for spread in (False, True):
-        model = network()
-        ddp = DistributedDataParallel(model)
-        geometry = flat_geometry(
-            ddp, F.cross_entropy, structure="e-kfac", every=2, steps=4, spread=spread, shards="all"
-        )
-        found[f"spread={spread}"] = steps(model, ddp, geometry, own)
+        run = Run(rank, world, spread=spread).advance(4)
+        found[f"spread={spread}"] = run.weights()
+        run.save(f"{folder}/spread={spread}", raw=not spread)
     return found
 
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_training_is_that_of_one_process(two, spread):
-    model = network()
-    geometry = flat_geometry(model, F.cross_entropy, structure="e-kfac", every=2, steps=4, spread=spread)
-    expected = steps(model, model, geometry, even_batch())
+    expected = Run(spread=spread).advance(4).weights()
     for found in two:
         torch.testing.assert_close(found["trained"][f"spread={spread}"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_one_process_goes_on_from_the_checkpoint_of_two(two, checkpoints):
+    """Four steps are done; the factors come from both ranks' files."""
+    expected = Run().advance(9)
+    resumed = Run().load(checkpoints / "spread=False", raw=True).advance(5)
+    torch.testing.assert_close(resumed.weights(), expected.weights(), rtol=1e-12, atol=1e-12)
+    assert resumed.opt.geometry.refreshes == expected.opt.geometry.refreshes == 3
+
+
+def test_a_spread_refresh_of_other_ranks_begins_again(two, checkpoints):
+    """Each rank learned from a batch of its own, of which the checkpoint has one."""
+    resumed = Run(spread=True).load(checkpoints / "spread=True", raw=False)
+    geometry = resumed.opt.geometry
+    assert (resumed.opt.steps, geometry.refreshes, geometry.due) == (4, 1, True)
+    assert geometry.state_dict()["refresh"] is None
+    resumed.advance(5)
+    assert geometry.refreshes == 2
 
 
 def failing(rank, world):

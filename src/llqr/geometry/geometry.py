@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.batches import Batches, BatchSource
+from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
@@ -375,10 +376,16 @@ class Geometry:
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
             "batches": self._source_state if self._source is None else self._source.state(),
+            "saved_by": self.linearizer.place(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step."""
+        """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step.
+
+        A refresh under way and the position in `batches` are each rank's own: where the state is another rank's, or of
+        another number of ranks (as `torch.distributed.checkpoint` gives it), both begin again.
+        """
+        state = for_this_rank(state, self.linearizer)
         counters = {key: int(state["counters"][key]) for key in ("step", "next", *COUNTERS)}
         if state["engine"] != "auto" and state["engine"] not in ENGINES:
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")

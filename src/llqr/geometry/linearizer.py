@@ -111,10 +111,19 @@ class Linearizer:
         """The processes that train this model together, as far as they are known."""
         return None if self._ranks is None else self._ranks.group
 
+    def place(self) -> list[int]:
+        """This process's place among the ranks, and how many there are."""
+        return [0, 1] if self.ranks is None else [dist.get_rank(self.group), dist.get_world_size(self.group)]
+
     @property
     def ranks(self) -> Ranks | None:
         """Those that learn one metric together, if there are several."""
         return None if self._ranks is None or not self._ranks.several else self._ranks
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether it is so on any of them."""
+        ranks = self.ranks
+        return flag if ranks is None else bool(ranks.largest(flag, next(iter(self.parameters.values())).device))
 
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""

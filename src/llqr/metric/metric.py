@@ -251,7 +251,8 @@ class Metric:
         return sum(group.stored() for group in self.groups)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kinds": dict(self.whole.kinds), "factors": self.named_factors() if self.learned else None}
+        """The same names whether or not `U` has been learned; of a rank's part, those of its own blocks."""
+        return {"kinds": dict(self.whole.kinds), "learned": self.learned, "factors": self.named_factors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
@@ -260,16 +261,22 @@ class Metric:
             theirs, ours = set(state["kinds"].items()), set(kinds.items())
             differing = sorted({name for name, _ in theirs ^ ours})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
-        if state["factors"] is None:
+        if not state.get("learned", state["factors"] is not None):  # states had no factors then, and no such entry
             self._factors = self._cast = None
             return
         fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
         views = {n: f for group, factors in zip(self.groups, fresh, strict=True) for n, f in group.named(factors)}
         for name, view in views.items():
             saved = state["factors"].get(name)
-            if saved is None or saved.shape != view.shape:
-                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-                raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
+            if saved is None:
+                raise ValueError(
+                    f"state_dict: factor {name!r} is missing; every rank's state has the blocks that it owns, which "
+                    "torch.distributed.checkpoint puts together (without full_state_dict)"
+                )
+            if saved.shape != view.shape:
+                raise ValueError(
+                    f"state_dict: factor {name!r} is of shape {tuple(saved.shape)}, expected shape {tuple(view.shape)}"
+                )
             view.copy_(saved)
             if not view.isfinite().all():
                 raise ValueError(f"state_dict: factor {name!r} is not finite")

@@ -3,9 +3,9 @@
 The paper has e-kfac and diag-kfac on three ViTs. Beside them stand the cheaper forms of e-kfac, and ResNet-18, where
 e-kfac has bases of 4608 x 4608 for the long side of a convolution.
 
-Every number is held in float32. A metric is shared out among ``shards`` devices, each of which holds the whole model; the
-device that gets most is the one that is counted. The paper divides by the number of devices; here it is the library's
-own assignment of blocks (``Geometry(shards=...)``), planned on the meta device.
+Every number is held in float32. A metric is shared out among ``shards`` devices, each of which holds the whole model;
+the device that gets most is the one that is counted. The paper divides by the number of devices; here it is the
+library's own assignment of blocks (``Geometry(shards=...)``), planned on the meta device.
 """
 
 from collections import Counter
