@@ -108,6 +108,11 @@ class Optimizer(Wrapper):
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         if no_sync is not None and not callable(no_sync):
             raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
+        if no_sync is not None and getattr(geometry, "shards", 1) > 1:
+            raise ValueError(
+                "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
+                "Geometry(shards=...) or no_sync"
+            )
         super().__init__(base, probe, geometry)
         self._no_sync = no_sync
         self._check_parameters()
