@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,19 @@ from llqr.curvature.quadratic import Named
 FORWARD_MODE = threading.RLock()
 
 Function = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class UnconnectedError(RuntimeError):
+    """The outputs of a model do not depend on the weights that it was given, so that its gradient would be zero."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        shown = list(names)
+        more = ", ..." if len(shown) > 5 else ""
+        super().__init__(
+            f"model: its outputs do not depend on the weights given for {', '.join(shown[:5])}{more}, of which the "
+            "gradient would be zero: does it replace its parameters in a hook (as FSDP does), keep them in a list, or "
+            "compute under no_grad?"
+        )
 
 
 class Derivatives(ABC):
@@ -53,15 +66,14 @@ class Derivatives(ABC):
 
     def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
         if not outputs.requires_grad:
-            return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
-        gradients = torch.autograd.grad(
-            outputs,
-            list(self.theta.values()),
-            u,
-            retain_graph=True,
-            create_graph=create_graph,
-            materialize_grads=True,
+            raise UnconnectedError(self.theta)
+        theta = self.theta.values()
+        found = torch.autograd.grad(
+            outputs, list(theta), u, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
+        if all(gradient is None for gradient in found):
+            raise UnconnectedError(self.theta)
+        gradients = (torch.zeros_like(p) if g is None else g for p, g in zip(theta, found, strict=True))
         return dict(zip(self.theta, gradients, strict=True))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed
 from llqr.metric.structure import Pull, Structure
 from llqr.solvers.damping import Damping
 from llqr.solvers.extrapolation import Extrapolation
@@ -101,12 +101,12 @@ class Objective:
         g = self.quadratic.gradient
         Hg = self.quadratic.product(g)
         parts = list(g.values())
-        along, square = dot(parts, [Hg[name] for name in g]), dot(parts, parts)
+        along, square = self.metric.dot(parts, [Hg[name] for name in g]), self.metric.dot(parts, parts)
         return damping.value * torch.where(square > 0, along.abs() / square, 0.0)
 
     def dot(self, a: Packed, b: Packed) -> Tensor:
         """The inner product, as a mean over the gradients."""
-        total = dot(a, b)
+        total = self.metric.dot(a, b)
         return total if self.count == 1 else total / self.count
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed
 from llqr.solvers.objective import Objective
 from llqr.solvers.solver import Solver, SolverSettings
 
@@ -29,7 +29,7 @@ class PreconditionedCG(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        other = sorted({group.name for group in metric.groups if group.shapes() and not group.scales_entries})
+        other = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.scales_entries})
         if other:
             raise ValueError(
                 f"solver: 'pcg' is for structures that scale entries (scalar, diagonal), which {', '.join(other)} does "
@@ -64,6 +64,7 @@ class PreconditionedCG(Solver):
         return objective.value(self.factors, self._residual)
 
     def advance(self, objective: Objective) -> None:
+        dot = self.metric.dot
         slopes = _listed(objective.slopes(self.factors, self._residual))
         steepest = [torch.where(b > 0, slope / b, 0.0) for slope, b in zip(slopes, self._weights, strict=True)]
         size = dot(slopes, steepest)
@@ -78,7 +79,7 @@ class PreconditionedCG(Solver):
         """To the lowest point of `J` along the direction, with the residual there."""
         directions = iter(self._direction)
         Ug, HUg = objective.along(self.factors, [{name: next(directions) for name in own} for own in self.factors])
-        fall, curvature = -dot(slopes, self._direction), objective.dot(Ug, HUg)
+        fall, curvature = -self.metric.dot(slopes, self._direction), objective.dot(Ug, HUg)
         length = torch.where(curvature > 0, fall / curvature, 0.0)
         for u, direction in zip(self._u, self._direction, strict=True):
             u.addcmul_(direction, length.to(u))

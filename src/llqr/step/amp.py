@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 
+from llqr.dtensors import Shards
+
 
 class ScaledByAttributes:
     """A scaler that shows itself only by the attributes `grad_scale` and `found_inf` of the optimizer that it steps.
@@ -70,12 +72,21 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
     return list(torch._foreach_mul(grads, 1.0 / scaler.get_scale()))
 
 
-def overflowed(scaler: Any, grads: list[Tensor]) -> bool:
-    """Whether any gradient is infinite or NaN; checked only with a scaler, where this is an ordinary event."""
+def overflowed(scaler: Any, grads: list[Tensor], shards: Shards | None = None) -> bool:
+    """Whether any gradient is infinite or NaN, on any rank that has shards of them.
+
+    Checked only with a scaler, where this is an ordinary event.
+    """
     if scaler is None or not scaler.is_enabled():
         return False
-    sizes = torch._foreach_norm([gradient for gradient in grads if gradient.numel()], float("inf"))
-    return not torch.stack([size.to(sizes[0].device, torch.float32) for size in sizes]).isfinite().all().item()
+    filled = [gradient for gradient in grads if gradient.numel()]
+    found = bool(filled) and not _finite(filled)
+    return found if shards is None else shards.any(found)
+
+
+def _finite(tensors: list[Tensor]) -> bool:
+    sizes = torch._foreach_norm(tensors, float("inf"))
+    return bool(torch.stack([size.to(sizes[0].device, torch.float32) for size in sizes]).isfinite().all())
 
 
 def unscale_once(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:

@@ -75,9 +75,15 @@ def recipes(as_json: options.Json = False) -> None:
 
 
 @app.command("storage")
-def show_storage(as_json: options.Json = False) -> None:
+def show_storage(
+    shards: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Devices that the metric is shared out among, repeatable (default: 1 and 4)."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
     """Print the paper's storage table and cheaper structures, counted from the layout of the metric."""
-    rows = storage.rows()
+    rows = storage.rows(shards or storage.SHARDS)
     if as_json:
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
