@@ -108,6 +108,7 @@ class Geometry:
             apply_dtype=runtime.apply_dtype,
             max_side=runtime.max_side,
         )
+        SOLVERS[inner.solver].check(self.metric)
         if runtime.capture:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
