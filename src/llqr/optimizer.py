@@ -177,7 +177,10 @@ class Optimizer(Wrapper):
         if closure is None and self._makes_state(batch):
             return self.base.step()
         if closure is None and self._probing:
-            raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
+            raise TypeError(
+                "closure: a probe needs the loss twice; pass a closure, or use first_step() and second_step(); in "
+                "Lightning, Hugging Face and Accelerate, see llqr.integrations"
+            )
         self._learn(batch)
         if closure is None:
             self._update(scaler)
@@ -410,6 +413,8 @@ class Optimizer(Wrapper):
     def _do_nothing(self) -> None:
         """Without gradients torch's optimizers do nothing, hooks aside."""
         self.base.step()
+        if self.probe is not None:
+            self.probe.undo()
         if not self._run.warned:
             self._run.warned = True
             warnings.warn(

@@ -117,6 +117,7 @@ class Geometry:
         self.metric = own_part(whole, self.parameters, shards, self.linearizer.group)
         if self.shards > 1:
             self.linearizer.share_out(self.metric.placement)
+        SOLVERS[inner.solver].check(self.metric)
         if runtime.capture:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)

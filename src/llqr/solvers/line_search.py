@@ -33,17 +33,17 @@ class LineSearch(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        curved = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.linear_in})
-        if curved:
-            raise ValueError(
-                f"solver: {self.name!r} needs an objective that is quadratic in some of the factors, which that of "
-                f"{', '.join(curved)} is not; choose heavy-ball or adam"
-            )
         self._steps = 0
         self._sets = max((len(group.linear_in) for group in metric.whole.groups), default=0)
         self._residual: Packed = []
         self._value = torch.zeros(())
         self._begin()
+
+    @classmethod
+    def objection(cls, metric: Metric) -> str:
+        curved = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.linear_in})
+        need = f"{cls.name!r} needs an objective that is quadratic in some of the factors"
+        return f"{need}, which that of {', '.join(curved)} is not" if curved else ""
 
     def _begin(self) -> None:
         self._memory: list[Factors] = [{} for _ in self.factors]

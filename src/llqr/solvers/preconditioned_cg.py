@@ -29,16 +29,16 @@ class PreconditionedCG(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        other = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.scales_entries})
-        if other:
-            raise ValueError(
-                f"solver: 'pcg' is for structures that scale entries (scalar, diagonal), which {', '.join(other)} does "
-                "not; choose heavy-ball or adam"
-            )
         self._u = [factor for group in factors for factor in group.values()]
         self._weights, self._slopes, self._direction = ([torch.zeros_like(u) for u in self._u] for _ in range(3))
         self._size = torch.zeros((), dtype=torch.float64, device=self._u[0].device)
         self._residual: Packed = []
+
+    @classmethod
+    def objection(cls, metric: Metric) -> str:
+        other = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.scales_entries})
+        kind = "'pcg' is for structures that scale entries (scalar, diagonal)"
+        return f"{kind}, which {', '.join(other)} does not" if other else ""
 
     def restart(self) -> None:
         for tensor in (*self._slopes, *self._direction, self._size):

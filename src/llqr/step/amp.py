@@ -108,10 +108,10 @@ def _unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
 def _introducing(step: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.step` that tells an `llqr.Optimizer` who calls.
 
-    torch lets a scaler pass itself only to an optimizer whose `step` names a `grad_scaler`, which it no longer does
-    once a framework has replaced it; the scaler then looks for overflows before the closure has computed anything. It
-    also refuses to step before it has scaled a loss, which here happens in the closure. Nothing changes for other
-    optimizers.
+    torch lets a scaler pass itself only to an optimizer whose `step` names a `grad_scaler`, and warns that it will stop
+    to; it no longer does once a framework has replaced `step`, and then looks for overflows before the closure has
+    computed anything. It also refuses to step before it has scaled a loss, which here happens in the closure. Nothing
+    changes for other optimizers.
     """
 
     @functools.wraps(step)
@@ -122,12 +122,28 @@ def _introducing(step: Callable[..., Any]) -> Callable[..., Any]:
         if scaler._scale is None:
             parameter = optimizer.param_groups[0]["params"][0]
             scaler._lazy_init_scale_growth_tracker(parameter.device)
-        if "closure" in settings:
-            args = (settings.pop("closure"), *args)
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+            raise RuntimeError("step() has already been called since the last update().")
         with called_by(scaler):
-            return step(scaler, optimizer, *args, **settings)
+            own = _skips(scaler, optimizer, *args, **settings)
+            loss = (functools.partial(type(optimizer).step, optimizer) if own else optimizer.step)(*args, **settings)
+        scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+        return loss
 
     return introduced
+
+
+def _skips(scaler: GradScaler, optimizer: Any, closure: Callable[[], Any] | None = None, **_: Any) -> bool:
+    """Whether gradients that are there overflow, and a framework must not see a step: it has replaced `step` to count.
+
+    torch does not call `step` then. Ours is called past the framework, because the weights may be at the probe.
+    """
+    counts = optimizer.__dict__.get("step")
+    if counts is None or closure is not None or getattr(counts, "_wrapped_by_lr_sched", False):
+        return False
+    unscale_once(scaler, optimizer, optimizer.base)
+    found = scaler._per_optimizer_states[id(optimizer.base)]["found_inf_per_device"].values()
+    return any(bool(number.item()) for number in found)
 
 
 GradScaler.step = _introducing(GradScaler.step)  # type: ignore[method-assign]
