@@ -274,6 +274,7 @@ def test_every_option_of_the_core_can_be_set_in_a_recipe():
         [
             *(f"geometries.ngd.inner.{override}" for override in overrides),
             *(f"geometries.ngd.runtime.{override}" for override in runtime),
+            "geometries.ngd.structure=diagonal",
             "geometries.ngd.bounds=[1e-3, 10]",
             "geometries.ngd.damping=0.5",
         ],
@@ -331,7 +332,7 @@ def test_the_demo_recipe_builds_and_reads_what_it_names():
         ("geometries.ngd.inner.curvature_scale=mean", "mean"),
         ("geometries.ngd.inner.curvature_scale=2", 2.0),
         ("geometries.ngd.inner.lr=1", 1.0),
-        ("geometries.ngd.bounds=[0, 4]", (0.0, 4.0)),
+        ("geometries.ngd.bounds=[1, 4]", (1.0, 4.0)),
         ("geometries.ngd.runtime.dtype=float64", torch.float64),
         ('columns=["sam"]', ("sam",)),
         ("methods.llqr-ngd+sam.transport=false", False),
