@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llqr import method_names
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import (
@@ -30,7 +31,7 @@ from llqr.lab.config.strict import ConfigurationError, make
 
 __all__ = ["Method", "Recipe", "load", "names"]
 
-ALIASES = {"llqr": "llqr-ngd", "llqr+sam": "llqr-ngd+sam", "llqr+fsam": "llqr-ngd+fsam"}
+ALIASES = {name: name.replace("llqr", "llqr-ngd", 1) for name in method_names() if name.startswith("llqr")}
 """Short names of methods: the divergence is ngd unless another one is named."""
 
 

@@ -28,7 +28,7 @@ def carry_out(
         if result is None:
             if stop.requested:
                 raise Stopped(f"Stopped by {stop.reason} before {one.label}; the same command resumes here.")
-            result, note = _train(one, tasks.load(one.run), execution, stop, display), "done"
+            result, note = _train(one, tasks.load(one.run, one.seed), execution, stop, display), "done"
         results.append(result)
         display.end(f"{one.label}: {note}, best {result['metric']} {result['best']:.2f}, last {result['last']:.2f}")
     return results

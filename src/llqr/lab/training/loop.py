@@ -58,7 +58,7 @@ class Training:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
-        self.model = task.place(run.build_model()).train()
+        self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
             self.model, task, capture=execution.capture, compile=execution.compile, on_refresh=self._reports.append
