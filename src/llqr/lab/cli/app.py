@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 import llqr
-from llqr.lab.cli import data, options, report, runs, translate
+from llqr.lab.cli import data, options, report, runs, sharpness, translate
 from llqr.lab.cli.bench import bench_app
 from llqr.lab.cli.terminal import show
 from llqr.lab.cli.toy import app as toy
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(toy, name="toy")
 app.add_typer(bench_app, name="bench")
-for group in (runs, report, data, translate):
+for group in (runs, report, data, translate, sharpness):
     group.mount(app)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.config.layers import merge, parse_override
+from llqr.lab.config.layers import merge
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import make
 from llqr.lab.own import fingerprint, image_folder, sources
 from llqr.lab.own.batches import first, understood
 from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.recipe import parts_of, recipe
+from llqr.lab.own.recipe import Override, layer, parts_of, recipe
 
 MODEL = "resnet18"
 """The network for a folder of images, if none is named."""
@@ -29,11 +29,13 @@ def is_folder(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """How its runs are filed, unless the experiment has a name."""
-    return Path(name).resolve().name if is_folder(name) else sources.label(name)
+    """How its runs are filed: by the name that the experiment gives itself, or by that of its folder or file."""
+    if is_folder(name):
+        return Path(name).resolve().name
+    return sources.experiment(sources.source(name), 0).name or sources.label(name)
 
 
-def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
+def load(name: str, overrides: Iterable[Override] = ()) -> Recipe:
     """The recipe of an experiment of this name, with ``key=value`` overrides applied last."""
     if is_folder(name):
         return _folder(Path(name).resolve(), label(name), list(overrides))
@@ -42,7 +44,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return recipe(made, label(name), parts_of(made, label(name), source, sources.digest_of(source)), overrides)
 
 
-def hold(experiment: Experiment, name: str, overrides: Iterable[str] = ()) -> Recipe:
+def hold(experiment: Experiment, name: str, overrides: Iterable[Override] = ()) -> Recipe:
     """The recipe of an object of this program."""
     functions = (experiment.loss, experiment.metric, experiment.evaluate, experiment.forward)
     held_out = [experiment.test] if experiment.valid is None else [experiment.test, experiment.valid]
@@ -58,11 +60,11 @@ def hold(experiment: Experiment, name: str, overrides: Iterable[str] = ()) -> Re
     return recipe(experiment, name, parts_of(experiment, name, source, digest), overrides)
 
 
-def _folder(folder: Path, filed_under: str, overrides: list[str]) -> Recipe:
+def _folder(folder: Path, filed_under: str, overrides: list[Override]) -> Recipe:
     chosen: dict[str, Any] = {"data": {"options": {}}, "model": {"name": MODEL, "options": {}}}
     for override in overrides:
-        parsed = parse_override(override)
-        merge(chosen, {part: parsed[part] for part in chosen if part in parsed}, f"--set {override}", {})
+        parsed = layer(override)
+        merge(chosen, {part: parsed[part] for part in chosen if part in parsed}, "", {})
     origin = f"--set data.options of {filed_under}"
     options = make(image_folder.FolderOptions, chosen["data"]["options"], "data.options", lambda key: origin)
     made = image_folder.experiment(folder, options, chosen["model"]["name"], chosen["model"]["options"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +34,20 @@ RADII: dict[str, dict[str, Any]] = {
 GEOMETRIES: dict[str, dict[str, Any]] = {"ngd": {"ema": 0.95}, "newton": {"ema": 0.9}}
 
 
+Override = str | tuple[str, Any]
+"""A setting and its value: ``key=value`` as on the command line, or both by themselves."""
+
+
+def layer(override: Override) -> dict[str, Any]:
+    """A setting as nested tables."""
+    if isinstance(override, str):
+        return parse_override(override)
+    key, table = override
+    for part in reversed(key.split(".")):
+        table = {part: table}
+    return dict(table)
+
+
 def defaults(base: str) -> dict[str, Any]:
     """Every method of the library over this base optimizer."""
     if base not in BASES:
@@ -61,7 +74,7 @@ def defaults(base: str) -> dict[str, Any]:
     }
 
 
-def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Recipe:
     """The recipe of an experiment, filed under ``label``.
 
     ``parts`` are its tables of task, data and model, see `parts_of`; ``overrides`` are those of ``--set``.
@@ -69,10 +82,8 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     table: dict[str, Any] = defaults(experiment.base)
     origins: dict[str, str] = {}
     merge(table, _given(experiment, label) | dict(parts), label, origins)
-    for key, value in experiment.settings.items():
-        merge(table, parse_override(f"{key}={json.dumps(value)}"), f"{label}, settings", origins)
-    for override in overrides:
-        merge(table, parse_override(override), f"--set {override}", origins)
+    for override in (*experiment.settings.items(), *overrides):
+        merge(table, layer(override), f"--set {override if isinstance(override, str) else override[0]}", origins)
 
     def origin(key: str) -> str:
         while key and key not in origins:

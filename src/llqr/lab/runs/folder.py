@@ -8,8 +8,6 @@
 """
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +17,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain, read_json, write_json, write_text
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.runs.provenance import command, source_state, versions
 
 
 class RunFolder:
@@ -56,7 +54,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         now = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["llqr", *sys.argv[1:]]),
+            "command": command(),
             **source_state(),
             "versions": versions(),
             "machine": dict(machine),
