@@ -50,6 +50,10 @@ class Commands(LazyGroup):
             "llqr.lab.cli.translate",
             "Translate the lines of stdin with the best weights of a run; one line out for every line in.",
         ),
+        "sharpness": LazyCommand(
+            "llqr.lab.cli.sharpness",
+            "Measure a trained network: top eigenvalue and trace of the Hessian, and how the loss rises at SAM's probe.",
+        ),
         "recipes": LazyCommand(
             "llqr.lab.cli.catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."
         ),

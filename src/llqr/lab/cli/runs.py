@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,8 @@ from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.names import unknown
+from llqr.lab.own import load as own
+from llqr.lab.own.recipe import known_methods
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
@@ -88,6 +90,10 @@ class RunOptions:
 
     def load(self, name: str, *overrides: str) -> Recipe:
         """A recipe with ``overrides`` and then the changes from the command line."""
+        if own.is_named_by(name):
+            if self.data_dir is not None:
+                raise ConfigurationError(f"--data-dir belongs to built-in data sets, and {name} brings its own.")
+            return own.load(name, [*overrides, *(self.overrides or [])])
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
         return recipe.load(name, [*overrides, *(self.overrides or []), *root])
 
@@ -188,6 +194,8 @@ def reproduce(
 
 def _filed_under(name: str) -> str:
     """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
+    if own.is_named_by(name):
+        return own.label(name)
     plain, at, variant = name.partition("@")
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 
@@ -196,6 +204,8 @@ def _recipes_for(
     names: Sequence[str] | None, data: str | None, model: str | None, how: RunOptions
 ) -> dict[str, Recipe]:
     """The recipes of these names, or that of a data set with a network, which may be one that no row has."""
+    if names and data is None and model is not None and all(own.is_folder(name) for name in names):
+        return {_filed_under(name): how.load(name, f"model.name={json.dumps(model)}") for name in names}
     if (not names) == (data is None and model is None):
         raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
     if names:
@@ -232,13 +242,14 @@ def _listed(methods: str | None, chosen: Recipe) -> list[str]:
     names = [method.strip() for method in methods.split(",") if method.strip()]
     if not names:
         raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
-    # Resolved, so that two names of one method give one run.
-    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
+    return known_methods(chosen, names)
 
 
 def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
     """Carry out the runs and print their results, or only say what they are; whether they were made."""
     execution = how.execution
+    if how.capture is None and not all(one.run.task_type.captured for one in planned):
+        execution = replace(execution, capture=False)
     if how.keep is not None:
         measurements.check_file("--keep", how.keep)
     if how.dry_run:

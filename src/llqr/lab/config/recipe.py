@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from llqr import method_names
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import (
@@ -33,7 +34,7 @@ from llqr.lab.names import check_folder_name, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]
 
-ALIASES = {"llqr": "llqr-ngd", "llqr+sam": "llqr-ngd+sam", "llqr+fsam": "llqr-ngd+fsam"}
+ALIASES = {name: name.replace("llqr", "llqr-ngd", 1) for name in method_names() if name.startswith("llqr")}
 """Short names of methods: the divergence is ngd unless another one is named."""
 
 

@@ -101,9 +101,9 @@ class Run:
         """Runs with an equal key can share a loaded task."""
         return self.task, self.data, self.training
 
-    def load_task(self, device: torch.device) -> Task:
+    def load_task(self, device: torch.device, seed: int = 0) -> Task:
         """The task with its data read; a `DataError` if they are missing or damaged."""
-        return self.task_type.load(self, device)
+        return self.task_type.load_for(self, device, seed)
 
     def build_model(self) -> nn.Module:
         """The network for the complete data set, on the current default device."""

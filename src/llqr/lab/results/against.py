@@ -27,7 +27,7 @@ class Comparison:
 
     def texts(self) -> list[str]:
         """The texts of the columns that `headings` names."""
-        difference = "" if self.difference is None else f"{self.difference:+.2f}"
+        difference = "" if self.difference is None else f"{self.difference:+.{self.measured.decimals}f}"
         return [str(self.measured), str(self.measured.n), difference, "" if self.p is None else f"{self.p:.2g}"]
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from llqr.lab import machine
 from llqr.lab.errors import Stopped
+from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.tasks import Task
@@ -32,9 +33,10 @@ def carry_out(
             with folder.locked():
                 result = folder.result()  # of the process that held the lock until now
                 if result is None:
-                    result, note = _train(one, tasks.load(one.run), execution, stop, display), "done"
+                    result, note = _train(one, tasks.load(one.run, one.seed), execution, stop, display), "done"
         results.append(result)
-        display.end(f"{one.label}: {note}, best {result['metric']} {result['best']:.2f}, last {result['last']:.2f}")
+        best, last = spread(result["best"]), spread(result["last"])
+        display.end(f"{one.label}: {note}, best {result['metric']} {best}, last {last}")
     return results
 
 

@@ -12,8 +12,6 @@ import fcntl
 import json
 import os
 import platform
-import shlex
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.runs.provenance import command, source_state, versions
 from llqr.lab.writing import explained, make_folder, write_text
 
 
@@ -47,6 +45,11 @@ class RunFolder:
         theirs, ours = dict(flatten(theirs)), dict(flatten(ours))
         # Where the data are does not matter: a run may be resumed on another machine.
         for key in sorted({*theirs, *ours} - {"run.data.root"}):
+            if theirs.get(key) != ours.get(key) and key == "run.task.options.digest":
+                raise ConfigurationError(
+                    f"--out: {self.path} holds a run of {planned.recipe} as it was before its code or data changed; "
+                    "choose another folder or delete that one."
+                )
             if theirs.get(key) != ours.get(key):
                 raise ConfigurationError(
                     f"--out: {self.path} holds a run with {key} = {theirs.get(key)}, not {ours.get(key)}; "
@@ -83,7 +86,7 @@ class RunFolder:
         make_folder(self.path)
         now = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["llqr", *sys.argv[1:]]),
+            "command": command(),
             **source_state(),
             "versions": versions(),
             "machine": dict(machine),
