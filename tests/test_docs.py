@@ -71,21 +71,25 @@ def test_the_api_pages_show_everything_public(package):
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_to_files_lead_somewhere(page):
     """`make docs` checks the anchors too, but only of the site."""
-    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", (ROOT / page).read_text())
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/bench.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_short(page):
     """About 1,500 words, which is what a reader has patience for; tables that are generated do not count."""
     text = re.sub(r"<!-- table:.*?<!-- /table -->", "", (ROOT / page).read_text(), flags=re.S)
     assert len(text.split()) <= 1500
 
 
+def _rows(name):
+    return json.loads((ROOT / f"results/bench/{name}.json").read_text())["rows"]
+
+
 def _bench(name, **wanted):
     """The row of a kept measurement that has these values."""
-    rows = json.loads((ROOT / f"results/bench/{name}.json").read_text())["rows"]
-    (row,) = (row for row in rows if all(row[key] == value for key, value in wanted.items()))
+    (row,) = (row for row in _rows(name) if all(row[key] == value for key, value in wanted.items()))
     return row
 
 
@@ -145,3 +149,32 @@ def test_memory_is_that_measured(label, model, structure):
     factors = f"{step['metric_bytes'] / 2**20:.0f} MiB"
     row = f"| {label} | {structure} | {factors} | {step['vs_sam']:.2f} | {refresh['vs_sam']:.2f} |"
     assert row in (ROOT / "docs/choose.md").read_text()
+
+
+def _percent_over_sam(file, model):
+    return round(100 * (_bench(file, model=model, method="LLQR+SAM", interval=500)["vs_sam"]["median"] - 1))
+
+
+def test_the_short_answers_on_speed_are_those_measured():
+    text = (ROOT / "docs/bench.md").read_text()
+    base, large = (_percent_over_sam("cadence-vit-every-5", model) for model in ("vit-b", "vit-l"))
+    assert f"{base} % of an epoch on ViT-B/16 and {large} % on ViT-L/16" in text
+    forms = [
+        _percent_over_sam(f"cadence-resnet18-{form}", "resnet18") for form in ("every-5", "e-kfac", "e-kfac-one-sided")
+    ]
+    assert "{} % with a diagonal, {} % with e-kfac, {} % with one-sided e-kfac".format(*forms) in text
+    seconds = [
+        _bench("cadence-vit-every-5", model=model, method="LLQR+SAM", interval=500)["refresh_seconds"]["median"]
+        for model in ("vit-b", "vit-l")
+    ]
+    assert "{:.2f} s on ViT-B/16, {:.2f} s on ViT-L/16".format(*seconds) in text
+    step = _bench("memory-vit-b", what="LLQR+SAM", structure="e-kfac")["vs_sam"]
+    refresh = _bench("memory-vit-b", what="refresh", structure="e-kfac")["vs_sam"]
+    assert f"{100 * (step - 1):.0f} % more than SAM in a step with e-kfac on ViT-B/16, {refresh:.1f} times" in text
+    errors = [row["errors"]["Ug"] for name in ("refresh-vit-b", "refresh-vit-b-few") for row in _rows(name)]
+    assert f"off by {100 * min(errors):.1f} to {100 * max(errors):.1f} %" in text
+
+
+def test_no_page_needs_a_server_to_be_seen():
+    """Diagrams are pictures, not scripts that a browser would fetch."""
+    assert not [page for page in PAGES if "```mermaid" in (ROOT / page).read_text()]
