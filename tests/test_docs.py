@@ -1,16 +1,20 @@
 """The documentation runs: every python block of every page on its own, every docstring example, every public name."""
 
 import doctest
+import html
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import llqr
 import tiny_text
+from llqr.lab.results import summary
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -178,3 +182,29 @@ def test_the_short_answers_on_speed_are_those_measured():
 def test_no_page_needs_a_server_to_be_seen():
     """Diagrams are pictures, not scripts that a browser would fetch."""
     assert not [page for page in PAGES if "```mermaid" in (ROOT / page).read_text()]
+
+
+def _script(name):
+    spec = importlib.util.spec_from_file_location(f"figure_{name}", ROOT / f"docs/figures/{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # its dataclasses look their module up
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_diagrams_are_those_that_the_script_draws():
+    """If this fails, run `make figures`."""
+    script = _script("diagrams")
+    for name, drawn in script.DIAGRAMS.items():
+        assert (ROOT / f"docs/figures/architecture-{name}.svg").read_text() == script.diagram(*drawn)
+
+
+def test_the_picture_of_the_terminal_shows_the_kept_runs_of_the_demo():
+    """If this fails, run `make figures`."""
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", (ROOT / "docs/figures/terminal.svg").read_text())).replace(
+        "\xa0", " "
+    )
+    runs = [json.loads(line)["result"] for line in (ROOT / "results/demo/digits.jsonl").read_text().splitlines()]
+    for one in summary.summarise(runs):
+        assert f"{one.best_mean:.2f} ± {one.best_std:.2f}" in shown
+    assert "http" not in (ROOT / "docs/figures/terminal.svg").read_text().replace("http://www.w3.org/2000/svg", "")
