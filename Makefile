@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 # CPU builds of torch that are not on PyPI.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint types unit test-slow test-oldest bench tables docs clean
+.PHONY: demo test lint types unit test-slow test-oldest bench tables figures screenshots docs clean
 
 # Four methods on embedded data, with half of the training labels wrong and with all of them right: two tables, and
 # runs/demo/report.html. One thread: the network is small.
@@ -42,7 +42,19 @@ bench: $(STAMP)
 
 # The measured tables of the README and of the site, from results/.
 tables: $(STAMP)
-	for page in $$(grep -l "<!-- table:" README.md docs/*.md); do $(BIN)/llqr table --write $$page || exit 1; done
+	for page in $$(grep -rl --include=*.md "<!-- table:" README.md docs); do $(BIN)/llqr table --write $$page || exit 1; done
+
+# The pictures of the site: measurements from results/, the diagrams, and the terminal of the demo.
+figures: $(STAMP)
+	$(BIN)/llqr bench plot results/bench/*.json --to docs/figures/bench
+	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
+	$(BIN)/llqr table iwslt14@paper --plot docs/figures/europarl.svg > /dev/null
+	for drawing in idea diagrams terminal; do $(BIN)/python docs/figures/$$drawing.py || exit 1; done
+
+# The report of the demo in light and dark, as pictures for the first page. Needs chromium.
+screenshots: demo
+	$(BIN)/llqr report runs/demo/digits/mlp-noisy --quiet
+	$(BIN)/python docs/figures/report.py runs/demo/digits/mlp-noisy/report.html
 
 # The site, in site/; a warning or a dead link is an error. `.venv/bin/mkdocs serve` shows it while you write.
 docs: $(VENV)/.docs

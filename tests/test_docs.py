@@ -1,16 +1,20 @@
 """The documentation runs: every python block of every page on its own, every docstring example, every public name."""
 
 import doctest
+import html
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import llqr
 import tiny_text
+from llqr.lab.results import summary
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -71,21 +75,25 @@ def test_the_api_pages_show_everything_public(package):
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_to_files_lead_somewhere(page):
     """`make docs` checks the anchors too, but only of the site."""
-    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", (ROOT / page).read_text())
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/bench.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_short(page):
     """About 1,500 words, which is what a reader has patience for; tables that are generated do not count."""
     text = re.sub(r"<!-- table:.*?<!-- /table -->", "", (ROOT / page).read_text(), flags=re.S)
     assert len(text.split()) <= 1500
 
 
+def _rows(name):
+    return json.loads((ROOT / f"results/bench/{name}.json").read_text())["rows"]
+
+
 def _bench(name, **wanted):
     """The row of a kept measurement that has these values."""
-    rows = json.loads((ROOT / f"results/bench/{name}.json").read_text())["rows"]
-    (row,) = (row for row in rows if all(row[key] == value for key, value in wanted.items()))
+    (row,) = (row for row in _rows(name) if all(row[key] == value for key, value in wanted.items()))
     return row
 
 
@@ -145,3 +153,58 @@ def test_memory_is_that_measured(label, model, structure):
     factors = f"{step['metric_bytes'] / 2**20:.0f} MiB"
     row = f"| {label} | {structure} | {factors} | {step['vs_sam']:.2f} | {refresh['vs_sam']:.2f} |"
     assert row in (ROOT / "docs/choose.md").read_text()
+
+
+def _percent_over_sam(file, model):
+    return round(100 * (_bench(file, model=model, method="LLQR+SAM", interval=500)["vs_sam"]["median"] - 1))
+
+
+def test_the_short_answers_on_speed_are_those_measured():
+    text = (ROOT / "docs/bench.md").read_text()
+    base, large = (_percent_over_sam("cadence-vit-every-5", model) for model in ("vit-b", "vit-l"))
+    assert f"{base} % of an epoch on ViT-B/16 and {large} % on ViT-L/16" in text
+    forms = [
+        _percent_over_sam(f"cadence-resnet18-{form}", "resnet18") for form in ("every-5", "e-kfac", "e-kfac-one-sided")
+    ]
+    assert "{} % with a diagonal, {} % with e-kfac, {} % with one-sided e-kfac".format(*forms) in text
+    seconds = [
+        _bench("cadence-vit-every-5", model=model, method="LLQR+SAM", interval=500)["refresh_seconds"]["median"]
+        for model in ("vit-b", "vit-l")
+    ]
+    assert "{:.2f} s on ViT-B/16, {:.2f} s on ViT-L/16".format(*seconds) in text
+    step = _bench("memory-vit-b", what="LLQR+SAM", structure="e-kfac")["vs_sam"]
+    refresh = _bench("memory-vit-b", what="refresh", structure="e-kfac")["vs_sam"]
+    assert f"{100 * (step - 1):.0f} % more than SAM in a step with e-kfac on ViT-B/16, {refresh:.1f} times" in text
+    errors = [row["errors"]["Ug"] for name in ("refresh-vit-b", "refresh-vit-b-few") for row in _rows(name)]
+    assert f"off by {100 * min(errors):.1f} to {100 * max(errors):.1f} %" in text
+
+
+def test_no_page_needs_a_server_to_be_seen():
+    """Diagrams are pictures, not scripts that a browser would fetch."""
+    assert not [page for page in PAGES if "```mermaid" in (ROOT / page).read_text()]
+
+
+def _script(name):
+    spec = importlib.util.spec_from_file_location(f"figure_{name}", ROOT / f"docs/figures/{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # its dataclasses look their module up
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_diagrams_are_those_that_the_script_draws():
+    """If this fails, run `make figures`."""
+    script = _script("diagrams")
+    for name, drawn in script.DIAGRAMS.items():
+        assert (ROOT / f"docs/figures/architecture-{name}.svg").read_text() == script.diagram(*drawn)
+
+
+def test_the_picture_of_the_terminal_shows_the_kept_runs_of_the_demo():
+    """If this fails, run `make figures`."""
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", (ROOT / "docs/figures/terminal.svg").read_text())).replace(
+        "\xa0", " "
+    )
+    runs = [json.loads(line)["result"] for line in (ROOT / "results/demo/digits.jsonl").read_text().splitlines()]
+    for one in summary.summarise(runs):
+        assert f"{one.best_mean:.2f} ± {one.best_std:.2f}" in shown
+    assert "http" not in (ROOT / "docs/figures/terminal.svg").read_text().replace("http://www.w3.org/2000/svg", "")

@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 import llqr
+from llqr.lab import pictures
 
 CURVATURE = torch.tensor([1.0, 12.0])
 START = torch.tensor([-2.6, 0.42])
 RHO, LR = 0.55, 0.6
-COLOURS = {"SAM": "#0072b2", "LLQR+SAM": "#d55e00"}
+COLOURS = {"SAM": pictures.BLUE, "LLQR+SAM": pictures.ORANGE}
 
 
 def loss(theta: torch.Tensor) -> torch.Tensor:
@@ -40,15 +41,17 @@ def step(name: str) -> tuple[np.ndarray, np.ndarray]:
     return seen[1], theta.detach().numpy()
 
 
-def main() -> None:
-    plt.rcParams.update({"font.size": 13, "svg.fonttype": "path", "svg.hashsalt": "llqr"})
-    figure, axes = plt.subplots(figsize=(8, 3.4))
-    for level in np.linspace(7.0, 0.4, 16):  # contours of the loss, each a little lighter than the one around it
+@pictures.styled
+def draw() -> Figure:
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for level in np.linspace(7.0, 0.4, 16):  # contours of the loss; inside each it is a little darker
         size = [2 * level / float(curvature) ** 0.5 for curvature in CURVATURE]
-        shade = 0.97 - 0.035 * level
-        axes.add_patch(Ellipse((0, 0), *size, facecolor=str(shade), edgecolor="0.8", linewidth=0.6))
-    axes.plot(0, 0, "*", color="#009e73", markersize=16)
-    axes.annotate("minimum", (0, 0), (-0.35, -0.42), color="#009e73")
+        axes.add_patch(
+            Ellipse((0, 0), *size, facecolor=pictures.INK, edgecolor=pictures.SOFT, alpha=0.016, linewidth=0.6)
+        )
+    axes.plot(0, 0, "*", color=pictures.GREEN, markersize=16)
+    axes.annotate("minimum", (0, 0), (-0.35, -0.42), color=pictures.GREEN, fontsize=11)
     scale = (CURVATURE.prod().sqrt() / CURVATURE).sqrt().tolist()
     for name, (width, height) in {"SAM": (1.0, 1.0), "LLQR+SAM": tuple(scale)}.items():
         probe, end = step(name)
@@ -59,17 +62,23 @@ def main() -> None:
         axes.plot(*probe, "o", color=colour, markersize=6)
         arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 2.5}
         axes.annotate("", end, START.tolist(), arrowprops=arrow)
-    axes.plot(*START.tolist(), "o", color="black", markersize=8)
-    axes.annotate("weights", START.tolist(), (-1.97, 0.68))
-    axes.annotate("SAM: probe on a circle,\nstep across the valley", (-2.0, 1.05), color=COLOURS["SAM"])
+    axes.plot(*START.tolist(), "o", color=pictures.INK, markersize=8)
+    axes.annotate("weights", START.tolist(), (-1.97, 0.68), fontsize=11)
+    axes.annotate("SAM: probe on a circle,\nstep across the valley", (-2.0, 1.05), color=COLOURS["SAM"], fontsize=11)
     axes.annotate(
         "LLQR+SAM: probe on an ellipse that\nthe metric shapes, step along the valley",
         (-4.1, -1.05),
         color=COLOURS["LLQR+SAM"],
+        fontsize=11,
     )
     axes.set(xlim=(-4.2, 1.1), ylim=(-1.2, 1.6), aspect="equal")
     axes.set_axis_off()
-    figure.savefig(Path(__file__).with_suffix(".svg"), bbox_inches="tight", pad_inches=0, metadata={"Date": None})
+    return figure
+
+
+def main() -> None:
+    title = "One step of SAM and one of LLQR+SAM in a narrow valley"
+    pictures.save(draw(), Path(__file__).with_suffix(".svg"), title)
 
 
 if __name__ == "__main__":

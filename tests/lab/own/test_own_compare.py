@@ -305,7 +305,7 @@ def test_runs_of_an_object_are_measured_only_by_the_program_that_has_it(tmp_path
     compare(**given(methods=["sgdm"], out=tmp_path, name="gone"))
     sources._objects.clear()
     sources._latest.clear()
-    with pytest.raises(DataError, match="gone was given to llqr.lab.compare as an object"):
+    with pytest.raises(DataError, match=r"gone was given to llqr\.lab\.compare as an object"):
         sources.experiment("object:gone", 0)
 
 

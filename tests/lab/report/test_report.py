@@ -16,6 +16,8 @@ from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.errors import DataError
+from llqr.lab.report.conclusion import conclusion
+from llqr.lab.report.section import Section
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.stored import find
@@ -77,24 +79,40 @@ class Page(HTMLParser):
         raise AssertionError(f"no table {headings}")
 
 
+def write_runs(root):
+    """Two methods with two seeds each, one of them with a metric, and an unfinished run."""
+    write_run(root, "sgdm", 0, best=90.0)
+    write_run(root, "sgdm", 1, best=92.0, result={"epoch_seconds": 3.0})
+    for seed, best in enumerate((95.0, 95.5)):
+        folder = write_run(root, "llqr-ngd+sam", seed, best=best, result={"epoch_seconds": 5.0})
+        write_analysis(folder, top=4.0 + seed, perceived=2.0 + seed)
+    write_run(root, "sam", 0, finished=False)
+    return root
+
+
 @pytest.fixture
 def runs(tmp_path):
-    """Two methods with two seeds each, one of them with a metric, and an unfinished run."""
-    write_run(tmp_path, "sgdm", 0, best=90.0)
-    write_run(tmp_path, "sgdm", 1, best=92.0, result={"epoch_seconds": 3.0})
-    for seed, best in enumerate((95.0, 95.5)):
-        folder = write_run(tmp_path, "llqr-ngd+sam", seed, best=best, result={"epoch_seconds": 5.0})
-        write_analysis(folder, top=4.0 + seed, perceived=2.0 + seed)
-    write_run(tmp_path, "sam", 0, finished=False)
-    return tmp_path
+    return write_runs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory):
+    """The same runs for tests that only read."""
+    return write_runs(tmp_path_factory.mktemp("unchanged"))
+
+
+@pytest.fixture(scope="module")
+def found(unchanged):
+    """The page on these runs; drawing its plots takes a second or two."""
+    return page(unchanged)
 
 
 def page(root, **arguments):
     return Page(report.render(find([root]), root, **arguments))
 
 
-def test_the_table_of_methods_agrees_with_the_results(runs):
-    table = page(runs).table("method", "best accuracy")
+def test_the_table_of_methods_agrees_with_the_results(found):
+    table = found.table("method", "best accuracy")
     assert list(table) == ["sgdm", "llqr-ngd+sam"]
     assert table["sgdm"]["best accuracy"]["text"] == "91.00 ± 1.41"
     assert table["llqr-ngd+sam"]["best accuracy"]["text"] == "95.25 ± 0.35"
@@ -104,8 +122,65 @@ def test_the_table_of_methods_agrees_with_the_results(runs):
     assert table["llqr-ngd+sam"]["last test loss"]["text"] == "0.5000 ± 0.0000"
 
 
-def test_every_number_links_to_its_file(runs):
-    found = page(runs)
+def opening(root):
+    """The sentence that the page opens with."""
+    runs = find([root])
+    return conclusion(Section(runs[0].recipe, runs, root, {}))
+
+
+def test_the_page_opens_with_what_came_out(found, unchanged):
+    """Welch's p of (90, 92) against (95, 95.5), by scipy's test on the values: 0.130."""
+    said = opening(unchanged)
+    assert found.text.split("Fake <runs>")[2].strip().startswith(said)  # after the title of the tab and the heading
+    assert said == (
+        "llqr-ngd+sam came out best: accuracy 95.25 ± 0.35, n = 2, 4.25 above sgdm (91.00 ± 1.41, n = 2). "
+        "Welch's p is 0.13: no more than seeds alone could explain. "
+        "One epoch of llqr-ngd+sam took 2.50 times as long as one of sgdm (5.000 s against 2.000 s). "
+        "1 of 5 runs are not finished."
+    )
+
+
+def test_a_clear_difference_is_called_one(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "sgdm", seed, best=90 + 0.1 * seed)
+        write_run(tmp_path, "sam", seed, best=95 + 0.1 * seed)
+    assert re.search(r"Welch's p is \d\S+: more than seeds explain\.", opening(tmp_path))
+
+
+def test_with_one_run_per_method_the_page_says_that_there_is_no_p(tmp_path):
+    write_run(tmp_path, "sgdm", 0, best=90.0)
+    write_run(tmp_path, "sam", 0, best=91.0)
+    said = opening(tmp_path)
+    assert "1.00 above sgdm (90.00, n = 1). With one run of each method there is no p" in said
+    assert "± " not in said
+
+
+def test_the_best_method_may_be_the_first_and_smaller_may_be_better(tmp_path):
+    smaller = BLEU | {"metric": "perplexity", "larger_is_better": False, "others": []}
+    for method, best in (("sgdm", 10.0), ("sam", 12.0), ("llqr-ngd", 11.0)):
+        write_run(tmp_path, method, 0, best=best, task=smaller)
+    assert opening(tmp_path).startswith(
+        "sgdm came out best: perplexity 10.00, n = 1, 1.00 below llqr-ngd (11.00, n = 1)."
+    )
+
+
+def test_one_method_and_no_finished_run_are_said_too(tmp_path):
+    write_run(tmp_path, "sgdm", 0, finished=False)
+    assert opening(tmp_path) == "No run is finished yet."
+    write_run(tmp_path, "sam", 0, best=91.0)
+    assert opening(tmp_path) == "sam came out best: accuracy 91.00, n = 1, the only method. One epoch took 1.000 s."
+
+
+def test_what_decides_the_runs_stands_beside_the_results(found):
+    headings = [[cell["text"] for cell in header] for header, *_ in found.tables]
+    assert headings[0][:2] == ["method", "best accuracy"]
+    assert headings[1][:4] == ["method", "rho", "structure", "lr"]
+    deciding = found.table("method", "rho", "structure", "lr")
+    assert [deciding["llqr-ngd+sam"][key]["text"] for key in ("rho", "structure", "lr")] == ["0.1", "e-kfac", "0.05"]
+    assert [deciding["sgdm"][key]["text"] for key in ("rho", "structure")] == ["–", "–"]
+
+
+def test_every_number_links_to_its_file(found, unchanged):
     cell = found.table("method", "best accuracy")["sgdm"]["best accuracy"]
     assert cell["title"].splitlines() == [
         "90  digits/mlp/sgdm/seed0/result.json: best",
@@ -114,7 +189,7 @@ def test_every_number_links_to_its_file(runs):
     sharpness = found.table("method", "top eigenvalue")["llqr-ngd+sam"]
     assert "4  digits/mlp/llqr-ngd+sam/seed0/analysis.json: sharpness.top.value" in sharpness["top eigenvalue"]["title"]
     for link in found.links:
-        assert link[1:] in found.ids if link.startswith("#") else (runs / link).exists(), link
+        assert link[1:] in found.ids if link.startswith("#") else (unchanged / link).exists(), link
     assert "digits/mlp/sgdm/seed1/log.jsonl" in found.links
 
 
@@ -126,15 +201,13 @@ def test_links_are_relative_to_the_page(runs):
     assert all((elsewhere / link).exists() for link in files)
 
 
-def test_the_page_is_self_contained_and_its_ids_are_unique(runs):
-    found = page(runs)
+def test_the_page_is_self_contained_and_its_ids_are_unique(found):
     assert not found.external
     assert len(found.ids) == len(set(found.ids))
     assert "Fake <runs>" in found.text
 
 
-def test_sharpness_slices_and_refreshes_are_shown(runs):
-    found = page(runs)
+def test_sharpness_slices_and_refreshes_are_shown(found):
     sharpness = found.table("method", "top eigenvalue")
     assert list(sharpness) == ["llqr-ngd+sam"]
     assert sharpness["llqr-ngd+sam"]["top eigenvalue"]["text"] == "4.500 ± 0.707"
@@ -149,9 +222,8 @@ def test_sharpness_slices_and_refreshes_are_shown(runs):
     assert "layer 5" in refreshes["lowest U"]["title"]
 
 
-def test_the_effect_of_the_metric_on_gradients_is_shown(runs):
+def test_the_effect_of_the_metric_on_gradients_is_shown(found):
     """The last accepted refresh counts: of four, the second was rejected, and the fourth changed g by 40 %."""
-    found = page(runs)
     row = found.table("method", "refreshes")["llqr-ngd+sam"]
     assert (row["change of g"]["text"], row["cos(g, Ug)"]["text"]) == ("40 %", "0.600")
     assert "0.4  digits/mlp/llqr-ngd+sam/seed0/log.jsonl: refreshes.change" in row["change of g"]["title"]
@@ -194,8 +266,7 @@ def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     assert (cell["text"], cell["title"]) == ("–", "U is not positive")
 
 
-def test_an_unfinished_run_is_listed_but_not_averaged(runs):
-    found = page(runs)
+def test_an_unfinished_run_is_listed_but_not_averaged(found):
     assert "5 runs, 4 of them finished" in found.text
     rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
     assert [cell["text"] for cell in rows[2]][:4] == ["sam", "0", "epoch 2 of 4", "–"]
@@ -226,8 +297,7 @@ def test_smaller_may_be_better(tmp_path):
     assert ">11.00<" in strong
 
 
-def test_settings_in_which_methods_differ_are_shown_side_by_side(runs):
-    found = page(runs)
+def test_settings_in_which_methods_differ_are_shown_side_by_side(found):
     differing = found.table("setting", "sgdm")
     assert differing["geometry.structure"]["llqr-ngd+sam"]["text"] == "e-kfac"
     assert differing["probe.rho"]["sgdm"]["text"] == "–"
@@ -240,6 +310,7 @@ def test_every_recipe_has_its_own_section(tmp_path):
     write_run(tmp_path, "sgdm", 0)
     write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")
     found = page(tmp_path)
+    assert found.text.count("sgdm came out best") == 2
     assert {"digits-mlp", "cifar10-resnet18"} <= set(found.ids)
     assert "2 experiments" in found.text
 
@@ -361,6 +432,32 @@ def test_a_browser_finds_no_error_and_sorts(runs):
     assert seen == ["sgdm llqr-ngd+sam", "sgdm llqr-ngd+sam", "llqr-ngd+sam sgdm"]
     assert 'data-wide="false"' in dom  # on a phone only the tables scroll sideways
     assert 'aria-sort="descending"' in dom
+
+
+# Writes down the colours of the page, of a table's heading, of a curve and of a label of its axes.
+COLOURS = """
+<script>
+  const names = ["body", "thead th", "figure svg path[style*='#0072b2']", "figure svg text"];
+  const shown = names.map((name) => getComputedStyle(document.querySelector(name)));
+  document.body.dataset.seen = [shown[0].backgroundColor, shown[0].color, shown[1].backgroundColor, shown[2].stroke,
+    shown[3].fill].join("|");
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")
+def test_the_page_and_its_figures_follow_the_scheme_of_the_reader(unchanged, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(report.render(find([unchanged]), tmp_path).replace("</body>", f"{COLOURS}</body>"))
+    for scheme, dark in (("0", True), ("1", False)):
+        dom, _ = browse(path, f"--blink-settings=preferredColorScheme={scheme}")
+        seen = re.search(r'data-seen="([^"]*)"', dom)[1].split("|")
+        lightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in seen]
+        ground, ink, heading, curve, label = lightness
+        assert (ground < 60) is dark
+        assert (heading < 60) is dark
+        assert min(abs(drawn - ground) for drawn in (ink, label)) > 180
+        assert abs(curve - ground) > 70
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")

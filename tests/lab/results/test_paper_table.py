@@ -260,7 +260,15 @@ def test_the_command_renews_a_file(tmp_path, two_seeds):
     assert "Not measured yet: vgg16-bn: sgdm," in path.read_text()
 
 
-PAGES = ["README.md", "docs/bench.md", "docs/choose.md", "docs/index.md"]
+PAGES = [
+    str(page.relative_to(ROOT))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if "<!-- table:" in page.read_text()
+]
+
+
+def test_pages_with_tables_are_found():
+    assert {"README.md", "docs/bench-epochs.md", "docs/choose.md", "docs/index.md"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

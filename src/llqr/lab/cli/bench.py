@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 import llqr
-from llqr.lab import machine
-from llqr.lab.bench import cadence, memory, peers, refresh, scaling, solvers, step
+from llqr.lab import machine, pictures
+from llqr.lab.bench import cadence, memory, peers, plots, refresh, scaling, solvers, step
 from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.record import Record
 from llqr.lab.bench.terminal_table import NumberTable
@@ -80,6 +80,7 @@ class Output:
     """Where the numbers go."""
 
     out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.", dir_okay=False)] = None
+    plot: options.Plot = None
     as_json: options.Json = False
     quiet: options.Quiet = False
 
@@ -93,11 +94,16 @@ class Output:
         conclude: Callable[[Sequence[Row]], Row] = lambda rows: {},
         **packages: str | None,
     ) -> None:
-        """Measure, record and print."""
+        """Measure, record, draw and print."""
         if self.out is not None:
             check_file("--out", self.out)
+        if self.plot is not None:
+            check_file("--plot", self.plot)
+        pictures.check("--plot", self.plot)
         record = Record(bench, {**setup.to_dict(), **config}, setup.precision.device, self.out, packages)
         record.collect(self._announced(rows), conclude)
+        if self.plot is not None:
+            plots.save(record.to_dict(), self.plot)
         if self.as_json:
             print(json.dumps(record.to_dict(), indent=1))
         else:
@@ -274,3 +280,20 @@ def solvers_command(
     setup = target.setup("resnet18", "vit-s")
     config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry], "products": products}
     output.write("solvers", setup, config, solvers.measure(setup, geometry, products), solvers.as_table)
+
+
+@bench_app.command("plot")
+def plot_command(
+    records: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Measurements that a command of bench wrote with --out.")
+    ],
+    to: Annotated[Path, typer.Option(help="The folder for the pictures, which get the names of the files.")],
+    form: Annotated[str, typer.Option("--format", help="svg (follows light and dark), png or pdf.")] = "svg",
+) -> None:
+    """Draw recorded measurements, as --plot does when they are made."""
+    to.mkdir(parents=True, exist_ok=True)
+    for record in records:
+        target = to / f"{record.stem}.{form}"
+        pictures.check("--format", target)
+        plots.save_recorded(record, target)
+        print(target)

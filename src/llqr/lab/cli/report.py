@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from llqr.lab import machine
+from llqr.lab import machine, pictures
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
@@ -20,7 +20,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, markdown, measurements
+from llqr.lab.results import build_table, markdown, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored
@@ -102,6 +102,7 @@ def table(
         ),
     ] = None,
     measure: Annotated[Measure, typer.Option(help="Which evaluation of a run counts.")] = "best",
+    picture: options.Plot = None,
     as_json: options.Json = False,
 ) -> None:
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
@@ -109,7 +110,10 @@ def table(
         raise ConfigurationError("TABLE or --write must be given, and not both.")
     if not folder.is_dir():
         raise ConfigurationError(f"--results: there is no folder {folder}.")
+    pictures.check("--plot", picture)
     runs = measurements.read(folder)
+    if picture is not None and name is not None:
+        plot.save(build_table.build(name, runs, measure), picture)
     if write is not None:
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from llqr.lab.pictures import dark_rules
+from llqr.lab.report.conclusion import conclusion
 from llqr.lab.report.outcomes import curves, summary
 from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
@@ -39,7 +41,8 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
         loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
     page = environment.get_template("page.html")
-    return page.render(title=_title(sections), counts=counts, sections=[(one, _parts(one)) for one in sections])
+    shown = [(section, conclusion(section), _parts(section)) for section in sections]
+    return page.render(title=_title(sections), counts=counts, sections=shown, dark_figures=dark_rules())
 
 
 def _parts(section: Section) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class HtmlCell:
 
 
 EMPTY = HtmlCell("–")
+
+
+def plain_cell(value: Any) -> HtmlCell:
+    """A value that comes from no file, such as a setting; a dash if there is none."""
+    return EMPTY if value is None else HtmlCell(str(value), value if isinstance(value, int | float) else None)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
+from llqr.lab.report.conclusion import deciding
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, result_of, sources
@@ -16,7 +17,7 @@ MINUTE = 60
 
 
 def summary(section: Section) -> Part:
-    """Mean ± standard deviation, n, and times relative to the first method."""
+    """Mean ± standard deviation, n, times relative to the first method, and the settings that decide the runs."""
     if not section.finished:
         return Part("Results", ["No run is finished yet."])
     result = result_of(section.finished[0])
@@ -54,7 +55,7 @@ def summary(section: Section) -> Part:
     if probing:
         sentence += f" The last column is the time of a step once the probes have begun, relative to {first}."
     facts = [f"{metric}: {result_of(run)['bleu']}." for run in section.finished if "bleu" in result_of(run)]
-    return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows)])
+    return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows), deciding(section)])
 
 
 def _finished(section: Section, method: str) -> list[StoredRun]:

@@ -7,28 +7,16 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from llqr.lab.pictures import COLOURS, DASHES, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.typing import RcKeyType
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is left out as too pale for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-SETTINGS: "dict[RcKeyType, Any]" = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "axes.edgecolor": "#888888",
-    "axes.formatter.useoffset": False,
-}
 SIZE = (4.4, 2.8)
 
 
@@ -68,11 +56,10 @@ class Plot:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
-        with mpl.rc_context(SETTINGS):
+        with mpl.rc_context(STYLE):
             self._figure = Figure(figsize=SIZE, layout="constrained")
             self._axes = self._figure.subplots()
-        self._axes.set_xlabel(self.x)
-        self._axes.set_ylabel(self.y)
+            self._axes.set(xlabel=self.x, ylabel=self.y)
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
         """The mean of several curves as a line, their range as a band."""
@@ -86,7 +73,7 @@ class Plot:
     def dots(self, method: str, row: int, values: Sequence[float], *, filled: bool) -> None:
         """Values as dots on row number ``row``."""
         colour = self.looks[method].colour
-        face = colour if filled else "white"
+        face = colour if filled else "none"
         height = row + (-0.15 if filled else 0.15)
         self._axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
 
@@ -110,7 +97,7 @@ class Plot:
         import matplotlib as mpl
 
         file = io.StringIO()
-        with mpl.rc_context({**SETTINGS, "svg.hashsalt": self.label}):
+        with mpl.rc_context({**STYLE, "svg.hashsalt": self.label}):
             self._figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
         picture = file.getvalue()
         picture = picture[picture.index("<svg") :]

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, plain_cell
 from llqr.lab.report.refreshes import last_effect
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.report.sourced_numbers import Sourced, duration, single
@@ -78,7 +77,9 @@ def configuration(section: Section) -> Part:
         if all(value in (None, {}) for value in values) or key in ("method", "data.root"):
             continue
         same = all(value == values[0] for value in values)
-        (shared if same else differing).append(HtmlRow([HtmlCell(key), *map(_shown, values[:1] if same else values)]))
+        (shared if same else differing).append(
+            HtmlRow([HtmlCell(key), *map(plain_cell, values[:1] if same else values)])
+        )
     commands = [command for run in section.runs for command in (run.config, *run.config["resumed"])]
     made: dict[str, dict[str, None]] = {}
     for command in commands:
@@ -93,7 +94,3 @@ def configuration(section: Section) -> Part:
     ]
     used = list(dict.fromkeys(command["command"] for command in commands))
     return Part("Configuration", [sources("config.json", section.runs)], tables, folded=folded, listings=used)
-
-
-def _shown(value: Any) -> HtmlCell:
-    return EMPTY if value is None else HtmlCell(str(value), value if isinstance(value, int | float) else None)

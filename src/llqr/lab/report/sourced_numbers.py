@@ -21,7 +21,12 @@ class Sourced:
 
 def number(value: float) -> str:
     """``value`` with enough digits to tell numbers of this size apart."""
-    return f"{value:.{_decimals(value)}f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+    return format(value, digits(value) if 1e-3 <= abs(value) < 1e6 else ".4g")
+
+
+def digits(value: float) -> str:
+    """The format of a difference or a deviation that stands beside ``value``."""
+    return f".{_decimals(value)}f" if 1e-3 <= abs(value) < 1e6 else ".2g"
 
 
 def single(one: Sourced, link: str = "") -> HtmlCell:
@@ -34,11 +39,13 @@ def mean(several: Sequence[Sourced], link: str = "", *, strong: bool = False) ->
         return EMPTY
     values = [one.value for one in several]
     centre = fmean(values)
-    text = number(centre)
-    if len(values) > 1:
-        spread = stdev(values)
-        text += f" ± {spread:.{_decimals(centre)}f}" if 1e-3 <= abs(centre) < 1e6 else f" ± {spread:.2g}"
+    text = spread(centre, stdev(values) if len(values) > 1 else None)
     return HtmlCell(text, centre, "\n".join(map(str, several)), link, strong)
+
+
+def spread(centre: float, deviation: float | None) -> str:
+    """A mean, with its standard deviation where there is one."""
+    return number(centre) if deviation is None else f"{number(centre)} ± {deviation:{digits(centre)}}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,121 @@
+"""Measurements with one number per row, as bars or as points with quartiles."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llqr.lab import pictures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Sequence[dict[str, Any]]
+ROW = 0.22
+"""Inches per bar."""
+GIB = 2**30
+
+
+@pictures.styled
+def memory(rows: Rows) -> "Figure":
+    """One panel per network; the part of the factors of U is darker."""
+    groups = _grouped(rows, "model")
+    figure, panels = pictures.column([_height(own) for own in groups.values()])
+    for axes, (network, own) in zip(panels, groups.items(), strict=True):
+        names = [row["what"] if row["structure"] is None else f"{row['what']}, {row['structure']}" for row in own]
+        sizes = [row["peak_bytes"] / GIB for row in own]
+        axes.barh(range(len(own)), sizes, color=pictures.SKY, height=0.7, label="all")
+        factors = [row["metric_bytes"] / GIB for row in own]
+        axes.barh(range(len(own)), factors, color=pictures.BLUE, height=0.7, label="factors of U")
+        _values(axes, sizes, [f"{size:.2f}" for size in sizes])
+        _names(axes, names)
+        axes.set(title=network)
+    panels[-1].set_xlabel("GiB at the peak")
+    pictures.legend_above(figure, panels[0])
+    return figure
+
+
+@pictures.styled
+def refresh(rows: Rows) -> "Figure":
+    """Seconds of a refresh, and where they were measured the errors of what it learned."""
+    drawn = [row for row in rows if "seconds" in row]
+    with_errors = [row for row in drawn if (row.get("errors") or {}).get("Ug") is not None]
+    figure, panels = pictures.column([_height(own) for own in (drawn, with_errors) if own])
+    seconds = [row["seconds"]["median"] for row in drawn]
+    panels[0].barh(range(len(drawn)), seconds, color=pictures.ORANGE, height=0.7)
+    _values(panels[0], seconds, [f"{time:.2f}" for time in seconds])
+    _names(panels[0], list(map(_way, drawn)))
+    panels[0].set(title="seconds of a refresh")
+    if with_errors:
+        errors = [100 * row["errors"]["Ug"] for row in with_errors]
+        panels[1].barh(range(len(errors)), errors, color=pictures.BLUE, height=0.7)
+        _values(panels[1], errors, [f"{error:.2g} %" for error in errors])
+        _names(panels[1], list(map(_way, with_errors)))
+        panels[1].set(title="error of what it learned, |Ug − U'g| / |U'g − g|, in %")
+    return figure
+
+
+@pictures.styled
+def step(rows: Rows) -> "Figure":
+    """One panel for every network and form of the passes."""
+    groups = _grouped(rows, "model", "passes")
+    figure, panels = pictures.column([_height(own) for own in groups.values()])
+    for axes, (title, own) in zip(panels, groups.items(), strict=True):
+        ratios = [row["vs_sgd"]["median"] for row in own]
+        axes.barh(range(len(own)), ratios, color=pictures.ORANGE, height=0.7)
+        _values(axes, ratios, [f"{ratio:.2f}" for ratio in ratios])
+        _names(axes, [row["method"] for row in own])
+        axes.set(title=title)
+    panels[-1].set_xlabel("time of a step / time of a step of SGD")
+    return figure
+
+
+@pictures.styled
+def peers(rows: Rows) -> "Figure":
+    """Medians with quartiles; left of 1 ours is faster."""
+    groups = _grouped(rows, "model")
+    figure, panels = pictures.column([_height(own) for own in groups.values()])
+    kinds = {"step": (pictures.ORANGE, "o", "whole step"), "alone": (pictures.BLUE, "s", "optimizer alone")}
+    for axes, (network, own) in zip(panels, groups.items(), strict=True):
+        for what, (colour, marker, label) in kinds.items():
+            places = [number for number, row in enumerate(own) if row["what"] == what]
+            ratios = [own[number]["ratio"] for number in places]
+            medians = [ratio["median"] for ratio in ratios]
+            spread = [[r["median"] - r["low"] for r in ratios], [r["high"] - r["median"] for r in ratios]]
+            axes.errorbar(medians, places, xerr=spread, fmt=marker, color=colour, markersize=4, label=label)
+        axes.axvline(1, color=pictures.INK, linewidth=1, linestyle=(0, (1.5, 1.5)))
+        _names(axes, [f"{row['method']}, {row['theirs']}" for row in own])
+        axes.set(title=network)
+    panels[-1].set_xlabel("our time / time of pytorch_optimizer; control: theirs / theirs")
+    pictures.legend_above(figure, panels[0])
+    return figure
+
+
+def _grouped(rows: Rows, *keys: str) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(", ".join(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def _way(row: dict[str, Any]) -> str:
+    """What distinguishes one refresh from another; older files do not know how often it makes a product."""
+    every = row.get("product_every")
+    return "\n".join([f"{row['structure']}, {row['engine']}", *([f"a product every {every}"] if every else [])])
+
+
+def _height(rows: Rows) -> float:
+    lines = 1 + any(row.get("product_every") for row in rows)
+    return lines * ROW * len(rows) + 0.5
+
+
+def _names(axes: "Axes", names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def _values(axes: "Axes", lengths: Sequence[float], texts: Sequence[str]) -> None:
+    """Numbers at the ends of bars, with room for them."""
+    for number, (length, text) in enumerate(zip(lengths, texts, strict=True)):
+        axes.annotate(text, (length, number), (3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_xlim(0, 1.15 * max(lengths))

@@ -1,0 +1,148 @@
+"""What all pictures of the laboratory share: colours, a style, and SVG files that follow light and dark.
+
+Colours are drawn for a light ground. An SVG also has a rule for every colour that says what it becomes where the reader
+prefers dark; viewers that know no such rules, and all other formats, show the light version.
+
+matplotlib is imported by the first picture, so that `llqr --help` does not wait for it.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from llqr.lab.config.strict import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
+
+Arguments = ParamSpec("Arguments")
+
+INK, SOFT, GRID = "#1c1c1c", "#6b6b6b", "#e4e4e4"
+# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is left out as too pale for lines.
+BLUE, ORANGE, GREEN, PINK, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK)
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+IN_THE_DARK = {
+    INK: "#e6e6e6",
+    SOFT: "#a3a7b0",
+    GRID: "#3b3f49",
+    BLUE: "#4ba3dd",
+    ORANGE: "#f58442",
+    GREEN: "#2fc498",
+    PINK: "#e39cc4",
+    SKY: "#86cdf5",
+    AMBER: "#f0b840",
+}
+STYLE: "dict[RcKeyType, Any]" = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.color": SOFT,
+    "ytick.labelcolor": INK,
+    "svg.fonttype": "none",
+}
+WIDTH = 5.0
+"""Inches: panels stand below each other, so that their text is still legible on a phone."""
+FORMATS = (".svg", ".png", ".pdf")
+FONT = 'text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important; }'
+
+
+def dark_rules() -> str:
+    """CSS that replaces the colours of an SVG by those for a dark ground."""
+    rules = (
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important; }}'
+        for light, dark in IN_THE_DARK.items()
+        for kind in ("stroke", "fill")
+    )
+    return "\n".join(rules)
+
+
+def styled(draw: "Callable[Arguments, Figure]") -> "Callable[Arguments, Figure]":
+    """Run ``draw`` inside the style, so that everything it adds to the figure gets it."""
+
+    @wraps(draw)
+    def drawn(*arguments: Arguments.args, **options: Arguments.kwargs) -> "Figure":
+        import matplotlib as mpl
+
+        with mpl.rc_context(STYLE):
+            return draw(*arguments, **options)
+
+    return drawn
+
+
+def column(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
+    """Panels of these heights, in inches, below each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
+    return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+
+
+def written_out(axis: "Axis", ticks: Sequence[float]) -> None:
+    """Label a logarithmic axis with exactly these numbers."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def legend_above(figure: "Figure", axes: "Axes", columns: int = 2) -> None:
+    """The legend of one panel above all of them, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def note_below(figure: "Figure", text: str) -> None:
+    figure.supxlabel(text, fontsize=7, color=SOFT)
+
+
+def check(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot become a picture, before anything is measured; ``option`` named it."""
+    if path is None:
+        return
+    if path.suffix not in FORMATS:
+        raise ConfigurationError(f"{option} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}.")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{option}: the folder {path.parent} does not exist.")
+
+
+def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
+    """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
+    import matplotlib as mpl
+
+    if path.suffix != ".svg":
+        figure.savefig(path, dpi=200, facecolor="white")
+        return
+    file = StringIO()
+    # Ids are derived from the salt: the same picture is the same file.
+    with mpl.rc_context({**STYLE, "svg.hashsalt": title}):
+        metadata = {"Title": title, "Source": source or None, "Date": None, "Creator": None}
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
+    style = f"<style>{FONT}\n@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}</style>"
+    path.write_text(re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", file.getvalue(), count=1))
+
+
+def digest(path: Path) -> str:
+    """A file by its name and content, to be named as the source of a picture."""
+    return f"{path.name} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"

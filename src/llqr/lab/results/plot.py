@@ -1,0 +1,71 @@
+"""A table of the paper as a picture: measured numbers beside the printed ones, with their standard deviations."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llqr.lab import pictures
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROW = 0.36
+"""Inches per method."""
+
+
+def save(table: PaperTable, path: Path, source: str = "") -> None:
+    """Draw the rows with a measured number, or all rows of the paper if there is none."""
+    means = [number.mean for cell in table.cells for number in (cell.measured, cell.paper) if number is not None]
+    if not means or any(isinstance(mean, int) for mean in means):
+        raise ConfigurationError(f"--plot: {table.name} compares no methods, so there is nothing to draw.")
+    measured = dict.fromkeys(cell.row for cell in table.measured)
+    title = f"{table.name}: {table.metric}"
+    pictures.save(draw(table.of_rows(list(measured))), path, title, source)
+
+
+@pictures.styled
+def draw(table: PaperTable) -> "Figure":
+    """One panel per row of the table, one line per method."""
+    rows: dict[str, list[PaperCell]] = {}
+    for cell in table.cells:
+        if cell.measured or cell.paper or cell.beside:
+            rows.setdefault(cell.row, []).append(cell)
+    figure, panels = pictures.column([ROW * len(cells) + 0.5 for cells in rows.values()])
+    for axes, (row, cells) in zip(panels, rows.items(), strict=True):
+        _points(axes, [cell.paper or cell.beside for cell in cells], 0.17, "paper", pictures.BLUE, hollow=True)
+        _points(axes, [cell.measured for cell in cells], -0.17, "measured", pictures.ORANGE, hollow=False)
+        axes.set_yticks(range(len(cells)), [cell.column for cell in cells])
+        axes.set_ylim(len(cells) - 0.4, -0.6)
+        axes.margins(x=0.18)
+        axes.grid(visible=False, axis="y")
+        axes.set_title(f"{row}, beside another experiment of the paper" if cells[0].beside else row)
+    panels[-1].set_xlabel(table.metric)
+    pictures.legend_above(figure, panels[0])
+    pictures.note_below(figure, "mean ± standard deviation over n seeds")
+    return figure
+
+
+def _points(
+    axes: "Axes", numbers: Sequence[Number | None], shift: float, label: str, colour: str, *, hollow: bool
+) -> None:
+    """A point for every number, with n beside it."""
+    placed = [(place + shift, number) for place, number in enumerate(numbers) if number is not None]
+    if not placed:
+        return
+    axes.errorbar(
+        [number.mean for _, number in placed],
+        [height for height, _ in placed],
+        xerr=[number.std or 0 for _, number in placed],
+        fmt="o",
+        color=colour,
+        markersize=5,
+        markerfacecolor="none" if hollow else colour,
+        label=label,
+    )
+    for height, number in placed:
+        right = number.mean + (number.std or 0)
+        text = f"{number.mean:.2f}, n = {number.n}" if number.n else f"{number.mean:.2f}"
+        axes.annotate(text, (right, height), (6, 0), textcoords="offset points", va="center", fontsize=7, color=colour)
