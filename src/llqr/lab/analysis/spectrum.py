@@ -20,7 +20,8 @@ def layer_means(geometry: Geometry) -> dict[str, float]:
     signs = {
         name: (torch.randint(2, p.shape, generator=generator) * 2 - 1).to(p) for name, p in geometry.parameters.items()
     }
-    u_signs = geometry.metric.apply(signs)
+    metric = geometry.metric
+    u_signs = metric.placement.to_local(metric.apply(metric.placement.to_owner(signs)), signs)
     sums: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
     for name, sign in signs.items():
