@@ -118,7 +118,7 @@ def work(folder, runs, rank, world):
     found["one of all"] = failure(lambda: team.by_all(lambda: fail(DataError("gone")) if rank == 1 else None))
     found["the first"] = failure(lambda: team.by_first(lambda: fail(CannotWrite("full"))))
     found["statistics"] = failure(lambda: ranks.strategy.prepare(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
-    found["all in order"] = team.by_first(lambda: "as the first says") == "as the first says"
+    found["in step"] = team.by_first(lambda: "as the first says") == "as the first says"
     return found
 
 
@@ -213,7 +213,8 @@ def test_ranks_stop_and_fail_together(ranks):
     assert first["the first"] == [CannotWrite.__name__, "full"]
     assert second["the first"] == [FailureElsewhere.__name__, 73]
     assert "the network has BatchNorm" in first["statistics"][1]
-    assert first["all in order"] and second["all in order"]
+    assert first["in step"]
+    assert second["in step"]
 
 
 class Place(Team):
@@ -258,7 +259,7 @@ def test_the_mean_of_the_ranks_is_that_of_all_tokens_even_if_a_share_is_all_padd
 
 
 @pytest.mark.parametrize(
-    "environment, strategy, sentence",
+    ("environment", "strategy", "sentence"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, None, "--strategy must be given where torchrun starts several processes"),
         ({}, "ddp", "torchrun --nproc-per-node N -m llqr train RECIPE --strategy ddp"),
