@@ -92,6 +92,16 @@ class Owned(Placement):
         """Of the blocks that this rank owns."""
         return [block.name for block in self._own]
 
+    @property
+    def buffer_lengths(self) -> list[int]:
+        """Entries of the buffers that travel, one for every dtype and device."""
+        return [self.shards * lane.width for lane in self._lanes]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of all of them, for vectors in the parameters' dtypes."""
+        return sum(self.shards * lane.width * lane.blocks[0].dtype.itemsize for lane in self._lanes)
+
     def to_owner(self, named: Mapping[str, Tensor]) -> Named:
         return _pieces(self._own, named)
 
