@@ -6,7 +6,7 @@ import pytest
 
 from llqr.lab.results import cluster
 
-PAGE = Path(__file__).parents[3] / "docs" / "distributed.md"
+PAGE = Path(__file__).parents[3] / "docs" / "sharded.md"
 
 
 @pytest.fixture(scope="module")
