@@ -61,6 +61,10 @@ class Commands(LazyGroup):
             "llqr.lab.cli.catalogue",
             "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
         ),
+        "cluster": LazyCommand(
+            "llqr.lab.cli.catalogue",
+            "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic of a step and a refresh.",
+        ),
         "bench": LazyCommand("llqr.lab.cli.bench", "Time steps and refreshes, and measure their memory."),
         "toy": LazyCommand(
             "llqr.lab.cli.toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."

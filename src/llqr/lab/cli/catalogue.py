@@ -1,6 +1,7 @@
 """The commands that list what is built in: `llqr recipes` and `llqr storage`."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -10,13 +11,14 @@ from rich.table import Column, Table
 from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
-from llqr.lab.results import storage
+from llqr.lab.results import cluster, storage
 
 
 def mount(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("recipes")(recipes)
     app.command("storage")(show_storage)
+    app.command("cluster")(show_cluster)
 
 
 def recipes(as_json: options.Json = False) -> None:
@@ -58,3 +60,12 @@ def show_storage(
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         show(storage.as_table(rows))
+
+
+def show_cluster(as_json: options.Json = False) -> None:
+    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic of a step and a refresh."""
+    found = cluster.costs()
+    if as_json:
+        print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
+    else:
+        show(cluster.as_table(found))
