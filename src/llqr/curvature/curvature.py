@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from llqr.curvature.derivatives import Derivatives
+from llqr.curvature.derivatives import Derivatives, Function
 from llqr.curvature.divergence import Divergence, Scale, check_scale
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
@@ -21,7 +21,11 @@ class Curvature:
     """
 
     def __init__(
-        self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None = None
+        self,
+        problem: Problem,
+        divergence: Divergence,
+        derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype], Derivatives],
+        scale: Scale | None = None,
     ) -> None:
         self._problem = problem
         self._derivatives = derivatives
@@ -129,7 +133,7 @@ class Curvature:
 
     def _linearise(self, piece: object) -> Derivatives:
         problem = self._problem
-        plain = not self._derivatives.first_order
+        plain = not getattr(self._derivatives, "first_order", False)
         return self._derivatives(
             lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
         )

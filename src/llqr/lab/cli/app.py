@@ -63,7 +63,7 @@ class Commands(LazyGroup):
         ),
         "cluster": LazyCommand(
             "llqr.lab.cli.catalogue",
-            "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic of a step and a refresh.",
+            "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
         ),
         "bench": LazyCommand("llqr.lab.cli.bench", "Time steps and refreshes, and measure their memory."),
         "toy": LazyCommand(

@@ -63,7 +63,7 @@ def show_storage(
 
 
 def show_cluster(as_json: options.Json = False) -> None:
-    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic of a step and a refresh."""
+    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
     found = cluster.costs()
     if as_json:
         print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
