@@ -14,19 +14,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import llqr
 from llqr.integrations.lightning import FabricPasses, TwoPasses
-from reference_loops import (
-    assert_same,
-    llqr_sam,
-    network,
-    plain_llqr,
-    sam,
-    samples,
-    seed_micro_batch,
-    sgd,
-    train_by_hand,
-    train_in_two_calls,
-    weights,
-)
+from reference_loops import seed_micro_batch, train_by_hand, train_in_two_calls
+from small_trainings import assert_same, llqr_sam, network, plain_llqr, sam, samples, sgd, weights
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -283,6 +272,20 @@ def test_a_training_step_that_draws_its_own_batches_is_refused():
 
     with pytest.raises(TypeError, match="dataloader_iter"):
         trainer(TwoPasses()).fit(Drawing(), loader())
+
+
+def test_a_scheduler():
+    def method(model):
+        opt = llqr_sam(model)
+        return {"optimizer": opt, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)}
+
+    module, other = Net(method), network()
+    trainer(TwoPasses()).fit(module, loader())
+    opt = llqr_sam(other)
+    for epoch in range(2):
+        opt.param_groups[0]["lr"] = 0.1 * 0.5**epoch
+        train_in_two_calls(other, opt, samples(), first_epoch=epoch)
+    assert_same(module.net, other)
 
 
 class _Recorder(Callback):
