@@ -87,9 +87,9 @@ class Output:
         conclude: Callable[[Sequence[Row]], Row] = lambda rows: {},
         **packages: str | None,
     ) -> None:
-        """Measure, record, draw and print."""
-        pictures.check("--plot", self.plot)
+        """Measure, record and print."""
         record = Record(bench, {**setup.to_dict(), **config}, setup.precision.device, self.out, packages)
+        pictures.check("--plot", self.plot)
         record.collect(self._announced(rows), conclude)
         if self.plot is not None:
             plots.save(record.to_dict(), self.plot)
