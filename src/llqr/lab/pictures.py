@@ -117,6 +117,11 @@ def note_below(figure: "Figure", text: str) -> None:
     figure.supxlabel(text, fontsize=7, color=SOFT)
 
 
+def plain(text: str) -> str:
+    """A name as it is: between two dollar signs matplotlib would read mathematics."""
+    return text.replace("$", r"\$")
+
+
 def check(option: str, path: Path | None) -> None:
     """Refuse a file that cannot become a picture, before anything is measured; ``option`` named it."""
     if path is None:
