@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from counts import PROPERTY
+
 settings.register_profile(
     "llqr", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -18,3 +20,11 @@ settings.load_profile("llqr")
 @pytest.fixture(autouse=True)
 def _reproducible():
     torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What the long tests counted, which a test that passes could not print."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                terminalreporter.write_line(value)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from llqr.dtensors import Shards, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.schedule import check_number
@@ -107,9 +108,15 @@ class Optimizer(Wrapper):
             raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
         if no_sync is not None and not callable(no_sync):
             raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
+        if no_sync is not None and getattr(geometry, "shards", 1) > 1:
+            raise ValueError(
+                "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
+                "Geometry(shards=...) or no_sync"
+            )
         super().__init__(base, probe, geometry)
-        self.transport = transport
         self._no_sync = no_sync
+        self._check_parameters()
+        self.transport = transport
         self._same_dropout = same_dropout
         self._buffers_of_probe = buffers == "probe"
         if model is None and geometry is not None:
@@ -120,7 +127,17 @@ class Optimizer(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
+            self._check_parameters()
             self._modules.known = self._modules.given
+
+    def _check_parameters(self) -> None:
+        parameters = self._order()
+        refuse_fsdp1(parameters)
+        if self._no_sync is not None and any_sharded(parameters):
+            raise ValueError(
+                "no_sync: a probe of each rank's own (m-sharpness) needs the whole weights on every rank, but they are "
+                "sharded; leave it out, or use DDP"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -160,7 +177,10 @@ class Optimizer(Wrapper):
         if closure is None and self._makes_state(batch):
             return self.base.step()
         if closure is None and self._probing:
-            raise TypeError("closure: a probe needs the loss twice; pass a closure, or use first_step/second_step")
+            raise TypeError(
+                "closure: a probe needs the loss twice; pass a closure, or use first_step() and second_step(); in "
+                "Lightning, Hugging Face and Accelerate, see llqr.integrations"
+            )
         self._learn(batch)
         if closure is None:
             self._update(scaler)
@@ -234,7 +254,9 @@ class Optimizer(Wrapper):
 
     def _return(self) -> None:
         """Weights and buffers go back to the centre, if they are not there already."""
-        self._weights.restore()
+        if self._weights.held:
+            self._gather_again()
+            self._weights.restore()
         self._modules.restore_buffers()
         self._run.between = False
         torch.clear_autocast_cache()
@@ -327,20 +349,28 @@ class Optimizer(Wrapper):
         """`theta <- theta + eps`, after a copy of `theta` is taken."""
         assert self.probe is not None
         parameters, grads = self._parameters_and_grads()
-        grads = amp.centre_gradients(scaler, (self, self.base), grads)
+        refuse_fsdp1(parameters)
+        self._gather_again()
+        shards = Shards.of(parameters)
+        grads = amp.centre_gradients(scaler, (self, self.base), local(grads))
         self._weights.take(parameters)
         # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
         torch.clear_autocast_cache()
-        if amp.overflowed(scaler, grads):
+        if amp.overflowed(scaler, grads, shards):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
-            torch._foreach_mul_(parameters, float("nan"))
+            torch._foreach_mul_(local(parameters), float("nan"))
             return
         layers, biases = self._modules.roles(parameters)
-        point = Point(parameters, grads, layers, biases, self._own_radius(parameters))
-        eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
+        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), shards)
+        eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
         self._point_uphill(parameters, eps)
-        torch._foreach_add_(parameters, eps)
+        torch._foreach_add_(local(parameters), eps)
+
+    def _gather_again(self) -> None:
+        """Before and after the weights move: what FSDP2 has gathered of them must not be used any more."""
+        if any_sharded(self._order()):
+            self._modules.gather_again()
 
     def _point_uphill(self, parameters: list[Tensor], eps: list[Tensor]) -> None:
         """Where the base maximises, worse is down: the displacement is reversed."""
@@ -383,6 +413,8 @@ class Optimizer(Wrapper):
     def _do_nothing(self) -> None:
         """Without gradients torch's optimizers do nothing, hooks aside."""
         self.base.step()
+        if self.probe is not None:
+            self.probe.undo()
         if not self._run.warned:
             self._run.warned = True
             warnings.warn(
@@ -394,6 +426,13 @@ class Optimizer(Wrapper):
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
         """`U v`."""
         return v if self.geometry is None else self.geometry.transport(parameters, v)
+
+    def _transported_parts(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+        """`U v` where `v` are this rank's parts of sharded tensors."""
+        if self.geometry is None:
+            return v
+        sharded = [as_sharded(part, parameter) for part, parameter in zip(v, parameters, strict=True)]
+        return local(self._transported(parameters, sharded))
 
     def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
         return gradients.collected(self._order(), self._modules.name)

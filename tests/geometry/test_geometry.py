@@ -354,3 +354,9 @@ def test_bad_models_are_named():
         flat_geometry(mlp().requires_grad_(False), F.cross_entropy)
     with pytest.raises(ValueError, match="model: parameter 'weight' is complex"):
         flat_geometry(nn.Linear(2, 2, dtype=torch.complex64), F.cross_entropy)
+
+
+@pytest.mark.parametrize(("solver", "structure"), [("pcg", "e-kfac"), ("pcg", "dense"), ("cg", "e-kfac-psd")])
+def test_a_solver_that_cannot_learn_the_structure_is_refused_when_the_geometry_is_made(solver, structure):
+    with pytest.raises(ValueError, match=f"solver: '{solver}' .* {structure} .*; choose heavy-ball or adam"):
+        llqr.Geometry(nn.Linear(4, 3), F.cross_entropy, structure=structure, inner=llqr.Inner(solver))

@@ -21,6 +21,7 @@ from reference_loops import (
     sgd,
     train_by_hand,
     train_in_two_calls,
+    weights,
 )
 
 
@@ -91,6 +92,29 @@ def test_fp16(accumulate, clip):
     train_in_two_calls(other, llqr_sam(other), samples(), scaler=theirs, **settings)
     assert ours.get_scale() == theirs.get_scale() < 2.0**24
     assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_that_overflows_counts_as_skipped():
+    """By `optimizer_step_was_skipped`, from which Accelerate's schedulers and the Hugging Face Trainer learn it."""
+    model = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=100)
+    acc = with_fp16(accelerator(), scaler)
+    net, opt = acc.prepare(model, sam(model))
+    scheduler = acc.prepare(torch.optim.lr_scheduler.ExponentialLR(opt, 0.5))
+    passes = TwoPasses(acc, opt, net)
+    skipped, moved = [], []
+    for x, y in samples():
+        scale, before = scaler.get_scale(), weights(model)
+        passes.backward(lambda x, y: cross_entropy(net(x), y), x, y)
+        opt.step()
+        skipped.append(acc.optimizer_step_was_skipped)
+        moved.append(not all(torch.equal(a, b) for a, b in zip(before[:2], weights(model)[:2], strict=True)))
+        assert skipped[-1] == (scaler.get_scale() < scale) == (not moved[-1])
+        scheduler.step()
+        opt.zero_grad()
+    assert skipped[0]
+    assert not skipped[-1]
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** skipped.count(False))
 
 
 def test_bf16():

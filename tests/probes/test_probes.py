@@ -323,3 +323,39 @@ def test_bad_arguments_are_named(make, message):
 def test_with_a_metric_the_default_displacement_has_euclidean_length_rho(probe):
     eps = probe(0.3).displacement(point(), positive_diagonal, 0)
     assert float(torch.cat([part.flatten() for part in eps]).norm()) == pytest.approx(0.3, rel=1e-9)
+
+
+@pytest.mark.parametrize("transport", [same, positive_diagonal])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", [llqr.SAMProbe, llqr.ASAMProbe, llqr.FriendlySAMProbe])
+def test_the_square_of_a_large_gradient_overflows_and_the_probe_does_not(kind, norm, transport):
+    """`eps` does not depend on the gradient's size, so that it is the one of a gradient that is 2^67 times smaller."""
+    grads = tensors(7)
+    large = kind(0.3, norm=norm).displacement(
+        point(grads=[g * 2.0**67 for g in grads], dtype=torch.float32), transport, 0
+    )
+    small = kind(0.3, norm=norm).displacement(point(grads=grads, dtype=torch.float32), transport, 0)
+    torch.testing.assert_close(large, small, rtol=1e-6, atol=1e-12)
+    assert all(part.any() for part in large)
+
+
+def test_one_layer_whose_square_overflows_does_not_change_another():
+    grads = [g * 2.0**67 if layer == 1 else g for g, layer in zip(tensors(7), LAYERS, strict=True)]
+    probe = llqr.SAMProbe(0.3, norm="layer-euclidean")
+    mixed = probe.displacement(point(grads=grads, dtype=torch.float32), same, 0)
+    small = probe.displacement(point(grads=tensors(7), dtype=torch.float32), same, 0)
+    torch.testing.assert_close(mixed, small, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_friendly_sam_does_not_remember_what_is_not_finite(bad):
+    probe = llqr.FriendlySAMProbe(0.3)
+    at = point()
+    probe.displacement(at, same, 0)
+    before = [mean.clone() for mean in probe.state_dict(at.parameters)["mean"].values()]
+    probe.settle()
+    grads = tensors(8)
+    grads[1][2] = bad
+    probe.displacement(Point(at.parameters, grads, LAYERS, IS_BIAS, at.rho), same, 1)
+    probe.settle()
+    torch.testing.assert_close(list(probe.state_dict(at.parameters)["mean"].values()), before, rtol=0, atol=0)

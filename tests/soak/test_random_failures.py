@@ -3,65 +3,86 @@
 import os
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import llqr
+from counts import show
 from processes import on_ranks
 
-from .failures import FORMS, REFRESHES, Pair, quiet
+from .failures import CAPTURED, FORMS, REFRESHES, Pair, quiet
 
-CASES = [
-    (method, form, refresh)
-    for method in llqr.method_names()
-    for form in FORMS
-    for refresh in (REFRESHES if "llqr" in method else REFRESHES[:1])
-]
+MANY = int(os.environ.get("LLQR_SOAK", 100_000))
+LEARNED = [method for method in llqr.method_names() if "llqr" in method]
+PLAIN = [method for method in llqr.method_names() if method not in LEARNED]
 
 
-def soak(count, seed=0, learned=False):
-    """So many failures, shared among all methods (with a geometry), both forms of a step and kinds of refreshes."""
-    cases = [case for case in CASES if "llqr" in case[0] or not learned]
+def cases(methods, refreshes):
+    return [(method, form, refresh) for method in methods for form in FORMS for refresh in refreshes]
+
+
+ON_ONE_DEVICE = cases(PLAIN, REFRESHES[:1]) + cases(LEARNED, REFRESHES)
+
+
+def soak(count, cases, seed):
+    """So many failures, shared among these methods, forms of a step and kinds of refreshes."""
     draw, found, pairs = random.Random(seed), Counter(), {}
-    generator = torch.Generator().manual_seed(seed)
+    ranks = dist.is_initialized()
+    generator = torch.Generator().manual_seed(seed + (dist.get_rank() if ranks else 0))
     with quiet():
-        while found["failures"] < count:
+        while _on_all_ranks(found["failures"]) < count:
             case = draw.choice(cases)
-            if case not in pairs or pairs[case].steps > 200:
+            if case not in pairs or pairs[case].steps > 200 or pairs[case].spent:
                 pairs[case] = Pair(*case)
             batch = torch.randn(6, 3, generator=generator), torch.randint(2, (6,), generator=generator)
-            pairs[case].step(batch, draw, found)
+            pairs[case].step(batch, draw, found, lonely=ranks and draw.random() < 0.5)
             if found["retries that differ"] or found["failures that did not come"]:
                 raise AssertionError(f"{case}: {dict(found)}")
     return found
 
 
-def check(found):
-    print(", ".join(f"{count} {what}" for what, count in sorted(found.items())))
-    assert {what for what, count in found.items() if count} == {"failures"}
+def _on_all_ranks(number):
+    if not dist.is_initialized():
+        return number
+    total = torch.tensor(number)
+    dist.all_reduce(total)
+    return int(total)
 
 
-def test_a_few():
-    check(soak(150))
+def check(what, found, record_property):
+    show(what, found, record_property)
+    wrong = found.keys() - {"failures", "retries compared", "refreshes without a product"}
+    assert not any(found[what] for what in wrong)
 
 
-MANY = int(os.environ.get("LLQR_SOAK", 100_000))
+def test_a_few(record_property):
+    check("random failures", soak(150, ON_ONE_DEVICE, seed=0), record_property)
 
 
 @pytest.mark.slow
-def test_many():
+def test_many(record_property):
     """`LLQR_SOAK` of them, 10^5 by default."""
-    check(soak(MANY, seed=1))
-
-
-def on_each_rank(rank, world):
-    """The same failures on all ranks, whose geometries learn from the mean of their curvatures."""
-    return dict(soak(max(20, MANY // 100), seed=2, learned=True))
+    check("random failures", soak(MANY, ON_ONE_DEVICE, seed=1), record_property)
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path):
-    first, second = on_ranks(2, tmp_path, on_each_rank)
-    assert first == second
-    check(first)
+def test_captured(record_property):
+    count = MANY // 20
+    if not torch.cuda.is_available():
+        pytest.skip(f"{count} failures in captured refreshes: CUDA graphs need a GPU")
+    check("random failures in captured refreshes", soak(count, cases(LEARNED, CAPTURED), seed=2), record_property)
+
+
+def on_each_rank(rank, world, count):
+    """At the same call on all ranks, whose geometries learn one metric, or in the network of one rank."""
+    return dict(soak(count, cases(LEARNED, REFRESHES), seed=3))
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path, record_property):
+    found = on_ranks(2, tmp_path, partial(on_each_rank, count=MANY // 20), seconds=60 + MANY // 10)
+    both = {name: sum(counts.get(name, 0) for counts in found) for name in found[0] | found[1]}
+    check("random failures on two ranks", both, record_property)

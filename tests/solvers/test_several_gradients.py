@@ -158,7 +158,45 @@ def test_every_engine_gives_the_gradients_of_the_shares(network, engine, diverge
     v = {name: torch.randn_like(p) for name, p in trainable(drawn.model).items()}
     with torch.no_grad():
         one = ENGINES[engine](divergence).linearise(problem)
-    assert relative_error(flat(model.product(v)), flat(one.product(v))) < TOLERANCE[engine]
+        expected = [one.product(v), *map(one.product, model.gradients)]
+        found = model.multiplied([v, *model.gradients])
+    for Hv, reference in zip([model.product(v), *found], [expected[0], *expected], strict=True):
+        assert relative_error(flat(Hv), flat(reference)) < TOLERANCE[engine]
+
+
+@pytest.mark.parametrize("engine", ["forward", "double-backward", "linearised"])
+def test_products_of_several_gradients_share_their_passes(engine, capfd):
+    """One call of the network (or none) instead of one for each, and no warning of torch's about slow batching."""
+    drawn = case("vit")
+    calls = []
+    drawn.model.eval().register_forward_hook(lambda *_: calls.append(1))
+    problem = Problem(drawn.model, drawn.loss_fn, drawn.batch, trainable(drawn.model))
+    with torch.no_grad():
+        quadratic = ENGINES[engine](NGD, gradients=K).linearise(problem)
+        del calls[:]
+        quadratic.multiplied(quadratic.gradients)
+    assert len(calls) == (engine == "forward")
+    assert "batching rule" not in capfd.readouterr().err
+
+
+def test_networks_that_cannot_be_batched_multiply_one_by_one():
+    class Draws(torch.nn.Module):
+        """Draws random numbers, which `torch.vmap` refuses; they do not matter here."""
+
+        def forward(self, x):
+            return x + 0 * torch.rand_like(x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), Draws()).double()
+    batch = torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))
+    problem = Problem(model, F.cross_entropy, batch, trainable(model))
+    with torch.no_grad():
+        quadratic = ENGINES["forward"](NGD, gradients=K).linearise(problem)
+        with pytest.raises(RuntimeError, match="vmap"):
+            torch.vmap(quadratic.product)(
+                {n: torch.stack([g[n] for g in quadratic.gradients]) for n in problem.parameters}
+            )
+        for g, Hg in zip(quadratic.gradients, quadratic.multiplied(quadratic.gradients), strict=True):
+            assert relative_error(flat(Hg), flat(quadratic.product(g))) < 1e-12
 
 
 def test_micro_batches_give_the_same_shares():

@@ -28,13 +28,13 @@ def _work(rank, world, port, folder, function):
     dist.destroy_process_group()
 
 
-def on_ranks(world, folder, function):
+def on_ranks(world, folder, function, seconds=SECONDS):
     """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
     with contextlib.closing(socket.socket()) as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     context = mp.spawn(_work, args=(world, port, str(folder), function), nprocs=world, join=False)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not context.join(timeout=5):
         if time.monotonic() > deadline:
             for process in context.processes:

@@ -34,7 +34,7 @@ def step_by_keyword(opt, closure, grad_scaler, batch):
 
 def step_by_scaler(opt, closure, grad_scaler, batch):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch plans to change how the scaler passes itself
+        warnings.simplefilter("error", FutureWarning)  # torch's, of what it plans to change, is not the user's concern
         return grad_scaler.step(opt, closure, batch=batch)
 
 
@@ -271,9 +271,7 @@ def test_a_closure_by_keyword_through_the_scaler():
     opt, other, grad_scaler = METHODS["sam"](plain), METHODS["sam"](scaled), scaler()
     (batch,) = batches(1)
     train(opt, plain, [batch])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        grad_scaler.step(other, closure=scaled_closure(other, scaled, batch, grad_scaler.scale))
+    grad_scaler.step(other, closure=scaled_closure(other, scaled, batch, grad_scaler.scale))
     assert_same_bits(weights(scaled), weights(plain))
 
 
@@ -307,6 +305,15 @@ def test_an_empty_parameter_under_a_scaler():
     opt.step(closure, grad_scaler=grad_scaler)
     grad_scaler.update()
     assert grad_scaler.get_scale() == SCALE
+
+
+def test_a_second_step_before_the_update_is_refused():
+    model, (batch,) = mlp(), batches(1)
+    opt, grad_scaler = METHODS["sam"](model), scaler()
+    closure = scaled_closure(opt, model, batch, grad_scaler.scale)
+    grad_scaler.step(opt, closure)
+    with pytest.raises(RuntimeError, match="already been called since the last update"):
+        grad_scaler.step(opt, closure)
 
 
 def test_other_optimizers_are_stepped_as_before():

@@ -50,7 +50,8 @@ class Curvature:
             return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
         shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
         mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
-        return QuadraticModel(self.loss, mean, self.product, shares, self.terms)
+        batched = self._derivatives.batched and self._kept is not None
+        return QuadraticModel(self.loss, mean, self.product, shares, self.terms, self.products if batched else None)
 
     def gradient(self) -> Named:
         """`g = J^T w`, with `w` the loss's slope in the outputs."""
@@ -87,6 +88,18 @@ class Curvature:
         pulled, slopes = self._cut(self._scale * self._q(u)), self._cut(self._scale * self._slope)
         walk = zip(self._linearised(), pulled, slopes, strict=True)
         return self._sum(self._pull(network, q, w, v) for network, q, w in walk)
+
+    def products(self, v: Mapping[str, Tensor]) -> Named:
+        """`H v` for vectors stacked along a new first dimension: one pass, with the memory of all of them."""
+        try:
+            products: Named = torch.vmap(self.product)(dict(v))
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            # The network has an operation that cannot be batched, such as one that draws random numbers.
+            each = [self.product(dict(zip(v, parts, strict=True))) for parts in zip(*v.values(), strict=True)]
+            products = {name: torch.stack([Hv[name] for Hv in each]) for name in v}
+        return products
 
     def asymmetry(self, gradient: Named) -> float:
         """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for correct derivatives.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,19 @@ FORWARD_MODE = threading.RLock()
 Function = Callable[[Mapping[str, Tensor]], Tensor]
 
 
+class UnconnectedError(RuntimeError):
+    """The outputs of a model do not depend on the weights that it was given, so that its gradient would be zero."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        shown = list(names)
+        more = ", ..." if len(shown) > 5 else ""
+        super().__init__(
+            f"model: its outputs do not depend on the weights given for {', '.join(shown[:5])}{more}, of which the "
+            "gradient would be zero: does it replace its parameters in a hook (as FSDP does), keep them in a list, or "
+            "compute under no_grad?"
+        )
+
+
 class Derivatives(ABC):
     """A network `f(theta)` linearised at `theta`.
 
@@ -28,6 +41,8 @@ class Derivatives(ABC):
 
     #: Whether first derivatives of `f`, backward, are enough, which is all that a compiled `f` has.
     first_order: ClassVar[bool] = False
+    #: Whether `torch.vmap` can multiply several vectors at once.
+    batched: ClassVar[bool] = False
 
     def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         self.f = f
@@ -51,15 +66,14 @@ class Derivatives(ABC):
 
     def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
         if not outputs.requires_grad:
-            return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
-        gradients = torch.autograd.grad(
-            outputs,
-            list(self.theta.values()),
-            u,
-            retain_graph=True,
-            create_graph=create_graph,
-            materialize_grads=True,
+            raise UnconnectedError(self.theta)
+        theta = self.theta.values()
+        found = torch.autograd.grad(
+            outputs, list(theta), u, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
+        if all(gradient is None for gradient in found):
+            raise UnconnectedError(self.theta)
+        gradients = (torch.zeros_like(p) if g is None else g for p, g in zip(theta, found, strict=True))
         return dict(zip(self.theta, gradients, strict=True))
 
 
@@ -68,6 +82,8 @@ class ForwardMode(Derivatives):
 
     A product costs more than a traced one (`linearised`) by the pass it repeats, but there is nothing to trace.
     """
+
+    batched = True
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         with FORWARD_MODE:
@@ -89,6 +105,8 @@ class ForwardMode(Derivatives):
 
 class DoubleBackward(Derivatives):
     """Reverse mode twice: `J v` is the derivative of `J^T u` in `u`, along `v`."""
+
+    batched = True
 
     def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
         super().__init__(f, theta, precision)

@@ -14,6 +14,7 @@ from llqr.curvature.derivatives import (
     FiniteDifferences,
     ForwardMode,
     OneSidedDifferences,
+    UnconnectedError,
 )
 from llqr.curvature.divergence import Divergence, Scale
 from llqr.curvature.problem import Problem
@@ -139,6 +140,8 @@ def choose_engine(
                 raise RuntimeError("its forward and backward derivatives of this model disagree")
         except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError):  # type: ignore[attr-defined]
             raise  # a bad batch, or a device in trouble, which says nothing about the engine
+        except UnconnectedError:
+            raise  # as it is with every engine
         except (NotImplementedError, RuntimeError) as error:
             if "allocate memory" in str(error):  # the same on a CPU, where it has no class of its own
                 raise

@@ -55,6 +55,9 @@ class Trace:
         once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=2 + count * (1 + self._shares))
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
+        kept = sum(node.op == "placeholder" for node in each.graph.nodes) - count
+        several = torch.vmap(each, (*[None] * kept, *[0] * count))
+        self._several: Callable[..., Any] = torch.compile(several, dynamic=False) if compile else several
 
     def fits(self, problem: Problem) -> bool:
         """Whether this problem has the shapes that were traced."""
@@ -70,7 +73,10 @@ class Trace:
         def product(v: Mapping[str, Tensor]) -> Named:
             return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms)
+        def products(v: Mapping[str, Tensor]) -> Named:
+            return dict(zip(self._names, self._several(*saved, *(v[name] for name in self._names)), strict=True))
+
+        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms, products)
 
 
 def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:
@@ -98,10 +104,21 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
     for node in functional.graph.nodes:
         if node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
             node.replace_all_uses_with(node.args[0])
+        elif node.target is torch.ops.aten.copy.default and _copies_all(node):
+            node.target, node.args = torch.ops.aten.clone.default, (node.args[1],)
+            node.kwargs = {"memory_format": torch.contiguous_format}
     shared: fx.GraphModule = CSEPass(rand_ops).call(functional).graph_module
     shared.graph.eliminate_dead_code()
     shared.recompile()
     return shared
+
+
+def _copies_all(node: fx.Node) -> bool:
+    """Whether a former write in place is a plain copy, which `torch.vmap` can batch."""
+    result, source = node.meta["val"], node.args[1]
+    assert isinstance(source, fx.Node)
+    given = source.meta["val"]
+    return bool(given.shape == result.shape and given.dtype == result.dtype and result.is_contiguous())
 
 
 def _cut(joint: fx.GraphModule, inputs: slice, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from llqr.leaves import leaves_of
+
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[[Tensor, Any], Tensor]
 Batch = tuple[Any, Any] | Mapping[str, Any]
@@ -115,6 +117,18 @@ class Problem:
         if not isinstance(outputs, Tensor):
             raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
+
+    def bypassed(self) -> list[str]:
+        """The parameters that the model reads from somewhere else than from its modules, and so not as they are given.
+
+        For one pass; such parameters would have no gradient.
+        """
+        names = {id(tensor): name for name, tensor in self._caller.named_parameters()}
+        theta = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
+        with torch.enable_grad():
+            leaves = leaves_of(self.outputs(theta, self.pieces[0], plain=True)) or set()
+        found = (names.get(id(leaf), "").removeprefix("model.") for leaf in leaves)
+        return sorted(name for name in found if name in self.parameters)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean loss as a function of all outputs."""

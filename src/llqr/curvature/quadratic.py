@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Named = dict[str, Tensor]
@@ -20,6 +21,8 @@ class QuadraticModel:
         product: `v -> H v`, for vectors by parameter name.
         gradients: `g_1 ... g_K`, the gradients of equal shares of the batch, whose mean is `g`; empty for `K = 1`.
         terms: how many terms the mean loss averages; what a rank counts by beside others.
+        products: `product` for several vectors at once, each name's stacked along a new first dimension; None if they
+            have to be multiplied one after another.
 
     Example (`H = 2 I`):
         >>> import torch
@@ -33,3 +36,11 @@ class QuadraticModel:
     product: Callable[[Mapping[str, Tensor]], Named]
     gradients: tuple[Named, ...] = ()
     terms: Tensor | None = None
+    products: Callable[[Mapping[str, Tensor]], Named] | None = None
+
+    def multiplied(self, vectors: Sequence[Mapping[str, Tensor]]) -> list[Named]:
+        """`H v` for each of the vectors."""
+        if self.products is None or len(vectors) == 1:
+            return [self.product(v) for v in vectors]
+        Hv = self.products({name: torch.stack([v[name] for v in vectors]) for name in vectors[0]})
+        return [{name: part[k] for name, part in Hv.items()} for k in range(len(vectors))]

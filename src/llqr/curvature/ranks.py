@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,16 +25,25 @@ class RankError(RuntimeError):
     """Another rank failed in a refresh."""
 
 
+class Exchange(Protocol):
+    """How vectors travel between the ranks and those that learn from them (`llqr.metric.placement`)."""
+
+    def to_whole(self, own: Mapping[str, Tensor]) -> Named: ...
+    def mean(self, named: Mapping[str, Tensor], weight: Tensor | None = None) -> Named: ...
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that learn one metric together.
 
     Attributes:
         group: of `torch.distributed`.
+        exchange: whose vectors the joined model takes and gives: all of them, or a rank's own part.
         summed: whether the curvature is a sum over the batch, and so over the ranks.
     """
 
     group: dist.ProcessGroup
+    exchange: Exchange
     summed: bool = False
 
     @property
@@ -49,22 +58,22 @@ class Ranks:
         """The quadratic model of the joined batch, from every rank's own."""
         local = self.all_or_none(linearise, device)
         terms = torch.ones((), device=device) if local.terms is None else local.terms
-        weight = terms.double() / self._total({"terms": terms.double()})["terms"]
-
-        def weighed(named: Named) -> Named:
-            return {name: part * weight.to(part) for name, part in named.items()}
+        weight = terms.double() / self._sum(terms.double())
+        mean, multiply, curvature_weight = self.exchange.mean, local.product, None if self.summed else weight
 
         def product(v: Mapping[str, Tensor]) -> Named:
+            whole = self.exchange.to_whole(v)
             try:
-                own = local.product(v)
+                own = multiply(whole)
             except Exception as error:  # whatever it is, the other ranks are waiting
                 warnings.warn(f"refresh: a product failed on this rank ({error}); no rank uses it", stacklevel=2)
-                own = {name: torch.full_like(part, torch.nan) for name, part in v.items()}
-            return self._total(own if self.summed else weighed(own))
+                own = {name: torch.full_like(part, torch.nan) for name, part in whole.items()}
+            del whole
+            return mean(own, curvature_weight)
 
-        loss = self._total(weighed({"loss": local.loss}))["loss"]
-        gradients = tuple(self._total(weighed(share)) for share in local.gradients)
-        return QuadraticModel(loss, self._total(weighed(local.gradient)), product, gradients, terms)
+        loss = self._sum(local.loss * weight.to(local.loss))
+        gradients = tuple(mean(share, weight) for share in local.gradients)
+        return QuadraticModel(loss, mean(local.gradient, weight), product, gradients, terms)
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
@@ -92,13 +101,7 @@ class Ranks:
             raise RankError("refresh: another rank failed, see its error")
         return results[0]
 
-    def _total(self, local: Named) -> Named:
-        """The sum over the ranks, in one collective per dtype."""
-        total: Named = {}
-        for dtype in dict.fromkeys(part.dtype for part in local.values()):
-            own = {name: part for name, part in local.items() if part.dtype == dtype}
-            flat = torch.cat([part.reshape(-1) for part in own.values()])
-            dist.all_reduce(flat, group=self.group)
-            parts = flat.split([part.numel() for part in own.values()])
-            total |= {name: part.view_as(own[name]) for name, part in zip(own, parts, strict=True)}
-        return {name: total[name] for name in local}
+    def _sum(self, number: Tensor) -> Tensor:
+        total = number.clone()
+        dist.all_reduce(total, group=self.group)
+        return total

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.geometry.batches import Batches, BatchSource
+from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
+from llqr.geometry.shards import Shards, own_part
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
@@ -50,6 +52,9 @@ class Geometry:
             in every third step: 19 products per refresh).
         runtime: how a refresh is computed (engine, precision, CUDA graphs, memory), see `llqr.Runtime`.
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
+        shards: among how many of the ranks that train the model (DDP, or `Runtime.process_group`) the metric is shared
+            out: "all", or a number that divides them. Each holds, learns and applies its own blocks only, and `metric`
+            is that part. By default every rank holds all of it.
         on_refresh: called with the report of every refresh.
 
     Example:
@@ -80,6 +85,7 @@ class Geometry:
         inner: Inner | None = None,
         runtime: Runtime | None = None,
         forward: Forward | None = None,
+        shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
         self.divergence = divergence_named(divergence)
@@ -99,7 +105,7 @@ class Geometry:
             gradients=inner.gradients,
             forward=forward,
         )
-        self.metric = Metric(
+        whole = Metric(
             self.model,
             self.parameters,
             structure,
@@ -108,6 +114,10 @@ class Geometry:
             apply_dtype=runtime.apply_dtype,
             max_side=runtime.max_side,
         )
+        self.metric = own_part(whole, self.parameters, shards, self.linearizer.group)
+        if self.shards > 1:
+            self.linearizer.share_out(self.metric.placement)
+        SOLVERS[inner.solver].check(self.metric)
         if runtime.capture:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
@@ -122,6 +132,8 @@ class Geometry:
         self._source_state: Mapping[str, Any] | None = None
 
     def _check_capturable(self) -> None:
+        if self.shards > 1:
+            raise ValueError("capture: not with shards, because the ranks exchange vectors in every inner step")
         if not SOLVERS[self.inner.solver].capturable:
             raise ValueError(f"capture: not with solver={self.inner.solver!r}, whose steps are not all the same")
         if not all(parameter.is_cuda for parameter in self.parameters.values()):
@@ -141,6 +153,11 @@ class Geometry:
     def parameters(self) -> dict[str, Tensor]:
         """What `U` acts on, by name."""
         return self.linearizer.parameters
+
+    @property
+    def shards(self) -> int:
+        """Among how many ranks the metric is shared out."""
+        return self.metric.placement.shards
 
     @property
     def engine(self) -> str:
@@ -265,7 +282,7 @@ class Geometry:
                 if loop is None:
                     return None
                 solution = loop.solution()
-                blended = self.metric.blend(self._scaled(solution, loop.quadratic), self._beta(progress.step))
+                blended = self._blended(self._scaled(solution, loop.quadratic), self._beta(progress.step))
                 found = examine(self.metric, loop.quadratic, solution, blended)
                 reason = objection(found)
             if not reason:
@@ -282,6 +299,13 @@ class Geometry:
         if not self.inner.normalise or not self.metric.stored():
             return solution.factors
         return self.metric.normalised(solution.factors, quadratic.gradients or (quadratic.gradient,))
+
+    def _blended(self, learned: list[Factors], beta: float) -> list[Factors]:
+        """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
+        ranks = self.linearizer.ranks
+        if ranks is None or self.shards == 1:
+            return self.metric.blend(learned, beta)
+        return ranks.all_or_none(lambda: self.metric.blend(learned, beta), self.metric.blocks[0].device)
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
@@ -325,7 +349,7 @@ class Geometry:
     def _check_place(self) -> None:
         """The factors are those of the parameters of that time, and live where they were."""
         self.linearizer.check_identity()
-        for block in self.metric.blocks:
+        for block in self.metric.whole.blocks:
             parameter = self.parameters[block.parameter]
             if (parameter.device, parameter.dtype) != (block.device, block.dtype):
                 raise RuntimeError(
@@ -341,7 +365,8 @@ class Geometry:
             return list(grads)
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
-        Ug = self._action.apply(known)
+        placement = self.metric.placement
+        Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -352,10 +377,16 @@ class Geometry:
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
             "batches": self._source_state if self._source is None else self._source.state(),
+            "saved_by": self.linearizer.place(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step."""
+        """In the middle of a spread refresh, its steps so far are repeated at the next optimizer step.
+
+        A refresh under way and the position in `batches` are each rank's own: where the state is another rank's, or of
+        another number of ranks (as `torch.distributed.checkpoint` gives it), both begin again.
+        """
+        state = for_this_rank(state, self.linearizer)
         counters = {key: int(state["counters"][key]) for key in ("step", "next", *COUNTERS)}
         if state["engine"] != "auto" and state["engine"] not in ENGINES:
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,12 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
+from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
 from llqr.curvature.problem import doubles_with_the_batch, summed
+from llqr.dtensors import any_sharded, refuse_fsdp1
 from llqr.geometry.runtime import Runtime
+from llqr.metric.placement import Placement
 from llqr.refresh.report import RefreshWarning
 
 
@@ -60,6 +64,12 @@ class Linearizer:
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("model: no parameter requires a gradient")
+        refuse_fsdp1(self.parameters.values())
+        if any_sharded(self.parameters.values()):
+            raise NotImplementedError(
+                "model: its parameters are sharded (DTensors of FSDP2 or tensor parallelism), of which no metric can "
+                "be learned; use DDP, or a method without a geometry, such as llqr.SAM"
+            )
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
@@ -67,7 +77,8 @@ class Linearizer:
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._summed = (divergence.scale if scale is None else scale) == "sum"
-        self._ranks = _ranks(model, runtime, self._summed)
+        group = _group(model, runtime)
+        self._ranks = None if group is None else Ranks(group, Placement(group), self._summed)
         self._engine: Engine | None = None
         self._checked = False
         self._announced: set[str] = set()
@@ -101,12 +112,36 @@ class Linearizer:
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
         if self._ranks is None:
-            self._ranks = Ranks(group, self._summed)
+            self._ranks = Ranks(group, Placement(group), self._summed)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The processes that train this model together, as far as they are known."""
+        return None if self._ranks is None else self._ranks.group
+
+    def place(self) -> list[int]:
+        """This process's place among the ranks, and how many there are."""
+        return [0, 1] if self.ranks is None else [dist.get_rank(self.group), dist.get_world_size(self.group)]
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those that learn one metric together, if there are several."""
+        return None if self._ranks is None or not self._ranks.several else self._ranks
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether it is so on any of them."""
+        ranks = self.ranks
+        return flag if ranks is None else bool(ranks.largest(flag, next(iter(self.parameters.values())).device))
+
+    def share_out(self, placement: Placement) -> None:
+        """From now on quadratic models have the vectors of this rank's part of the metric."""
+        assert self._ranks is not None
+        self._ranks = replace(self._ranks, exchange=placement)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
         device = next(iter(self.parameters.values())).device
-        ranks = None if self._ranks is None or not self._ranks.several else self._ranks
+        ranks = self.ranks
         problem.keeps_outputs = not self._checked
         if self._engine is None:
             self._warn_of_own_metrics()
@@ -130,14 +165,16 @@ class Linearizer:
         assert self._engine is not None
         model = self._engine.linearise(problem)
         if not self._checked:
-            self._checked = True
             self._check(problem, model)
+            self._checked = True
         return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """Warn, at the first refresh, of a loss from which no metric, or another one, is learned."""
+        """At the first refresh: refuse a model or warn of a loss from which no metric, or another one, is learned."""
         if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
             return
+        if bypassed := problem.bypassed():
+            raise UnconnectedError(bypassed)
         with torch.no_grad():
             if doubles_with_the_batch(problem):
                 warnings.warn(
@@ -204,16 +241,17 @@ class Linearizer:
             yield
 
 
-def _ranks(model: nn.Module, runtime: Runtime, summed: bool) -> Ranks | None:
-    """Those of `Runtime.process_group`, or of the DDP wrapper; None if the model is this process's alone."""
+def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
+    """`Runtime.process_group`, or that of the DDP wrapper; None if the model is this process's alone."""
     if runtime.process_group is not None:
-        return Ranks(runtime.process_group, summed)
+        return runtime.process_group
     while not isinstance(model, nn.parallel.DistributedDataParallel):
         inner = getattr(model, "_orig_mod", None)
         if inner is None:
             return None
         model = inner
-    return Ranks(model.process_group, summed)
+    group: dist.ProcessGroup = model.process_group
+    return group
 
 
 def _check_runs(problem: Problem) -> None:

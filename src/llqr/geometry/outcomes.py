@@ -70,8 +70,9 @@ class Outcomes:
 
     def _structures(self) -> set[str]:
         """Of the matrices, or of everything in a network without any."""
-        matrices = {self._metric.kinds[block.name] for block in self._metric.blocks if block.is_matrix}
-        return matrices or set(self._metric.kinds.values())
+        whole = self._metric.whole
+        matrices = {whole.kinds[block.name] for block in whole.blocks if block.is_matrix}
+        return matrices or set(whole.kinds.values())
 
     def state(self) -> dict[str, int]:
         return {key: getattr(self, key) for key in COUNTERS}

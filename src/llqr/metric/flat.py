@@ -51,6 +51,13 @@ class Flat(Structure):
         rows = zip(self.blocks, self.offsets, strict=True)
         return [packed.as_strided(block.native, block.strides, start + offset) for block, offset in rows]
 
+    def inseparable(self) -> list[tuple[Block, ...]]:
+        """Whole layers: they are clipped as one, and may share a number."""
+        pieces: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            pieces.setdefault(block.layer, []).append(block)
+        return [tuple(blocks) for blocks in pieces.values()]
+
     def units(self, gradients: Factors) -> list[Tensor]:
         return [
             unit

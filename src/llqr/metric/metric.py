@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from llqr.metric.assembled import assembled
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
 from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed, dot, quick_dot
+from llqr.metric.placement import Placement
 from llqr.metric.structure import Bounds, Factors, Structure
 
 
@@ -29,6 +32,9 @@ class Metric:
         dtype: what factors are held in (default: the parameter's, at least float32).
         apply_dtype: what the matrix products of `U g` are computed in (default: what the factors are held in).
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
+
+    Attributes:
+        placement: where the blocks are, if there are several ranks.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -66,8 +72,32 @@ class Metric:
         for group in self.groups:
             if bounds is not None and type(group).constrain is Structure.constrain:
                 group.constrain({}, bounds)  # refuses, now rather than at the first refresh
+        self.placement = Placement()
+        self._whole: Metric | None = None
         self._factors: list[Factors] | None = None
         self._cast: list[Factors] | None = None
+
+    def part(self, names: Collection[str], placement: Placement) -> Metric:
+        """The metric of these blocks alone, each of which is a parameter under its own name.
+
+        Its `placement` says where the other blocks are, and `whole` is this metric, which need not hold any factors.
+        """
+        part = copy.copy(self)
+        part.placement, part._whole = placement, self
+        part._factors = part._cast = None
+        part.groups = []
+        for group in self.groups:
+            own = [replace(block, parameter=block.name, rows=None) for block in group.blocks if block.name in names]
+            if own:
+                part.groups.append(type(group)(own))
+        part.blocks = [block for group in part.groups for block in group.blocks]
+        part.kinds = {block.name: self.kinds[block.name] for block in part.blocks}
+        return part
+
+    @property
+    def whole(self) -> Metric:
+        """The metric that this is a part of; this one unless it is a rank's part."""
+        return self if self._whole is None else self._whole
 
     @property
     def learned(self) -> bool:
@@ -102,8 +132,8 @@ class Metric:
         for g in gradients:
             Ug = self.apply(g, factors)
             pairs = [(g[name], Ug[name]) for name in dict.fromkeys(block.parameter for block in self.blocks)]
-            along.append(dot([a for a, _ in pairs], [b for _, b in pairs]))
-            squares.append(dot([a for a, _ in pairs], [a for a, _ in pairs]))
+            along.append(self.dot([a for a, _ in pairs], [b for _, b in pairs]))
+            squares.append(self.dot([a for a, _ in pairs], [a for a, _ in pairs]))
         ratio = torch.stack(squares).sum() / torch.stack(along).sum()
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
@@ -137,7 +167,7 @@ class Metric:
             with torch.autocast(group.blocks[0].device.type, enabled=False):  # the metric chooses its own dtype
                 applied = group.apply_pieces(own, self._pieces(group, grads), self._dtype_of_apply(group, own))
             Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
-        return dict(grads) | self._assembled(Ug, grads)
+        return dict(grads) | assembled(self.blocks, Ug, grads)
 
     def blank(self, factors: Sequence[Factors]) -> Packed:
         """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
@@ -170,20 +200,7 @@ class Metric:
             for group, stack in zip(self.groups, packed, strict=True)
             for block, piece in zip(group.blocks, group.unpack(stack), strict=True)
         }
-        return self._assembled(pieces, like)
-
-    def _assembled(self, pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Block name -> piece becomes parameter name -> tensor, for the parameters that `like` has.
-
-        Each has the memory order it has in `like`: a single one in another order would slow down multi-tensor kernels.
-        """
-        parts: dict[str, list[Tensor]] = {}
-        for block in self.blocks:
-            whole = like.get(block.parameter)
-            if whole is not None:
-                found = pieces.get(block.name)
-                parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
-        return {name: _in_layout_of(like[name], _joined(found)) for name, found in parts.items()}
+        return assembled(self.blocks, pieces, like)
 
     def learning_dtype(self, group: Structure) -> torch.dtype:
         """Factors are learned in at least float32, whatever they are held in."""
@@ -208,6 +225,16 @@ class Metric:
             for group, own in zip(self.groups, self.factors(), strict=True)
         ]
 
+    # -- inner products over all blocks, those of other ranks included -------------------------------------------------
+
+    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        """Accumulated in float64."""
+        return self.placement.total(dot(a, b))
+
+    def quick_dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        """In the precision of the terms."""
+        return self.placement.total(quick_dot(a, b))
+
     # -- size and state ----------------------------------------------------------------------------------------------
 
     def memory(self) -> dict[str, int]:
@@ -224,48 +251,33 @@ class Metric:
         return sum(group.stored() for group in self.groups)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kinds": dict(self.kinds), "factors": self.named_factors() if self.learned else None}
+        """The same names whether or not `U` has been learned; of a rank's part, those of its own blocks."""
+        return {"kinds": dict(self.whole.kinds), "learned": self.learned, "factors": self.named_factors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
-        if state["kinds"] != self.kinds:
-            theirs, ours = set(state["kinds"].items()), set(self.kinds.items())
+        kinds = self.whole.kinds
+        if state["kinds"] != kinds:
+            theirs, ours = set(state["kinds"].items()), set(kinds.items())
             differing = sorted({name for name, _ in theirs ^ ours})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
-        if state["factors"] is None:
+        if not state.get("learned", state["factors"] is not None):  # states had no factors then, and no such entry
             self._factors = self._cast = None
             return
         fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
         views = {n: f for group, factors in zip(self.groups, fresh, strict=True) for n, f in group.named(factors)}
         for name, view in views.items():
             saved = state["factors"].get(name)
-            if saved is None or saved.shape != view.shape:
-                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-                raise ValueError(f"state_dict: factor {name!r} is {found}, expected shape {tuple(view.shape)}")
+            if saved is None:
+                raise ValueError(
+                    f"state_dict: factor {name!r} is missing; every rank's state has the blocks that it owns, which "
+                    "torch.distributed.checkpoint puts together (without full_state_dict)"
+                )
+            if saved.shape != view.shape:
+                raise ValueError(
+                    f"state_dict: factor {name!r} is of shape {tuple(saved.shape)}, expected shape {tuple(view.shape)}"
+                )
             view.copy_(saved)
             if not view.isfinite().all():
                 raise ValueError(f"state_dict: factor {name!r} is not finite")
         self.assign(fresh)
-
-
-def _in_layout_of(like: Tensor, tensor: Tensor) -> Tensor:
-    """In the dtype and memory order of `like`; the tensor itself if it has them already."""
-    if tensor.dtype == like.dtype and tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
-
-
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    """The pieces concatenated along the first dimension: a view if they are adjacent in memory, as in a stack."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    ends = accumulate((piece.numel() for piece in pieces), initial=first.storage_offset())
-    memory = first.untyped_storage().data_ptr()
-    if all(
-        piece.is_contiguous() and piece.untyped_storage().data_ptr() == memory and piece.storage_offset() == start
-        for piece, start in zip(pieces, ends, strict=False)
-    ):
-        rows = sum(piece.shape[0] for piece in pieces)
-        return first.as_strided((rows, *first.shape[1:]), first.stride())
-    return torch.cat(list(pieces))

@@ -132,6 +132,10 @@ class Structure(ABC):
         """The longest side a factor of this block has, which `max_side` limits."""
         return max(block.shape)
 
+    def inseparable(self) -> list[tuple[Block, ...]]:
+        """The blocks, in the smallest pieces that different ranks can learn."""
+        return [(block,) for block in self.blocks]
+
     # -- the layout: how the group's blocks are stored in one tensor (`Stacked` and `Flat`) ----------------------------
 
     @classmethod

@@ -27,7 +27,7 @@ class ASAMProbe(SAMProbe):
         self.eta = eta
 
     def scaling(self, point: Point) -> list[Tensor]:
-        scaling = list(torch._foreach_abs([w.detach() for w in point.parameters]))
+        scaling = list(torch._foreach_abs(point.weights))
         torch._foreach_mul_(scaling, [0.0 if bias else 1.0 for bias in point.is_bias])
         torch._foreach_add_(scaling, [1.0 if bias else self.eta for bias in point.is_bias])
         return scaling

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llqr.dtensors import as_sharded, local_like
 from llqr.probes.norms import Norm
 from llqr.probes.sam import Point, SAMProbe
 from llqr.schedule import Schedule, check_number
@@ -34,7 +35,7 @@ class FriendlySAMProbe(SAMProbe):
         super().__init__(rho, norm=norm, start_after=start_after)
         check_number("lam", lam, 0, 1)
         self.lam = lam
-        self._mean: dict[Tensor, Tensor] = {}
+        self._mean: dict[Tensor, Tensor] = {}  # of sharded parameters this rank's parts
         self._before: dict[Tensor, Tensor] | None = None  # until the step is done
 
     def filtered(self, point: Point) -> list[Tensor]:
@@ -56,7 +57,7 @@ class FriendlySAMProbe(SAMProbe):
             self._mean, self._before = self._before, None
 
     def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
-        return {"mean": {i: self._mean[parameter] for i, parameter in enumerate(order) if parameter in self._mean}}
+        return {"mean": {i: as_sharded(self._mean[p], p) for i, p in enumerate(order) if p in self._mean}}
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         means: dict[Tensor, Tensor] = {}
@@ -67,5 +68,5 @@ class FriendlySAMProbe(SAMProbe):
                     f"state_dict: the F-SAM mean of parameter {i} has shape {tuple(mean.shape)}, "
                     f"expected {tuple(parameter.shape)}"
                 )
-            means[parameter] = mean.detach().to(parameter, copy=True)
+            means[parameter] = local_like(mean.detach().to(parameter.device, parameter.dtype), parameter).clone()
         self._mean, self._before = means, None

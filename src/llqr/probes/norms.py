@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from llqr.dtensors import Shards
+
 TINY = 1e-12
 #: A tensor of this many entries gets its own kernel in a sum; smaller ones share a few. BLAS counts in 31 bits.
 LARGE = range(2**18, 2**31)
@@ -48,8 +50,7 @@ def _metric_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
                 own.append(tensor)
     for device, (left, right) in small.items():
         parts.setdefault(device, []).extend(map(_in_memory_order, torch._foreach_mul(left, right)))
-    first, *others = (torch.cat(own).sum() for own in parts.values())
-    return sum((other.to(first.device) for other in others), first)
+    return _added([torch.cat(own).sum() for own in parts.values()])
 
 
 def _dense(tensor: Tensor) -> bool:
@@ -82,20 +83,38 @@ def check_norm(norm: Norm) -> None:
         raise ValueError(f"norm: unknown {norm!r}; choose one of {', '.join(NORMS)}, or pass a function of v and d")
 
 
-def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int]) -> Divisors:
-    """One divisor per parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there."""
+def divisors(
+    norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int], shards: Shards | None = None
+) -> Divisors:
+    """One divisor per parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there.
+
+    With `shards`, `v` and `d` are this rank's parts of tensors, whose norms are those of all parts together.
+    """
     if callable(norm):
-        return norm(v, d)
+        return norm(v, d) if shards is None else shards.parts(norm(shards.joined(v), shards.joined(d)))
     if norm in GLOBAL:
-        root = _root(GLOBAL[norm](v, d))
+        root = _root(GLOBAL[norm](v, d) if shards is None else _added(shards.sums(GLOBAL[norm], v, d)))
         places = {device: root.to(device) for device in {part.device for part in d}}
         return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
-    squares = BY_PARAMETER[norm](v, d)
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     count = max(layers) + 1
-    sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(layers), squares.device), squares)
+    if shards is None:
+        sums = _by_layer(BY_PARAMETER[norm](v, d), layers, count)
+    else:
+        squares = zip(shards.sums(BY_PARAMETER[norm], v, d), shards.kinds, strict=True)
+        sums = _added([_by_layer(own, [layers[place] for place in places], count) for own, places in squares])
     roots = (_root(sums) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(layers, d, strict=True)]
+
+
+def _by_layer(squares: Tensor, layers: Sequence[int], count: int) -> Tensor:
+    return squares.new_zeros(count).index_add_(0, _on_device(tuple(layers), squares.device), squares)
+
+
+def _added(numbers: Sequence[Tensor]) -> Tensor:
+    """On the device of the first."""
+    first, *others = numbers
+    return sum((other.to(first.device) for other in others), first)
 
 
 @lru_cache(maxsize=16)

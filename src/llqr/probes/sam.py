@@ -6,6 +6,7 @@ parameters; `U` is the geometry's metric, the identity without one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,21 +14,33 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from llqr.dtensors import Shards, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
 Transport = Callable[[list[Tensor]], list[Tensor]]
+#: Gradients whose squares overflow in float32 are above 2^64.
+SMALL = 2.0**-64
 
 
 @dataclass(frozen=True)
 class Point:
-    """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one."""
+    """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one.
+
+    With `shards`, parameters are sharded, and gradients are this rank's parts.
+    """
 
     parameters: list[Tensor]
     grads: list[Tensor]
     layers: list[int]
     is_bias: list[bool]
     rho: list[float | None]
+    shards: Shards | None = None
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters' values, or this rank's parts of them."""
+        return local([parameter.detach() for parameter in self.parameters])
 
 
 class SAMProbe:
@@ -64,9 +77,10 @@ class SAMProbe:
     def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
         """`eps`, one tensor per parameter."""
         v = self.filtered(point)
-        scaling = self.scaling(point)
-        d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
-        over = divisors(self.norm, v, d, point.layers)
+        d, over = self._direction(point, v, transport)
+        # Not of sharded gradients: ranks may differ in whether their part is finite, and one would wait for the others.
+        if point.shards is None and any(map(_infinite, over)):
+            d, over = self._without_overflow(point, v, transport, d, over)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
         if any(part.dtype == torch.float16 for part in d):
@@ -79,6 +93,27 @@ class SAMProbe:
             return list(torch._foreach_mul(d, scale))
         scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
+
+    def _direction(self, point: Point, v: list[Tensor], transport: Transport) -> tuple[list[Tensor], list[Tensor]]:
+        """`T U T v`, and what it is divided by."""
+        scaling = self.scaling(point)
+        d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
+        return d, divisors(self.norm, v, d, point.layers, point.shards)
+
+    def _without_overflow(
+        self, point: Point, v: list[Tensor], transport: Transport, d: list[Tensor], over: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Direction and divisors where the squares of large gradients overflow: those of smaller ones, which are equal.
+
+        Gradients that are not finite themselves are not remembered.
+        """
+        if not all(bool(part.isfinite().all()) for part in v):
+            self.undo()
+            return d, over
+        again = self._direction(point, list(torch._foreach_mul(v, SMALL)), transport)
+        rows = list(zip(zip(d, over, strict=True), zip(*again, strict=True), strict=True))
+        chosen = [smaller if _infinite(given[1]) else given for given, smaller in rows]
+        return [part for part, _ in chosen], [divisor for _, divisor in chosen]
 
     def settle(self) -> None:
         """The step is done: what the last displacement made the probe remember, it keeps."""
@@ -99,6 +134,11 @@ class SAMProbe:
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         pass
+
+
+def _infinite(divisor: Tensor) -> bool:
+    """Whether it is known to be: a step waits for no device, and there an overflow leaves the weights at the centre."""
+    return divisor.device.type == "cpu" and divisor.ndim == 0 and math.isinf(divisor.numpy())
 
 
 def _scaled_wide(d: list[Tensor], over: list[Tensor], radii: list[float]) -> list[Tensor]:

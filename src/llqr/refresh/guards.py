@@ -40,18 +40,19 @@ class Findings:
 
 
 def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
-    """Everything the guards check, in one transfer from the device."""
+    """Everything the guards check, in one transfer from the device; the same numbers on all ranks."""
     g = quadratic.gradient
-    products = inner_products(g, metric.apply(g, candidate))
-    finite = [torch.isfinite(factor).all() for group in candidate for factor in group.values()]
+    names, products = metric.placement.listed(list(g), inner_products(g, metric.apply(g, candidate)))
     loss = quadratic.loss.double()
+    broken = [~torch.isfinite(factor).all() for group in candidate for factor in group.values()]
+    count = torch.stack([loss.new_zeros(()), *(flag.to(loss) for flag in broken)]).sum()
     numbers = [
         solution.before.to(loss.device),
         solution.after.to(loss.device),
         loss,
-        torch.stack([loss.new_ones(()).bool(), *(flag.to(loss.device) for flag in finite)]).all().double(),
+        metric.placement.total(count),
     ]
-    before, after, value, all_finite, *rest = torch.cat(
+    before, after, value, broken_factors, *rest = torch.cat(
         [torch.stack(numbers), products.flatten().to(loss.device)]
     ).tolist()
     rows = [rest[i : i + 3] for i in range(0, len(rest), 3)]
@@ -60,11 +61,11 @@ def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candi
         before,
         after,
         value,
-        bool(all_finite),
+        broken_factors == 0,
         sqrt(gg) if gg >= 0 else nan,
         gUg,
         Effect.of(gg, gUg, UgUg),
-        by_layer(list(g), rows),
+        by_layer(names, rows),
     )
 
 

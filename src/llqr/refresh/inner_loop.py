@@ -36,7 +36,7 @@ class InnerProblem:
 
     def plan(self) -> tuple[Step, ...]:
         """What each step does; a metric without factors (the identity throughout) only has its objective read."""
-        return self.inner.plan() if self.metric.stored() else (Step.LAST,)
+        return self.inner.plan() if self.metric.whole.stored() else (Step.LAST,)
 
     def solver(self, lr: float | Tensor) -> Solver | None:
         """A solver at the metric's current factors; None if there are none."""

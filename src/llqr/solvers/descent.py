@@ -27,7 +27,7 @@ class Descent(Solver):
         flat = [factor for group in factors for factor in group.values()]
         self.optimizer = self._optimizer(flat, on_cuda=all(factor.is_cuda for factor in flat))
         self._momenta = self._fused_momenta()
-        self._products = Extrapolation() if settings.extrapolates else None
+        self._products = Extrapolation(metric.quick_dot) if settings.extrapolates else None
 
     @abstractmethod
     def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -21,9 +22,13 @@ class Extrapolation:
     A new `v` is split into the last one, its part along the known directions, and a remainder whose product counts as
     zero. Nothing is read from the device, and memory is kept from refresh to refresh, so that all of it can run in CUDA
     graphs. It holds `2 (1 + DIRECTIONS)` vectors of the weights' size.
+
+    Args:
+        dot: the inner product, over all ranks where each has a part of the vectors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dot: Callable[[Packed, Packed], Tensor] = quick_dot) -> None:
+        self._dot = dot
         self._v: Packed = []
         self._Hv: Packed = []
         self._directions: list[tuple[Packed, Packed]] = []
@@ -56,7 +61,7 @@ class Extrapolation:
         """About `H v`."""
         Hv = [part.clone() for part in self._Hv]
         for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            _add(Hv, change, (quick_dot(v, direction) - place) * weight)
+            _add(Hv, change, (self._dot(v, direction) - place) * weight)
         return Hv
 
     def _make_room(self, v: Packed, Hv: Packed) -> None:
@@ -71,15 +76,15 @@ class Extrapolation:
     def _set_apart(self, i: int) -> None:
         """Make direction `i` orthogonal to the ones before it, which are so to one another."""
         direction, change = self._directions[i]
-        before = square = quick_dot(direction, direction)
+        before = square = self._dot(direction, direction)
         for (other, its_change), weight in zip(self._directions[:i], self._weights[:i], strict=True):
-            share = -quick_dot(direction, other) * weight
+            share = -self._dot(direction, other) * weight
             _add(direction, other, share)
             _add(change, its_change, share)
         if i > 0:
-            square = quick_dot(direction, direction)
+            square = self._dot(direction, direction)
         self._weights[i].copy_(torch.where(square > NEW * before, 1 / square, 0.0))
-        self._places[i].copy_(quick_dot(self._v, direction))
+        self._places[i].copy_(self._dot(self._v, direction))
 
 
 def _add(to: Packed, parts: Packed, times: Tensor) -> None:

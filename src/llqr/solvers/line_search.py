@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llqr.metric import Factors, Metric
 from llqr.metric.clipping import clip
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed
 from llqr.solvers.objective import Objective
 from llqr.solvers.solver import Solver, SolverSettings
 
@@ -33,17 +33,17 @@ class LineSearch(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        curved = sorted({group.name for group in metric.groups if group.shapes() and not group.linear_in})
-        if curved:
-            raise ValueError(
-                f"solver: {self.name!r} needs an objective that is quadratic in some of the factors, which that of "
-                f"{', '.join(curved)} is not; choose heavy-ball or adam"
-            )
         self._steps = 0
-        self._sets = max((len(group.linear_in) for group in metric.groups), default=0)
+        self._sets = max((len(group.linear_in) for group in metric.whole.groups), default=0)
         self._residual: Packed = []
         self._value = torch.zeros(())
         self._begin()
+
+    @classmethod
+    def objection(cls, metric: Metric) -> str:
+        curved = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.linear_in})
+        need = f"{cls.name!r} needs an objective that is quadratic in some of the factors"
+        return f"{need}, which that of {', '.join(curved)} is not" if curved else ""
 
     def _begin(self) -> None:
         self._memory: list[Factors] = [{} for _ in self.factors]
@@ -81,7 +81,7 @@ class LineSearch(Solver):
     def _move(self, objective: Objective, slopes: list[Factors], direction: list[Factors]) -> None:
         """To the lowest point of `J` along the direction, with the residual and the value there."""
         Ug, HUg = objective.along(self.factors, direction)
-        fall, curvature = -_inner_product(slopes, direction), objective.dot(Ug, HUg)
+        fall, curvature = -self._dot(slopes, direction), objective.dot(Ug, HUg)
         length = torch.where(curvature > 0, fall / curvature, 0.0)
         for own, step in zip(self.factors, direction, strict=True):
             for name, part in step.items():
@@ -89,6 +89,10 @@ class LineSearch(Solver):
         for residual, part in zip(self._residual, HUg, strict=True):
             residual.addcmul_(part, length.to(part))
         self._value = self._value - length * fall + 0.5 * length.square() * curvature
+
+    def _dot(self, a: Sequence[Factors], b: Sequence[Factors]) -> Tensor:
+        pairs = [(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in x]
+        return self.metric.dot([x for x, _ in pairs], [y for _, y in pairs])
 
 
 class ConjugateGradients(LineSearch):
@@ -101,20 +105,15 @@ class ConjugateGradients(LineSearch):
         self._last: tuple[list[Factors], list[Factors], Tensor] | None = None
 
     def _direction(self, slopes: list[Factors], first: bool) -> list[Factors]:
-        size = _inner_product(slopes, slopes)
+        size = self._dot(slopes, slopes)
         if self._last is None or first:
             direction = [{name: -slope for name, slope in own.items()} for own in slopes]
         else:
             old, direction, old_size = self._last
-            share = ((size - _inner_product(slopes, old)) / old_size).clamp_min(0.0)
+            share = ((size - self._dot(slopes, old)) / old_size).clamp_min(0.0)
             share = torch.where(old_size > 0, share, 0.0)
             for way, own in zip(direction, slopes, strict=True):
                 for name, slope in own.items():
                     way[name].mul_(share.to(slope)).sub_(slope)
         self._last = slopes, direction, size
         return direction
-
-
-def _inner_product(a: Sequence[Factors], b: Sequence[Factors]) -> Tensor:
-    pairs = [(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in x]
-    return dot([x for x, _ in pairs], [y for _, y in pairs])

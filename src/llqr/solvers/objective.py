@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed
 from llqr.metric.structure import Pull, Structure
 from llqr.solvers.damping import Damping
 from llqr.solvers.extrapolation import Extrapolation
@@ -85,6 +85,7 @@ class Objective:
             quadratic.gradient if several else views[0],
             quadratic.product,
             tuple(views) if several else (),
+            products=quadratic.products if several else None,
         )
         self._operands = [self._lowered(group, part) for group, part in zip(self._groups(), self.g, strict=True)]
         self._damping: float | Tensor = self._resolved(damping if isinstance(damping, Damping) else Damping(damping))
@@ -100,12 +101,12 @@ class Objective:
         g = self.quadratic.gradient
         Hg = self.quadratic.product(g)
         parts = list(g.values())
-        along, square = dot(parts, [Hg[name] for name in g]), dot(parts, parts)
+        along, square = self.metric.dot(parts, [Hg[name] for name in g]), self.metric.dot(parts, parts)
         return damping.value * torch.where(square > 0, along.abs() / square, 0.0)
 
     def dot(self, a: Packed, b: Packed) -> Tensor:
         """The inner product, as a mean over the gradients."""
-        total = dot(a, b)
+        total = self.metric.dot(a, b)
         return total if self.count == 1 else total / self.count
 
     @property
@@ -191,10 +192,9 @@ class Objective:
     def _multiply(self, Ug: Packed) -> Packed:
         """`(H + damping) U g`."""
         model, groups = self.quadratic, len(self.metric.groups)
-        HUg: Packed = []
-        for start in range(0, len(Ug), groups):
-            v = self.metric.unpack(Ug[start : start + groups], model.gradient)
-            HUg += self.metric.pack(model.product(v))
+        shares = [Ug[start : start + groups] for start in range(0, len(Ug), groups)]
+        products = model.multiplied([self.metric.unpack(share, model.gradient) for share in shares])
+        HUg: Packed = [part for Hv in products for part in self.metric.pack(Hv)]
         if isinstance(self._damping, Tensor):
             for part, own in zip(HUg, Ug, strict=True):
                 part.addcmul_(own, self._damping.to(part))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, dot
+from llqr.metric.packed import Packed
 from llqr.solvers.objective import Objective
 from llqr.solvers.solver import Solver, SolverSettings
 
@@ -29,16 +29,16 @@ class PreconditionedCG(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        other = sorted({group.name for group in metric.groups if group.shapes() and not group.scales_entries})
-        if other:
-            raise ValueError(
-                f"solver: 'pcg' is for structures that scale entries (scalar, diagonal), which {', '.join(other)} does "
-                "not; choose heavy-ball or adam"
-            )
         self._u = [factor for group in factors for factor in group.values()]
         self._weights, self._slopes, self._direction = ([torch.zeros_like(u) for u in self._u] for _ in range(3))
         self._size = torch.zeros((), dtype=torch.float64, device=self._u[0].device)
         self._residual: Packed = []
+
+    @classmethod
+    def objection(cls, metric: Metric) -> str:
+        other = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.scales_entries})
+        kind = "'pcg' is for structures that scale entries (scalar, diagonal)"
+        return f"{kind}, which {', '.join(other)} does not" if other else ""
 
     def restart(self) -> None:
         for tensor in (*self._slopes, *self._direction, self._size):
@@ -64,6 +64,7 @@ class PreconditionedCG(Solver):
         return objective.value(self.factors, self._residual)
 
     def advance(self, objective: Objective) -> None:
+        dot = self.metric.dot
         slopes = _listed(objective.slopes(self.factors, self._residual))
         steepest = [torch.where(b > 0, slope / b, 0.0) for slope, b in zip(slopes, self._weights, strict=True)]
         size = dot(slopes, steepest)
@@ -78,7 +79,7 @@ class PreconditionedCG(Solver):
         """To the lowest point of `J` along the direction, with the residual there."""
         directions = iter(self._direction)
         Ug, HUg = objective.along(self.factors, [{name: next(directions) for name in own} for own in self.factors])
-        fall, curvature = -dot(slopes, self._direction), objective.dot(Ug, HUg)
+        fall, curvature = -self.metric.dot(slopes, self._direction), objective.dot(Ug, HUg)
         length = torch.where(curvature > 0, fall / curvature, 0.0)
         for u, direction in zip(self._u, self._direction, strict=True):
             u.addcmul_(direction, length.to(u))

@@ -40,12 +40,24 @@ class Solver(ABC):
     extrapolates: ClassVar[bool] = False
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
+        self.check(metric)
         self.metric = metric
         self.factors = factors
         self.settings = settings
 
     #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
     tracks_residual: ClassVar[bool] = False
+
+    @classmethod
+    def check(cls, metric: Metric) -> None:
+        """Refuse a metric that it cannot learn."""
+        if objection := cls.objection(metric):
+            raise ValueError(f"solver: {objection}; choose heavy-ball or adam")
+
+    @classmethod
+    def objection(cls, metric: Metric) -> str:
+        """Why it cannot learn this metric; empty if it can."""
+        return ""
 
     @abstractmethod
     def step(self, objective: Objective) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 
+from llqr.dtensors import Shards
+
 
 class ScaledByAttributes:
     """A scaler that shows itself only by the attributes `grad_scale` and `found_inf` of the optimizer that it steps.
@@ -70,12 +72,21 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
     return list(torch._foreach_mul(grads, 1.0 / scaler.get_scale()))
 
 
-def overflowed(scaler: Any, grads: list[Tensor]) -> bool:
-    """Whether any gradient is infinite or NaN; checked only with a scaler, where this is an ordinary event."""
+def overflowed(scaler: Any, grads: list[Tensor], shards: Shards | None = None) -> bool:
+    """Whether any gradient is infinite or NaN, on any rank that has shards of them.
+
+    Checked only with a scaler, where this is an ordinary event.
+    """
     if scaler is None or not scaler.is_enabled():
         return False
-    sizes = torch._foreach_norm([gradient for gradient in grads if gradient.numel()], float("inf"))
-    return not torch.stack([size.to(sizes[0].device, torch.float32) for size in sizes]).isfinite().all().item()
+    filled = [gradient for gradient in grads if gradient.numel()]
+    found = bool(filled) and not _finite(filled)
+    return found if shards is None else shards.any(found)
+
+
+def _finite(tensors: list[Tensor]) -> bool:
+    sizes = torch._foreach_norm(tensors, float("inf"))
+    return bool(torch.stack([size.to(sizes[0].device, torch.float32) for size in sizes]).isfinite().all())
 
 
 def unscale_once(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
@@ -97,10 +108,10 @@ def _unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
 def _introducing(step: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.step` that tells an `llqr.Optimizer` who calls.
 
-    torch lets a scaler pass itself only to an optimizer whose `step` names a `grad_scaler`, which it no longer does
-    once a framework has replaced it; the scaler then looks for overflows before the closure has computed anything. It
-    also refuses to step before it has scaled a loss, which here happens in the closure. Nothing changes for other
-    optimizers.
+    torch lets a scaler pass itself only to an optimizer whose `step` names a `grad_scaler`, and warns that it will stop
+    to; it no longer does once a framework has replaced `step`, and then looks for overflows before the closure has
+    computed anything. It also refuses to step before it has scaled a loss, which here happens in the closure. Nothing
+    changes for other optimizers.
     """
 
     @functools.wraps(step)
@@ -111,12 +122,28 @@ def _introducing(step: Callable[..., Any]) -> Callable[..., Any]:
         if scaler._scale is None:
             parameter = optimizer.param_groups[0]["params"][0]
             scaler._lazy_init_scale_growth_tracker(parameter.device)
-        if "closure" in settings:
-            args = (settings.pop("closure"), *args)
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+            raise RuntimeError("step() has already been called since the last update().")
         with called_by(scaler):
-            return step(scaler, optimizer, *args, **settings)
+            own = _skips(scaler, optimizer, *args, **settings)
+            loss = (functools.partial(type(optimizer).step, optimizer) if own else optimizer.step)(*args, **settings)
+        scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+        return loss
 
     return introduced
+
+
+def _skips(scaler: GradScaler, optimizer: Any, closure: Callable[[], Any] | None = None, **_: Any) -> bool:
+    """Whether gradients that are there overflow, and a framework must not see a step: it has replaced `step` to count.
+
+    torch does not call `step` then. Ours is called past the framework, because the weights may be at the probe.
+    """
+    counts = optimizer.__dict__.get("step")
+    if counts is None or closure is not None or getattr(counts, "_wrapped_by_lr_sched", False):
+        return False
+    unscale_once(scaler, optimizer, optimizer.base)
+    found = scaler._per_optimizer_states[id(optimizer.base)]["found_inf_per_device"].values()
+    return any(bool(number.item()) for number in found)
 
 
 GradScaler.step = _introducing(GradScaler.step)  # type: ignore[method-assign]

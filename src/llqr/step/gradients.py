@@ -8,17 +8,22 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from llqr.dtensors import is_sharded, sharded_like, version
+
 #: An attribute of gradients that a finished step has left behind: their version at that time.
 LEFT = "_left_by_llqr"
 
 
 def collected(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters that have a gradient, and these gradients; sparse and complex ones are refused by name."""
+    """The parameters that have a gradient, and these gradients; sparse and complex ones are refused by name.
+
+    Gradients of sharded parameters are sharded likewise, even if a rank has only its share of the sum yet.
+    """
     grads = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
     if any(layout != torch.strided or dtype.is_complex for layout, dtype in {(g.layout, g.dtype) for g in grads}):
         _refuse(parameters, name_of)
     having = parameters if len(grads) == len(parameters) else [p for p in parameters if p.grad is not None]
-    return having, grads
+    return having, sharded_like(having, grads)
 
 
 def _refuse(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -> None:
@@ -38,7 +43,7 @@ def leave(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None:
-            setattr(gradient, LEFT, gradient._version)
+            setattr(gradient, LEFT, version(gradient))
 
 
 def clear(parameters: Iterable[Tensor]) -> None:
@@ -53,7 +58,7 @@ def clear_left(parameters: Iterable[Tensor]) -> list[Tensor]:
         gradient = parameter.grad
         if gradient is None:
             continue
-        if getattr(gradient, LEFT, None) == gradient._version:
+        if getattr(gradient, LEFT, None) == version(gradient):
             left.append((parameter, gradient))
         else:
             outside.append(parameter)
@@ -62,10 +67,13 @@ def clear_left(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _clear(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """On a CUDA device in place: a captured closure cannot zero gradients, and it writes to their memory."""
+    """On a CUDA device in place: a captured closure cannot zero gradients, and it writes to their memory.
+
+    Not those of sharded parameters, which FSDP makes anew.
+    """
     in_place = []
     for parameter, gradient in pairs:
-        if gradient.is_cuda and gradient.layout == torch.strided:
+        if gradient.is_cuda and gradient.layout == torch.strided and not is_sharded(gradient):
             in_place.append(gradient)
         else:
             parameter.grad = None

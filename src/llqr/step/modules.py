@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from llqr.dtensors import any_sharded
+from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
 from llqr.step.snapshot import Snapshot
 
@@ -20,21 +22,6 @@ class Search:
     """What a pass tells about the modules that it used: its loss."""
 
     loss: Any = None
-
-    def reached(self) -> set[Tensor] | None:
-        """The parameters that the loss depends on; None if it does not tell, being a number or detached."""
-        start = getattr(self.loss, "grad_fn", None)
-        if start is None:
-            return None
-        reached, visited, ahead = set(), {start}, [start]
-        while ahead:
-            node = ahead.pop()
-            if hasattr(node, "variable"):
-                reached.add(node.variable)
-            following = {after for after, _ in node.next_functions if after is not None} - visited
-            visited |= following
-            ahead += following
-        return reached
 
 
 class OwningModules:
@@ -65,8 +52,10 @@ class OwningModules:
         slots = _buffers_of(alive)
         versions = [buffer._version for _, _, buffer in slots]
         yield search
+        if any_sharded(parameters):
+            _drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         found = _owners(alive, parameters)
-        reached = search.reached()
+        reached = leaves_of(search.loss)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
             written = owner._buffers.get(name) is not buffer or buffer._version != version
             if written and owner not in found and not _trained_elsewhere(owner, alive, reached):
@@ -91,10 +80,17 @@ class OwningModules:
 
     def hold_buffers(self) -> None:
         """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
+        self._held = _buffers_of(self._all())
+        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
+
+    def _all(self) -> list[nn.Module]:
         if self._owners is None:
             self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
-        self._held = _buffers_of(self._owners)
-        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
+        return self._owners
+
+    def gather_again(self) -> None:
+        """Let FSDP2 drop the weights that it has gathered: they are not those of shards that move, or have moved."""
+        _drop_gathered(self._all())
 
     def restore_buffers(self) -> None:
         """Put back what `hold_buffers` remembered, if anything."""
@@ -123,6 +119,14 @@ class OwningModules:
 def _living_modules() -> list[nn.Module]:
     # `type` rather than `isinstance`, which would load lazy proxies; modules still under construction are left out.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
+
+
+def _drop_gathered(modules: Iterable[nn.Module]) -> None:
+    from torch.distributed.fsdp import FSDPModule  # takes long to import
+
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llqr.dtensors import Shards, local, version
+
 REFUSAL = (
     "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "
     "too; let the closure compute the loss of all micro-batches (it is called twice, with no backward pass before the "
@@ -38,10 +40,10 @@ class OutsideGradients:
             else:
                 parameter.grad = None
         # Kept on the device: gradients that someone has zeroed in place are no one's loss.
-        self._sizes = torch._foreach_norm(grads, 1) if grads else ()
+        self._sizes = self._measured(grads)
         if grads:
-            torch._foreach_zero_(grads)
-        self._zeroed = {parameter: (gradient, gradient._version) for parameter, (gradient, _) in self._zeroed.items()}
+            torch._foreach_zero_(local(grads))
+        self._zeroed = {parameter: (gradient, version(gradient)) for parameter, (gradient, _) in self._zeroed.items()}
 
     def __enter__(self) -> None:
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._zeroed]
@@ -56,14 +58,29 @@ class OutsideGradients:
 
     def _accumulated(self, parameter: Tensor) -> None:
         self._computed = True
-        gradient, version = self._zeroed.pop(parameter, (None, 0))
-        if gradient is not None and parameter.grad is gradient and gradient._version == version + 1 and self._matter():
+        gradient, before = self._zeroed.pop(parameter, (None, 0))
+        if gradient is None or parameter.grad is not gradient:
+            return
+        if version(gradient) == before + 1 and self._matter():
             raise RuntimeError(REFUSAL)
 
     def _untouched(self) -> bool:
         """Whether the closure computed nothing; one that replays a CUDA graph writes without leaving a version."""
         here = [parameter.grad is gradient for parameter, (gradient, _) in self._zeroed.items()]
-        return all(here) and not any(bool(gradient.any()) for gradient, _ in self._zeroed.values())
+        return all(here) and not _any(self._measured([gradient for gradient, _ in self._zeroed.values()]))
 
     def _matter(self) -> bool:
-        return any(bool(size) for size in self._sizes)
+        return _any(self._sizes)
+
+    def _measured(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        """Sizes that are not zero if a gradient is not: on every rank the same, because all of them must refuse."""
+        if not grads:
+            return ()
+        shards = Shards.of(grads)
+        if shards is None:
+            return torch._foreach_norm(grads, 1)
+        return shards.sums(lambda parts: torch.stack(torch._foreach_norm(parts, 1)).sum(), local(grads))
+
+
+def _any(sizes: Sequence[Tensor]) -> bool:
+    return any(bool(size) for size in sizes)

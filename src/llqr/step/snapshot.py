@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from llqr.dtensors import local
+
 #: Tensors of one device and dtype, and their copies.
 Pair = tuple[list[Tensor], list[Tensor]]
 
 
 class Snapshot:
-    """Remembers the contents of tensors and puts them back, bit-exact.
+    """Remembers the contents of tensors and puts them back, bit-exact; of sharded ones, those of this rank's parts.
 
     Args:
         keep_memory: keep the copies' memory for the next `take` of the same tensors, which then allocates nothing.
@@ -28,6 +30,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
+        tensors = local(tensors)
         forms = _forms(tensors) if self._keep_memory else []
         if not self._keep_memory or forms != self._forms:
             self._forms, self._pairs = forms, _paired(tensors)

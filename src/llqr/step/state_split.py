@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from llqr.step.saved_state import taken_apart
+
 #: What stands in the text for a tensor, and for what JSON has no form of its own.
 TENSOR, TUPLE, KEYS = "__tensor__", "__tuple__", "__keys__"
 
@@ -48,9 +50,8 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             return value
         raise TypeError(f"state: {path} is a {type(value).__name__}, which has no form as text")
 
-    # The copy for torch.distributed.checkpoint, see `Optimizer.state_dict`.
-    groups = [{key: part for key, part in group.items() if key != "llqr"} for group in state["param_groups"]]
-    return tensors, json.dumps(outline({**state, "param_groups": groups}, ""))
+    plain, own = taken_apart(state)  # without the copy for torch.distributed.checkpoint
+    return tensors, json.dumps(outline(plain | ({} if own is None else {"llqr": own}), ""))
 
 
 def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:

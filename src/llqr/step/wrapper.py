@@ -110,19 +110,21 @@ class Wrapper(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
 
-        They stand in the first group too: `torch.distributed.checkpoint.state_dict` keeps only states and groups.
+        They stand in the first group too: `torch.distributed.checkpoint.state_dict` keeps only states and groups. Of a
+        metric that is shared out among ranks, each rank has its own blocks.
         """
         self._check_centre("state_dict")
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state = self.base.state_dict()
-        state["llqr"] = {
+        base = self.base.state_dict()
+        own = {
             "steps": self.steps,
             "shapes": self._shapes(),
+            "states": len(base["state"]),
             "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
-        state["param_groups"][0]["llqr"] = saved_state.OwnState.of(state["llqr"])
+        state: dict[str, Any] = saved_state.with_own(base, own, self._order())
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state)
             state = state if replaced is None else replaced
@@ -136,10 +138,10 @@ class Wrapper(torch.optim.Optimizer):
                 Probe, geometry and counters stay as they are.
         """
         self._check_centre("load_state_dict")
-        state = dict(state_dict)
+        state = state_dict if isinstance(state_dict, saved_state.State) else dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
-            state = state if replaced is None else dict(replaced)
+            state = state if replaced is None else replaced
         state, own = saved_state.taken_apart(state)
         if own is None and not adopt:
             raise ValueError(
@@ -150,6 +152,7 @@ class Wrapper(torch.optim.Optimizer):
             saved_state.check_probe(own["probe"], None if self.probe is None else self.probe.name)
             saved_state.check_geometry(own["geometry"], expected=self.geometry is not None)
             saved_state.check_shapes(own["shapes"], self._shapes())
+            saved_state.check_base(own.get("states", 0), len(state["state"]))
         saved_state.check_groups(state["param_groups"], self.param_groups)
         before = self.base.state_dict()
         self.base.load_state_dict(state)
@@ -161,6 +164,28 @@ class Wrapper(torch.optim.Optimizer):
             raise
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def make_state(self) -> None:
+        """Let a fresh base make its state (momenta), by a step of no length along gradients of zero.
+
+        Only for what loads into an existing `state_dict()`, as `torch.distributed.checkpoint.load` does: the base may
+        count the step. `get_optimizer_state_dict` does the same by itself.
+        """
+        if self.state:
+            return
+        before = [(parameter, parameter.grad) for parameter in self._order()]
+        rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
+        try:
+            for parameter, _ in before:
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            for group, lr in rates:
+                group["lr"] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
+            self.base.step()
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
+            for group, lr in rates:
+                group["lr"] = lr
 
     def _load_own(self, own: Mapping[str, Any]) -> None:
         steps = int(own["steps"])

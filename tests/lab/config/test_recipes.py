@@ -12,7 +12,7 @@ from llqr.lab.config import recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, OptimizerSettings, Probe
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.json_files import plain
+from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
 from llqr.lab.text import parallel_text
 from tiny_text import reversal
@@ -34,12 +34,29 @@ TABLES = {
 }
 
 
-OURS = {"digits/mlp", "digits/mlp-clean", "digits/mlp-noisy", "iwslt14/europarl-de-en", "language/europarl-en"}
+OURS = {
+    "digits/mlp",
+    "digits/mlp-clean",
+    "digits/mlp-noisy",
+    "iwslt14/europarl-de-en",
+    "language/europarl-en",
+    "metric-ablation/resnet18",
+}
 TRANSLATION = "iwslt14/transformer_iwslt_de_en"
 
 
 def test_every_row_of_the_paper_has_its_recipe():
     assert set(recipe.names()) == {*TABLES, TRANSLATION, *OURS}
+
+
+def test_a_method_of_the_ablation_changes_one_setting_of_the_recipe():
+    loaded = recipe.load("metric-ablation/resnet18")
+    standard = {name: dict(flatten(plain(dataclasses.asdict(loaded.run(name))))) for name in loaded.columns}
+    for name, own in standard.items():
+        if name.endswith("+sam") and name != "llqr-newton+sam":
+            reference = standard["llqr-ngd+sam"]
+            differing = {key for key in {*own, *reference} if own.get(key) != reference.get(key)} - {"method"}
+            assert len(differing) == (name != "llqr-ngd+sam"), (name, differing)
 
 
 def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
@@ -257,6 +274,7 @@ def test_every_option_of_the_core_can_be_set_in_a_recipe():
         [
             *(f"geometries.ngd.inner.{override}" for override in overrides),
             *(f"geometries.ngd.runtime.{override}" for override in runtime),
+            "geometries.ngd.structure=diagonal",
             "geometries.ngd.bounds=[1e-3, 10]",
             "geometries.ngd.damping=0.5",
         ],
@@ -314,7 +332,7 @@ def test_the_demo_recipe_builds_and_reads_what_it_names():
         ("geometries.ngd.inner.curvature_scale=mean", "mean"),
         ("geometries.ngd.inner.curvature_scale=2", 2.0),
         ("geometries.ngd.inner.lr=1", 1.0),
-        ("geometries.ngd.bounds=[0, 4]", (0.0, 4.0)),
+        ("geometries.ngd.bounds=[1, 4]", (1.0, 4.0)),
         ("geometries.ngd.runtime.dtype=float64", torch.float64),
         ('columns=["sam"]', ("sam",)),
         ("methods.llqr-ngd+sam.transport=false", False),

@@ -1,7 +1,11 @@
-"""`llqr storage`: the paper's table of storage, to the last digit."""
+"""`llqr storage`: the paper's table of storage, to the last digit on one device."""
 
 import pytest
+import torch
 
+from llqr import Metric
+from llqr.lab import models
+from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results import storage
 
 # model, structure, shards, model parameters, preconditioner scalars, preconditioner MiB, total MiB.
@@ -34,7 +38,24 @@ def test_the_table_has_the_papers_rows_in_its_order(rows):
 
 @pytest.mark.parametrize("number", range(len(PAPER)))
 def test_every_number_is_the_papers(rows, number):
-    assert rows[PAPER[number][:3]] == dict(zip(KEYS, PAPER[number], strict=True))
+    """On several devices the paper divides; the fullest device of a real assignment holds at most one per cent more."""
+    expected, found = dict(zip(KEYS, PAPER[number], strict=True)), rows[PAPER[number][:3]]
+    if expected["shards"] > 1:
+        for size in ("precond_mib", "total_mib"):
+            assert expected[size] <= found[size] <= 1.01 * expected[size], size
+            expected[size] = found[size]
+    assert found == expected
+
+
+def test_shards_of_any_number_hold_the_whole_metric():
+    with torch.device("meta"):
+        metric = Metric(models.build("vit-ti"), structure="e-kfac")
+    for shards in (1, 2, 3, 8):
+        held = storage.scalars_of_shards(metric, shards)
+        assert (len(held), sum(held)) == (shards, metric.stored())
+        assert max(held) < 1.1 * metric.stored() / shards
+    with pytest.raises(ConfigurationError, match="--shards: 1000 of them for a metric"):
+        storage.scalars_of_shards(metric, 1000)
 
 
 def test_the_cheaper_forms_of_ekfac_stand_beside_it(rows):

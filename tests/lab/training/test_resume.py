@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -23,6 +21,7 @@ from llqr.lab.training import checkpoint
 from llqr.lab.training.loop import Execution, Training
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
+from resumed_runs import assert_same_end, command, folder_of, start
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -61,36 +60,6 @@ def resume(planned, stop):
     return training.run(stop, Display(quiet=True))
 
 
-def assert_same_end(one, other):
-    """Weights, buffers, optimizer, metric and random states bit-exact, and every logged number that is not a time."""
-    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (one, other)]
-    flat = [dict(leaves(state)) for state in states]
-    assert flat[0].keys() == flat[1].keys()
-    for key, value in flat[0].items():
-        same = torch.equal(value, flat[1][key]) if isinstance(value, torch.Tensor) else value == flat[1][key]
-        assert same, key
-    logs = [[timeless(json.loads(line)) for line in (f / "log.jsonl").read_text().splitlines()] for f in (one, other)]
-    assert logs[0] == logs[1]
-
-
-def leaves(value, key=""):
-    """The entries of a checkpoint, without times (and without the mean loss of an epoch that has not begun)."""
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            if name not in ("seconds", "rate", "mean_loss"):
-                yield from leaves(entry, f"{key}/{name}")
-    elif isinstance(value, list):
-        for number, entry in enumerate(value):
-            yield from leaves(entry, f"{key}/{number}")
-    else:
-        yield key, value
-
-
-def timeless(record):
-    refreshes = [{k: v for k, v in report.items() if k != "seconds"} for report in record["refreshes"]]
-    return {k: v for k, v in record.items() if k not in ("seconds", "rate")} | {"refreshes": refreshes}
-
-
 @pytest.mark.parametrize("method", ["adam", "llqr-newton", "fsam", "llqr-ngd+fsam", "llqr-ngd-probe-only+sam"])
 def test_stopping_anywhere_changes_nothing(tmp_path, method):
     """Stops in the middle of an epoch, at its last step, and twice in one epoch, on a network with BatchNorm."""
@@ -121,26 +90,6 @@ def test_a_stop_in_the_middle_of_an_epoch_takes_effect_at_once(tmp_path):
     state = torch.load(planned.path / "checkpoint.pt", weights_only=True)
     assert (state["epoch"], state["batches"]["position"]) == (0, 6)
     assert not (planned.path / "log.jsonl").read_text()
-
-
-CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.inner.steps=2")
-
-
-def command(out):
-    settings = [part for change in CHANGES for part in ("--set", change)]
-    arguments = ["train", "digits/mlp", "--method", "llqr-ngd+sam", "--out", str(out), "--quiet", "--device", "cpu"]
-    return [*arguments, *settings, "--checkpoint-minutes", "0"]
-
-
-def folder_of(out):
-    return out / "digits/mlp/llqr-ngd+sam/seed0"
-
-
-def start(out):
-    """The command in a process of its own."""
-    arguments = [sys.executable, "-m", "llqr", *command(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 def finish(out):

@@ -64,6 +64,13 @@ class LossSurface:
                 self._curvature = self._linearise()
             return self.flat(self._curvature.product(self.named(vector)))
 
+    def gradient(self) -> Tensor:
+        """`g` at the weights of the model."""
+        with frozen(self.model, self.device), torch.no_grad():
+            if self._curvature is None:
+                self._curvature = self._linearise()
+            return self.flat(self._curvature.gradient())
+
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].reshape(-1) for name in self.parameters])
 

@@ -44,7 +44,7 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> TrainedNetwork:
     if not folder.checkpoint.exists():
         raise DataError(f"{folder.checkpoint} is not there.")
     run = folder.run()
-    model = task.place(run.build_model())
+    model = task.place(task.new_model(run))
     optimizer = run.build_optimizer(model, task)
     state = checkpoint.load(folder.checkpoint, device)
     model.load_state_dict(state["model"])
@@ -99,6 +99,6 @@ class Analyst:
 
     def measure(self, folder: RunFolder) -> None:
         """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
-        task = self._tasks.load(folder.run())
+        task = self._tasks.load(folder.run(), folder.config()["seed"])
         found = analyse(load(folder, task, self.device), self.device, self.samples or task.samples_measured)
         write_json(folder.path / "analysis.json", found)

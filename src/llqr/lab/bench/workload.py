@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from llqr.lab import models
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.tasks import Task
 from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
@@ -43,7 +44,7 @@ class Network:
                 raise ConfigurationError(f"--model {text}: {entry!r} must be written key=value.")
             options[key.strip()] = _value(value.strip())
         if name not in models.names():
-            raise ConfigurationError(f"--model must be one of {', '.join(models.names())}, got {name!r}.")
+            raise ConfigurationError(unknown("--model", name, models.names()))
         return cls(name, options)
 
     @property

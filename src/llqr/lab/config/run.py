@@ -25,6 +25,7 @@ from llqr.lab.config.settings import (
     TrainingSettings,
 )
 from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.names import unknown
 from llqr.lab.tasks import Task
 from llqr.lab.training.compiling import repeated_blocks
 
@@ -63,10 +64,7 @@ class Run:
     def check(self, origin: Origin) -> None:
         """Refuse names and options of task, data and model that do not exist, before any data is read."""
         if self.task.name not in tasks.TASKS:
-            known = ", ".join(tasks.TASKS)
-            raise ConfigurationError(
-                f"{origin('task.name')}: task.name must be one of {known}, got {self.task.name!r}."
-            )
+            raise ConfigurationError(f"{origin('task.name')}: {unknown('task.name', self.task.name, tasks.TASKS)}")
         make(self.task_type.options, self.task.options, "task.options", origin)
         try:
             data_options = self.task_type.data_options(self.data.name)
@@ -103,9 +101,9 @@ class Run:
         """Runs with an equal key can share a loaded task."""
         return self.task, self.data, self.training
 
-    def load_task(self, device: torch.device) -> Task:
+    def load_task(self, device: torch.device, seed: int = 0) -> Task:
         """The task with its data read; a `DataError` if they are missing or damaged."""
-        return self.task_type.load(self, device)
+        return self.task_type.load_for(self, device, seed)
 
     def build_model(self) -> nn.Module:
         """The network for the complete data set, on the current default device."""

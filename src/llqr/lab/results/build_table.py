@@ -6,14 +6,16 @@ run with an overridden setting counts nowhere. ``cifar100@paper`` is the table o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean, stdev
 from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.results import storage
+from llqr.lab.results.averages import mean_of, relative_time, results_of
 from llqr.lab.results.measurements import differences
+from llqr.lab.results.own_table import own_table
 from llqr.lab.results.paper import paper
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 from llqr.lab.runs.record import RunRecord
@@ -35,8 +37,11 @@ def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> Pa
     Without the paper's numbers unless the best evaluation counts.
     """
     plain, at, variant = name.partition("@")
+    own = [run for run in runs if run.recipe == name]
+    if plain not in names() and own:
+        return own_table(name, own, measure)
     if plain not in names() or (plain == "storage" and at):
-        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, or TABLE@VARIANT, got {name!r}.")
+        raise ConfigurationError(unknown("TABLE", name, names(), ", or TABLE@VARIANT"))
     if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
     printed = paper().get(plain, {"rows": {}, "seeds": None})
@@ -73,13 +78,13 @@ def _row(
         yield PaperCell(
             row,
             column,
-            _mean(_results(found, measure)),
+            mean_of(results_of(found, measure)),
             expected(own, column),
             tuple(one.origin for one in found),
             beside=expected(other, column),
-            tested=_mean([one.tested for one in found if one.tested is not None]),
-            relative_time=_relative(found, reference, "step_seconds"),
-            probing_time=_relative(found, reference, "probing_step_seconds"),
+            tested=mean_of([one.tested for one in found if one.tested is not None]),
+            relative_time=relative_time(found, reference, "step_seconds"),
+            probing_time=relative_time(found, reference, "probing_step_seconds"),
         )
 
 
@@ -90,23 +95,6 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord]) -> list[RunRecord]
         if one.method == run["method"] and not differences(one.run.to_dict(), run):
             seeds.setdefault(one.seed, one)
     return list(seeds.values())
-
-
-def _relative(found: Sequence[RunRecord], reference: Sequence[RunRecord], key: str) -> float | None:
-    """The time of a step relative to the reference, where both were measured on the same kind of device."""
-    times, others = _results(found, key), _results(reference, "step_seconds")
-    if not times or not others or len({one.device for one in (*found, *reference)}) > 1:
-        return None
-    return fmean(times) / fmean(others)
-
-
-def _results(runs: Iterable[RunRecord], key: str) -> list[float]:
-    """This number of every result that has it."""
-    return [one.result[key] for one in runs if one.result is not None and one.result.get(key) is not None]
-
-
-def _mean(values: Sequence[float]) -> Number | None:
-    return Number(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
 
 
 def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord], measure: Measure) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llqr.lab.results.decimals import decimals
+
 MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""
 TESTED = ("test", "time / step", "while probing")
@@ -19,8 +21,12 @@ class Number:
     n: int | None = None
 
     def __str__(self) -> str:
-        text = f"{self.mean:,.2f}" if isinstance(self.mean, float) else f"{self.mean:,}"
-        return text if self.std is None else f"{text} ± {self.std:.2f}"
+        text = f"{self.mean:,.{self.decimals}f}" if isinstance(self.mean, float) else f"{self.mean:,}"
+        return text if self.std is None else f"{text} ± {self.std:.{self.decimals}f}"
+
+    @property
+    def decimals(self) -> int:
+        return 2 if self.n is None else decimals(self.mean)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 The paper has e-kfac and diag-kfac on three ViTs. Beside them stand the cheaper forms of e-kfac, and ResNet-18, where
 e-kfac has bases of 4608 x 4608 for the long side of a convolution.
 
-Every number is held in float32. A metric is split evenly over ``shards`` devices, each of which holds the whole model:
-``parameters + scalars / shards`` numbers per device.
+Every number is held in float32. A metric is shared out among ``shards`` devices, each of which holds the whole model;
+the device that gets most is the one that is counted. The paper divides by the number of devices; here it is the
+library's own assignment of blocks (``Geometry(shards=...)``), planned on the meta device.
 """
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ from rich.table import Table
 
 from llqr import Metric
 from llqr.lab import models
+from llqr.lab.config.strict import ConfigurationError
+from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
 NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
@@ -31,17 +36,18 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Storage:
-    """One row: the memory of a network and its metric on each of ``shards`` devices."""
+    """One row: the memory of a network and its metric on the fullest of ``shards`` devices."""
 
     model: str
     structure: str
     shards: int
     model_params: int
     precond_params: int
+    largest_shard: int
 
     @property
     def precond_mib(self) -> float:
-        return self.precond_params * torch.float32.itemsize / self.shards / MIB
+        return self.largest_shard * torch.float32.itemsize / MIB
 
     @property
     def total_mib(self) -> float:
@@ -49,11 +55,12 @@ class Storage:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as the paper prints it, with two decimals."""
+        counted = ("model", "structure", "shards", "model_params", "precond_params")
         sizes = {"precond_mib": round(self.precond_mib, 2), "total_mib": round(self.total_mib, 2)}
-        return asdict(self) | sizes
+        return {key: getattr(self, key) for key in counted} | sizes
 
 
-def rows() -> list[Storage]:
+def rows(shards: Sequence[int] = SHARDS) -> list[Storage]:
     """The table; the paper's rows are in its order."""
     table = []
     for title, (name, options) in NETWORKS.items():
@@ -61,9 +68,24 @@ def rows() -> list[Storage]:
             model = models.build(name, **options)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for structure in STRUCTURES:
-            scalars = Metric(model, structure=structure).stored()
-            table += [Storage(title, structure, shards, parameters, scalars) for shards in SHARDS]
+            metric = Metric(model, structure=structure)
+            for count in shards:
+                largest = max(scalars_of_shards(metric, count))
+                table.append(Storage(title, structure, count, parameters, metric.stored(), largest))
     return table
+
+
+def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
+    """The scalars of ``U`` that each device holds."""
+    try:
+        owner = owners(metric.groups, shards)
+    except ValueError as error:
+        raise ConfigurationError(f"--{error}.") from error
+    held: Counter[int] = Counter()
+    for group in metric.groups:
+        for blocks in group.inseparable():
+            held[owner[blocks[0].name]] += type(group)(blocks).stored()
+    return [held[shard] for shard in range(shards)]
 
 
 def as_table(found: list[Storage]) -> Table:

@@ -8,6 +8,8 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
+from llqr.lab.results.decimals import spread
+
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
 HEADINGS = {"epoch": "s / epoch", "step": "s / step"}
@@ -85,13 +87,9 @@ def as_table(summaries: Sequence[Summary]) -> Table:
         if row.test_mean is not None:
             pairs.append((row.test_mean, row.test_std))
         time = TIMES[row.counted_in][1].format(row.seconds)
-        table.add_row(row.method, *(_spread(*pair) for pair in pairs), f"{row.n}", time, f"{row.relative_time:.2f}x")
+        table.add_row(row.method, *(spread(*pair) for pair in pairs), f"{row.n}", time, f"{row.relative_time:.2f}x")
     return table
 
 
 def _deviation(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
-
-
-def _spread(mean: float, std: float | None) -> str:
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"

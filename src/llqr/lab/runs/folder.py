@@ -5,21 +5,26 @@
 ``checkpoint.pt``  the latest state: the same command resumes from it, and it holds the trained network at the end
 ``best.pt``        the weights with the best metric on the validation set, of tasks that have one
 ``result.json``    written last: a run is finished when this file exists
+``.lock``          held by the process that works on the run, and free when that process is gone, however it ended
 """
 
+import fcntl
 import json
-import shlex
-import sys
-from collections.abc import Mapping
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.json_files import flatten, plain, read_json, write_json, write_text
+from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.runs.provenance import command, source_state, versions
+from llqr.lab.writing import explained, make_folder, write_text
 
 
 class RunFolder:
@@ -40,18 +45,48 @@ class RunFolder:
         theirs, ours = dict(flatten(theirs)), dict(flatten(ours))
         # Where the data are does not matter: a run may be resumed on another machine.
         for key in sorted({*theirs, *ours} - {"run.data.root"}):
+            if theirs.get(key) != ours.get(key) and key == "run.task.options.digest":
+                raise ConfigurationError(
+                    f"--out: {self.path} holds a run of {planned.recipe} as it was before its code or data changed; "
+                    "choose another folder or delete that one."
+                )
             if theirs.get(key) != ours.get(key):
                 raise ConfigurationError(
                     f"--out: {self.path} holds a run with {key} = {theirs.get(key)}, not {ours.get(key)}; "
                     "choose another folder or delete that one."
                 )
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from working on this run at the same time."""
+        make_folder(self.path)
+        place = self.path / ".lock"
+        with explained(place):
+            file = place.open("a+")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise ConfigurationError(
+                    f"--out: {self.path} is in use by {file.read() or 'another process'}; wait until that ends or "
+                    "choose another folder."
+                ) from error
+            except OSError as error:  # a file system without locks
+                warnings.warn(f"{self.path} cannot be locked ({error.strerror}): use it only once.", stacklevel=3)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}")
+            file.flush()
+            for part in self.path.glob(".*.part"):  # of a process that was killed
+                part.unlink(missing_ok=True)
+            yield
+
     def begin(self, planned: PlannedRun, machine: Mapping[str, Any]) -> None:
         """Write down what is about to happen; a later command on the same run is added to the first one."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         now = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["llqr", *sys.argv[1:]]),
+            "command": command(),
             **source_state(),
             "versions": versions(),
             "machine": dict(machine),
@@ -96,5 +131,5 @@ class Log:
 
     def append(self, record: Mapping[str, Any]) -> None:
         self.records.append(plain(record))
-        with self.path.open("a") as file:
+        with explained(self.path), self.path.open("a") as file:
             file.write(f"{json.dumps(self.records[-1])}\n")

@@ -2,7 +2,11 @@
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,24 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+_maker: list[str] = []
+
+
+def command() -> str:
+    """What made a run: the command line, or a function that was called and the program that called it."""
+    return f"{_maker[-1]} in {Path(sys.argv[0]).name}" if _maker else shlex.join(["llqr", *sys.argv[1:]])
+
+
+@contextmanager
+def made_by(function: str) -> Iterator[None]:
+    """While entered, runs are made by this function and not by a command."""
+    _maker.append(function)
+    try:
+        yield
+    finally:
+        _maker.pop()
 
 
 def versions() -> dict[str, str | None]:

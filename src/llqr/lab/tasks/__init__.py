@@ -1,5 +1,7 @@
 """Tasks by name: what is learned, how its loss is computed and how the result is measured."""
 
+from llqr.lab.own.image_folder import ImageFolderTask
+from llqr.lab.own.task import OwnTask
 from llqr.lab.tasks.classification import ClassificationTask
 from llqr.lab.tasks.language import LanguageTask
 from llqr.lab.tasks.task import Batch, Task
@@ -12,4 +14,6 @@ TASKS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
     "translation": TranslationTask,
     "language": LanguageTask,
+    "own": OwnTask,
+    "image-folder": ImageFolderTask,
 }

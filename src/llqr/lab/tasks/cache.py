@@ -19,8 +19,9 @@ class TaskCache:
         self._device = device
         self._latest: tuple[tuple[object, ...], Task] | None = None
 
-    def load(self, run: Run) -> Task:
-        if self._latest is None or self._latest[0] != run.task_key:
+    def load(self, run: Run, seed: int) -> Task:
+        key = (*run.task_key, seed if run.task_type.varies_with_seed else None)
+        if self._latest is None or self._latest[0] != key:
             self._latest = None  # its memory is free before the next data are read
-            self._latest = run.task_key, run.load_task(self._device)
+            self._latest = key, run.load_task(self._device, seed)
         return self._latest[1]

@@ -37,15 +37,19 @@ class Task(ABC):
 
     options: ClassVar[type] = TaskOptions
     """The dataclass that reads ``task.options`` of a recipe."""
-    metric: ClassVar[str]
+    metric: str
     """The metric that decides which evaluation was the best."""
-    larger_is_better: ClassVar[bool]
+    larger_is_better: bool
     unit: ClassVar[str]
     """What throughput counts."""
-    split: ClassVar[Literal["test", "valid"]] = "test"
+    split: Literal["test", "valid"] = "test"
     """What `evaluate` measures on. With ``valid`` the best weights are kept, and `test` measures those at the end."""
     samples_measured: ClassVar[int] = 512
     """How many training samples the sharpness of a solution is measured on by default."""
+    captured: ClassVar[bool] = True
+    """Whether passes are captured as CUDA graphs unless the command says otherwise."""
+    varies_with_seed: ClassVar[bool] = False
+    """Whether model and data are made anew for every seed."""
 
     # -- before any data is read ---------------------------------------------------------------------------------------
 
@@ -75,6 +79,15 @@ class Task(ABC):
     @abstractmethod
     def load(cls, run: Run, device: torch.device) -> Self:
         """The task with its data read; a `DataError` if they are missing or damaged."""
+
+    @classmethod
+    def load_for(cls, run: Run, device: torch.device, seed: int) -> Self:
+        """The task of the runs with this seed."""
+        return cls.load(run, device)
+
+    def new_model(self, run: Run) -> nn.Module:
+        """The network of a run that begins; its random weights come from the global generator."""
+        return run.build_model()
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from llqr.lab.analysis import spectrum
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
+from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.tasks import Batch, Task
@@ -58,7 +59,7 @@ class Training:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
-        self.model = task.place(run.build_model()).train()
+        self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
             self.model, task, capture=execution.capture, compile=execution.compile, on_refresh=self._reports.append
@@ -182,7 +183,7 @@ class Training:
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
             self.board.write(record)
-        display.evaluated(self._position, f"{self.task.metric} {found[self.task.metric]:.2f}", current.mean_loss)
+        display.evaluated(self._position, f"{self.task.metric} {spread(found[self.task.metric])}", current.mean_loss)
 
     @property
     def _position(self) -> str:

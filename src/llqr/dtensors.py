@@ -1,0 +1,170 @@
+"""Parameters of which a rank holds a part: the DTensors of FSDP2, HSDP and tensor parallelism.
+
+A step acts on the local parts, which is as fast as without shards; only norms need the other ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+FSDP1 = (
+    "parameters: FSDP1 (FullyShardedDataParallel) hides which weights a rank holds, so that no norm of them is right; "
+    "shard the model with torch.distributed.fsdp.fully_shard (FSDP2), or use DDP where nothing is to be sharded"
+)
+
+
+def _dtensor() -> type[DTensor] | None:
+    """The class, if anything has imported it: without it there are no DTensors, and importing it takes long."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    if type(tensor) is Tensor:  # nearly always, where time matters
+        return False
+    kind = _dtensor()
+    return kind is not None and isinstance(tensor, kind)
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    kind = _dtensor()
+    return kind is not None and any(isinstance(tensor, kind) for tensor in tensors)
+
+
+def refuse_fsdp1(parameters: Iterable[Tensor]) -> None:
+    wrapped = "torch.distributed.fsdp" in sys.modules
+    if wrapped and any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters):
+        raise TypeError(FSDP1)
+
+
+@torch.no_grad()
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's parts, without a copy; tensors that are not sharded are their own part."""
+    kind = _dtensor()
+    if kind is None:
+        return list(tensors)
+    return [tensor.to_local() if isinstance(tensor, kind) else tensor for tensor in tensors]
+
+
+def version(tensor: Tensor) -> int:
+    """Changes when the tensor is written to; FSDP writes to the local part of a gradient."""
+    return local([tensor])[0]._version if is_sharded(tensor) else tensor._version
+
+
+@torch.no_grad()
+def as_sharded(part: Tensor, parameter: Tensor) -> Tensor:
+    """A local part as a tensor sharded like the parameter; itself if the parameter is not sharded."""
+    kind = _dtensor()
+    if kind is None or not isinstance(parameter, kind):
+        return part
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return kind.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+@torch.no_grad()
+def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """Gradients placed as their parameters are: some come as shares of a sum, or whole."""
+    kind = _dtensor()
+    if kind is None or not any_sharded(parameters):
+        return grads
+    return [
+        g.redistribute(p.device_mesh, p.placements)
+        if isinstance(p, kind) and isinstance(g, kind) and g.placements != p.placements
+        else g
+        for p, g in zip(parameters, grads, strict=True)
+    ]
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """All parts of a sharded tensor together, on every rank."""
+    kind = _dtensor()
+    return tensor.full_tensor() if kind is not None and isinstance(tensor, kind) else tensor
+
+
+@torch.no_grad()
+def local_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of a tensor, whole or sharded in some way, if it were sharded like the parameter."""
+    kind = _dtensor()
+    if kind is None or not isinstance(parameter, kind):
+        return whole(tensor)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if isinstance(tensor, kind) and tensor.device_mesh == mesh:
+        return tensor.redistribute(mesh, placements).to_local()
+    from torch.distributed.tensor import Replicate
+
+    replicated = kind.from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(mesh, placements).to_local()
+
+
+class Shards:
+    """Which ranks hold the other parts of each parameter.
+
+    Attributes:
+        kinds: the places of the parameters that are split among the same ranks.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        members: dict[tuple[dist.ProcessGroup, ...], list[int]] = {}
+        for place, parameter in enumerate(parameters):
+            members.setdefault(_groups(parameter), []).append(place)
+        self.kinds = list(members.values())
+        self._groups = list(members)
+        self._every_group = list(dict.fromkeys(chain.from_iterable(members)))
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor]) -> Shards | None:
+        """None if every parameter is whole."""
+        return cls(parameters) if any_sharded(parameters) else None
+
+    def sums(self, measure: Callable[..., Tensor], *lists: Sequence[Tensor]) -> list[Tensor]:
+        """`measure` of the local parts of each kind of parameters, summed over the ranks that these are split among.
+
+        One collective for each dimension of the mesh that splits any of them.
+        """
+        parts = [measure(*([own[place] for place in places] for own in lists)) for places in self.kinds]
+        for group in self._every_group:
+            split = [i for i, groups in enumerate(self._groups) if group in groups]
+            joined = torch.cat([parts[i].reshape(-1).to(parts[split[0]].device) for i in split])
+            dist.all_reduce(joined, group=group)
+            for i, total in zip(split, joined.split([parts[i].numel() for i in split]), strict=True):
+                parts[i] = total.view_as(parts[i])
+        return parts
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank that holds a part."""
+        flags = torch.full((), float(flag), device=local(self._parameters)[0].device)
+        for group in self._every_group:
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+        return bool(flags)
+
+    def joined(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Local parts as sharded tensors."""
+        return [as_sharded(part, parameter) for part, parameter in zip(parts, self._parameters, strict=True)]
+
+    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's parts of tensors beside the parameters; those of other shapes, such as numbers, are whole."""
+        return [
+            local_like(tensor, parameter) if tensor.shape == parameter.shape else whole(tensor)
+            for tensor, parameter in zip(tensors, self._parameters, strict=True)
+        ]
+
+
+def _groups(parameter: Any) -> tuple[dist.ProcessGroup, ...]:
+    """The groups of ranks that a parameter is split among; none if it is whole."""
+    if not is_sharded(parameter):
+        return ()
+    mesh = parameter.device_mesh
+    # Asked like this because the placement of FSDP2 with tensor parallelism, _StridedShard, is no subclass of Shard.
+    split = [i for i, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+    return tuple(mesh.get_group(i) for i in split)

@@ -1,0 +1,60 @@
+"""The commands that list what is built in: `llqr recipes` and `llqr storage`."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Column, Table
+
+from llqr.lab.cli import options
+from llqr.lab.cli.terminal import show
+from llqr.lab.config import recipe
+from llqr.lab.results import storage
+
+
+def mount(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("recipes")(recipes)
+    app.command("storage")(show_storage)
+
+
+def recipes(as_json: options.Json = False) -> None:
+    """List the built-in recipes: TABLE/ROW, their methods and their variants."""
+    found = {name: recipe.load(name) for name in recipe.names()}
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "name": name,
+                        "title": one.title,
+                        "methods": list(one.columns),
+                        "seeds": one.seeds,
+                        "variants": list(one.variants),
+                    }
+                    for name, one in found.items()
+                ],
+                indent=1,
+            )
+        )
+        return
+    table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
+    for name, one in found.items():
+        table.add_row(name, one.title, ", ".join(one.columns), str(one.seeds), ", ".join(one.variants))
+    show(table)
+
+
+def show_storage(
+    shards: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Devices that the metric is shared out among, repeatable (default: 1 and 4)."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print the paper's storage table and cheaper structures, counted from the layout of the metric."""
+    rows = storage.rows(shards or storage.SHARDS)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows], indent=1))
+    else:
+        show(storage.as_table(rows))

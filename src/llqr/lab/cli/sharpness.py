@@ -1,0 +1,96 @@
+"""The command that measures a network that was trained elsewhere: `llqr sharpness`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+
+from llqr.lab import machine
+from llqr.lab.analysis import sharpness as analysis
+from llqr.lab.analysis.solution import SAMPLES_SEED
+from llqr.lab.analysis.trace import hessian_trace
+from llqr.lab.cli import options
+from llqr.lab.cli.runs import RunOptions
+from llqr.lab.cli.terminal import show
+from llqr.lab.config.run import Run
+from llqr.lab.own.weights import load_into
+from llqr.lab.training.precision import Precision
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("sharpness")(sharpness)
+
+
+def sharpness(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file with the weights, a state_dict.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="Where model and data come from: file.py, file.py:function, module:function, or a recipe.",
+        ),
+    ],
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Training samples to measure on (default: a number that suits the task).")
+    ] = None,
+    rho: Annotated[float, typer.Option(min=0, help="Radius at which the rise of the loss is measured.")] = 0.05,
+    products: Annotated[int, typer.Option(min=2, help="Products with the Hessian for its trace.")] = 32,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: key=value, any number of times.")
+    ] = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Measure a trained network: top eigenvalue and trace of the Hessian, rise of the loss at SAM's probe."""
+    chosen = RunOptions(overrides=overrides, data_dir=data_dir).load(name)
+    found = measure(chosen.run(chosen.columns[0]), checkpoint, machine.choose_device(device), samples, rho, products)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table("", title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
+    table.add_column("value", justify="right")
+    table.add_column("error", justify="right")
+    top, trace = found["top_eigenvalue"], found["trace"]
+    table.add_row("top eigenvalue of the Hessian", f"{top['value']:.4g}", f"{top['error']:.2g}")
+    table.add_row("trace of the Hessian", f"{trace['value']:.4g}", f"{trace['error']:.2g}")
+    table.add_row("training loss", f"{found['loss']:.4g}", "")
+    table.add_row(f"its rise at SAM's probe, rho {rho:g}", f"{found['rise']:.4g}", "")
+    for metric, value in found["evaluation"].items():
+        table.add_row(f"{found['split']} {metric}", f"{value:.4g}", "")
+    show(table)
+
+
+def measure(
+    run: Run, checkpoint: Path, device: torch.device, samples: int | None, rho: float, products: int
+) -> dict[str, Any]:
+    """What is measured of the weights in a file, in full float32 and eval mode."""
+    Precision("fp32", device).set_up()
+    task = run.load_task(device)
+    model = task.place(task.new_model(run)).eval()
+    load_into(model, checkpoint, device)
+    batch, count = task.samples(samples or task.samples_measured, SAMPLES_SEED)
+    piece = task.samples_in(run.training.batch_size, batch)
+    surface = analysis.LossSurface(model, task.loss, batch, forward=task.differentiable_forward, piece=piece)
+    top = analysis.measure(surface).top
+    gradient = surface.gradient()
+    loss = surface.loss(surface.weights)
+    with torch.no_grad():
+        evaluation = task.evaluate(model)
+    return {
+        "samples": count,
+        "loss": loss,
+        "top_eigenvalue": {"value": top.value, "error": top.error, "products": top.steps},
+        "trace": asdict(hessian_trace(surface, products=products)),
+        "rho": rho,
+        "rise": surface.loss(surface.weights + rho * gradient / gradient.norm()) - loss,
+        "split": task.split,
+        "evaluation": evaluation,
+        "engine": surface.engine,
+    }

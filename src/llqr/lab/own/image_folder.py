@@ -1,0 +1,179 @@
+"""A folder of images, one folder per class, as data sets and as an experiment with a network of the laboratory."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from llqr.lab import models
+from llqr.lab.data.decode import decode
+from llqr.lab.data.streaming import (
+    IMAGE_ENDINGS,
+    IMAGENET_DEVIATION,
+    IMAGENET_MEAN,
+    Box,
+    Files,
+    central_box,
+    random_resized_box,
+)
+from llqr.lab.errors import DataError
+from llqr.lab.own import fingerprint
+from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.task import OwnTask
+
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
+
+TRAIN = "train"
+HELD_OUT = ("val", "valid", "validation", "test")
+ONE_IN = 5
+"""Of the images of a folder without a test set, one in so many is held out."""
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """Options of an image folder: the side of its square images, and the processes that read them."""
+
+    image_size: int = 64
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}.")
+
+
+class FolderImages(Dataset[tuple[Tensor, int]]):
+    """Normalised images ``(3, size, size)`` with their labels.
+
+    Training images get a random resized crop and a flip, drawn from `random`; the others are scaled and cropped to the
+    central square.
+    """
+
+    def __init__(self, files: Files, classes: list[str], size: int, *, augmented: bool) -> None:
+        self.files, self.classes, self.size, self.augmented = files, classes, size, augmented
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL.Image import Resampling, Transpose
+
+        image = decode(self.files.paths[index])
+        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=self._box(*image.size))
+        if self.augmented and random.random() < 0.5:
+            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+        pixels = (torch.from_numpy(np.array(image)) - IMAGENET_MEAN) / IMAGENET_DEVIATION
+        return pixels.permute(2, 0, 1).contiguous(), self.files.labels[index]
+
+    def _box(self, width: int, height: int) -> Box:
+        if self.augmented:
+            return random_resized_box(width, height, random.Random(random.getrandbits(32)))
+        return central_box(width, height, 1.0)
+
+
+def image_folder(folder: Path | str, image_size: int = FolderOptions.image_size) -> tuple[FolderImages, FolderImages]:
+    """The training and the test images of a folder.
+
+    It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
+    then one image in five of every class is held out, always the same ones.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder.")
+    held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
+    if (root / TRAIN).is_dir():
+        if held_out is None:
+            raise DataError(f"{root} has a folder train, but none of {', '.join(HELD_OUT)}.")
+        classes = _classes(root / TRAIN)
+        unknown = sorted(set(_classes(held_out)) - set(classes))
+        if unknown:
+            raise DataError(f"{held_out} has the class {unknown[0]}, which {root / TRAIN} has not.")
+        train, test = _files(root / TRAIN, classes), _files(held_out, classes)
+    else:
+        classes = _classes(root)
+        train, test = _divided(_files(root, classes), len(classes))
+    return (
+        FolderImages(train, classes, image_size, augmented=True),
+        FolderImages(test, classes, image_size, augmented=False),
+    )
+
+
+def _classes(folder: Path) -> list[str]:
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and any(_images(path)))
+    if len(found) < 2:
+        raise DataError(f"{folder} must hold at least two folders of images, one per class, and has {len(found)}.")
+    return found
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_ENDINGS)
+
+
+def _files(folder: Path, classes: list[str]) -> Files:
+    found = {label: _images(folder / name) for label, name in enumerate(classes) if (folder / name).is_dir()}
+    return Files(
+        [path for paths in found.values() for path in paths], [label for label, paths in found.items() for _ in paths]
+    )
+
+
+def _divided(files: Files, classes: int) -> tuple[Files, Files]:
+    """One in so many of every class is held out: at least one, and not the only one."""
+    parts: tuple[list[tuple[Path, int]], list[tuple[Path, int]]] = ([], [])
+    for label in range(classes):
+        own = [path for path, its_label in zip(files.paths, files.labels, strict=True) if its_label == label]
+        if len(own) < 2:
+            raise DataError(f"{own[0].parent} must hold at least two images, one of which is held out.")
+        random.Random(0).shuffle(own)
+        count = max(1, len(own) // ONE_IN)
+        parts[1].extend((path, label) for path in sorted(own[:count]))
+        parts[0].extend((path, label) for path in sorted(own[count:]))
+    train, test = (Files([path for path, _ in part], [label for _, label in part]) for part in parts)
+    return train, test
+
+
+def digest(folder: Path) -> str:
+    """Changes with the names and sizes of the images."""
+    train, test = image_folder(folder)
+    paths = [*train.files.paths, *test.files.paths]
+    return fingerprint.of_texts(f"{path.relative_to(folder)} {path.stat().st_size}" for path in paths)
+
+
+def experiment(folder: Path, options: FolderOptions, model: str, model_options: dict[str, object]) -> Experiment:
+    """A network of the laboratory on the images of a folder."""
+    train, test = image_folder(folder, options.image_size)
+    sizes = {"classes": len(train.classes), "image_size": options.image_size, "channels": 3}
+    return Experiment(
+        model=partial(models.build, model, **sizes | model_options),
+        loss=F.cross_entropy,
+        train=train,
+        test=test,
+        workers=options.workers,
+        title=f"{folder.name}: {len(train):,} images of {len(train.classes)} classes",
+    )
+
+
+class ImageFolderTask(OwnTask):
+    """The classes of a folder of images, learned by a network of the laboratory."""
+
+    @classmethod
+    def data_options(cls, name: str) -> type:
+        return FolderOptions
+
+    @classmethod
+    def experiment_of(cls, run: Run, seed: int) -> Experiment:
+        folder = Path(run.data.root)
+        made = experiment(folder, run.data_options, run.model.name, run.model.options)
+        if digest(folder) != run.task_options.digest:
+            raise DataError(f"The images in {folder} have changed since the run was made.")
+        return made

@@ -1,0 +1,152 @@
+"""How a network is measured on a user's test data: by its loss, by accuracy, or by a function of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from llqr.curvature.problem import ignore_index
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.own.batches import Pair, rows
+from llqr.lab.own.experiment import Evaluation, Metric
+
+
+class Measuring(Protocol):
+    """What the evaluations of an experiment compute: numbers by name, of which ``metric`` decides."""
+
+    metric: str
+    larger_is_better: bool
+
+    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]: ...
+
+
+class Passes:
+    """The network's outputs on batches, and the mean loss over all of them."""
+
+    def __init__(self, forward: Any, loss: Any) -> None:
+        self._forward, self._loss = forward, loss
+        self._sum, self._weight = 0.0, 0.0
+
+    def over(self, model: nn.Module, batches: Iterable[Pair]) -> Iterator[tuple[Tensor, Any]]:
+        for inputs, targets in batches:
+            outputs = self._forward(model, inputs)
+            weight = self._terms(inputs, targets)
+            self._sum += weight * float(self._loss(outputs, targets)) if weight else 0.0
+            self._weight += weight
+            yield outputs, targets
+        if not self._weight:
+            raise ConfigurationError("test gave no batch.")
+
+    def _terms(self, inputs: Any, targets: Any) -> int:
+        """What the loss of a batch is a mean over: targets that count, or samples."""
+        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+            return int((targets != ignore_index(self._loss)).sum())
+        return rows((targets, inputs))
+
+    @property
+    def mean_loss(self) -> float:
+        return self._sum / self._weight
+
+
+class ByLoss:
+    """The mean loss and nothing else."""
+
+    metric, larger_is_better = "loss", False
+
+    def __init__(self, forward: Any, loss: Any) -> None:
+        self._forward, self._loss = forward, loss
+
+    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(self._forward, self._loss)
+        for _ in passes.over(model, batches):
+            pass
+        return {"loss": passes.mean_loss}
+
+
+class ByAccuracy:
+    """How often the largest output is that of the target, in per cent."""
+
+    metric, larger_is_better = "accuracy", True
+
+    def __init__(self, forward: Any, loss: Any) -> None:
+        self._forward, self._loss = forward, loss
+
+    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(self._forward, self._loss)
+        correct = counted = 0
+        for outputs, targets in passes.over(model, batches):
+            axis = class_axis(outputs, targets)
+            assert axis is not None
+            real = targets != ignore_index(self._loss)
+            correct += int(((outputs.argmax(axis) == targets) & real).sum())
+            counted += int(real.sum())
+        return {"accuracy": 100 * correct / counted, "loss": passes.mean_loss}
+
+
+class ByMetric:
+    """A function of all outputs and targets of the test data, joined in host memory."""
+
+    def __init__(self, forward: Any, loss: Any, metric: Metric, larger_is_better: bool) -> None:
+        self._forward, self._loss, self._function = forward, loss, metric
+        self.metric, self.larger_is_better = name_of(metric), larger_is_better
+
+    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(self._forward, self._loss)
+        found = [(outputs.cpu(), targets) for outputs, targets in passes.over(model, batches)]
+        value = self._function(_joined([one for one, _ in found]), _joined([one for _, one in found]))
+        return {self.metric: number(self.metric, value), "loss": passes.mean_loss}
+
+
+class ByEvaluation:
+    """Whatever a function of the model and the batches finds."""
+
+    def __init__(self, evaluate: Evaluation, metric: str, larger_is_better: bool) -> None:
+        self._evaluate, self.metric, self.larger_is_better = evaluate, metric, larger_is_better
+
+    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        return evaluated(self._evaluate, model, batches)
+
+
+def evaluated(evaluate: Evaluation, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+    """What a user's ``evaluate`` finds."""
+    found = evaluate(model, batches)
+    if not isinstance(found, dict) or not found:
+        raise ConfigurationError(f"evaluate must return a dict of numbers by name, got {type(found).__name__}.")
+    return {str(name): number(str(name), value) for name, value in found.items()}
+
+
+def class_axis(outputs: Any, targets: Any) -> int | None:
+    """The axis of the class scores if the targets are classes; None if they are not."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return None
+    if outputs.ndim != targets.ndim + 1 or not outputs.is_floating_point() or targets.dtype == torch.bool:
+        return None
+    if outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+        return 1
+    return -1 if outputs.shape[:-1] == targets.shape else None
+
+
+def name_of(metric: Metric) -> str:
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return name if name.isidentifier() else "metric"
+
+
+def number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"{name} must be one number, got {type(value).__name__}.") from error
+
+
+def _joined(parts: list[Any]) -> Any:
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise ConfigurationError("metric needs outputs and targets that are tensors; give evaluate(model, batches).")
+    try:
+        return torch.cat([part.cpu() for part in parts])
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "metric needs batches that can be joined, and theirs differ in shape; give evaluate(model, batches)."
+        ) from error

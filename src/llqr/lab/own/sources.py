@@ -1,0 +1,219 @@
+"""Where an experiment comes from: a Python file, a function of a module, or an object of the running program.
+
+A source is a text, so that it can be written into a run's configuration and found again by a later command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import llqr
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import DataError
+from llqr.lab.own import fingerprint
+from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.random_states import RandomStates
+
+FUNCTION = "experiment"
+"""The function that is called if none is named."""
+HERE = "object:"
+"""What the sources of objects of the running program begin with."""
+
+_objects: dict[str, tuple[Experiment, str]] = {}
+_functions: dict[str, Function] = {}
+_latest: dict[tuple[str, int], Experiment] = {}  # at most one: its data may be large
+
+
+@dataclass(frozen=True)
+class Function:
+    """A user's function, and the text and modules that it came from."""
+
+    source: str
+    text: str
+    call: Callable[..., Any]
+    modules: frozenset[str]
+
+    @property
+    def place(self) -> str:
+        """As it is called in messages."""
+        return self.source.rpartition(":")[0].rpartition("/")[2]
+
+    @property
+    def digest(self) -> str:
+        return fingerprint.of_files(_python_files(self.modules))
+
+
+def is_named_by(name: str) -> bool:
+    """Whether a name on the command line is that of a Python file, or of a function of a module."""
+    file, colon, function = name.rpartition(":")
+    if name.endswith(".py") or (colon and file.endswith(".py")):
+        return True
+    return bool(colon) and all(part.isidentifier() for part in [*file.split("."), function])
+
+
+def source(name: str) -> str:
+    """The source that a command line names: ``file.py``, ``file.py:function`` or ``package.module:function``."""
+    file, function = (name, FUNCTION) if name.endswith(".py") else (name.rpartition(":")[0], name.rpartition(":")[2])
+    return f"{Path(file).resolve()}:{function}" if file.endswith(".py") else f"{file}:{function}"
+
+
+def label(name: str) -> str:
+    """How the runs of a source are filed: by the name of its file or module, and of the function if it was named."""
+    file, colon, function = name.rpartition(":") if not name.endswith(".py") else (name, "", "")
+    stem = Path(file).stem if file.endswith(".py") else file.rpartition(".")[2]
+    return f"{stem}-{function}" if colon and function != FUNCTION else stem
+
+
+def hold(name: str, experiment: Experiment, digest: str) -> str:
+    """The source of an object of this program; it is held until another one takes its name."""
+    _latest.clear()
+    _objects[name] = experiment, digest
+    return f"{HERE}{name}"
+
+
+def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
+    """What the user gives for a seed; with ``digest``, only if its code has not changed since."""
+    if (source, seed) not in _latest:
+        made = _held(source)[0] if source.startswith(HERE) else _made(_function(source), seed)
+        _latest.clear()
+        _latest[source, seed] = made
+    if digest is not None and digest != digest_of(source):
+        raise DataError(f"{_place(source)} has changed since the run was made.")
+    return _latest[source, seed]
+
+
+def digest_of(source: str) -> str:
+    """Of an experiment that was made before: what its function imports is part of it."""
+    return _held(source)[1] if source.startswith(HERE) else _function(source).digest
+
+
+def _held(source: str) -> tuple[Experiment, str]:
+    name = source.removeprefix(HERE)
+    if name not in _objects:
+        raise DataError(f"{name} was given to llqr.lab.compare as an object, which only that program has.")
+    return _objects[name]
+
+
+def _place(source: str) -> str:
+    return source.removeprefix(HERE) if source.startswith(HERE) else _function(source).place
+
+
+# -- importing -----------------------------------------------------------------------------------------------------
+
+
+def _function(source: str) -> Function:
+    """The function of a source, imported again only if its file has changed."""
+    file, _, name = source.rpartition(":")
+    path = Path(file) if file.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise DataError(f"{file} is not there.")
+    text = path.read_text() if path is not None else ""
+    known = _functions.get(source)
+    if known is not None and known.text == text:
+        return known
+    before = set(sys.modules)
+    place = path.name if path is not None else file
+    module = _explained(place, lambda: _import_file(path, text) if path is not None else _import_module(file))
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = inspect.getmembers(module, inspect.isfunction)
+        others = [key for key, value in functions if value.__module__ == module.__name__]
+        hint = f"; it has {', '.join(others)}: write {place}:{others[0]}" if others else ""
+        raise ConfigurationError(f"{place} has no function {name}{hint}.")
+    _functions[source] = Function(source, text, found, frozenset({module.__name__, *(set(sys.modules) - before)}))
+    return _functions[source]
+
+
+def _import_file(path: Path, text: str) -> ModuleType:
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python file.py` does; it stays, for imports inside of functions
+    known = sys.modules.get(path.stem)
+    free = known is None or getattr(known, "__file__", None) == str(path)
+    name = path.stem if free and path.stem.isidentifier() else f"own_{abs(hash(path))}"
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # worker processes look for the classes of samples here
+    try:
+        exec(compile(text, str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # something that the module itself imports
+        raise ConfigurationError(f"There is no module {error.name}, looked for from {Path.cwd()}.") from error
+
+
+def _made(function: Function, seed: int) -> Experiment:
+    place = f"{function.call.__name__}() in {function.place}"
+    parameters = inspect.signature(function.call).parameters
+    needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+    if needed not in ([], ["seed"]):
+        raise ConfigurationError(f"{place} must take nothing, or seed, got the arguments {', '.join(needed)}.")
+    before = set(sys.modules)
+
+    def call() -> Any:
+        with RandomStates(seed).inside():
+            torch.manual_seed(seed)  # also on devices
+            return function.call(seed) if needed or "seed" in parameters else function.call()
+
+    made = _explained(function.place, call)
+    if not isinstance(made, Experiment):
+        raise ConfigurationError(f"{place} must return an llqr.lab.Experiment, got {type(made).__name__}.")
+    late = frozenset(set(sys.modules) - before)
+    _functions[function.source] = Function(function.source, function.text, function.call, function.modules | late)
+    return made
+
+
+def _explained(place: str, action: Callable[[], Any]) -> Any:
+    """What ``action`` returns; an error in user code becomes a sentence with its line."""
+    try:
+        return action()
+    except SyntaxError as error:
+        code = f": {error.text.strip()}" if error.text else ""
+        file = Path(error.filename or place).name
+        raise ConfigurationError(f"{file}, line {error.lineno}: {error.msg}{code}") from error
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).name == place] or [
+            frame for frame in frames if not _is_of_a_library(frame.filename)
+        ]
+        where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else place
+        reason = str(error).strip().partition("\n")[0]
+        kind = "" if isinstance(error, ConfigurationError | DataError) else f"{type(error).__name__}: "
+        raise ConfigurationError(f"{where}: {kind}{reason}") from error
+
+
+def _is_of_a_library(file: str) -> bool:
+    package = str(Path(llqr.__file__).parent)
+    return file.startswith(("<", package)) or "site-packages" in file or "importlib" in file
+
+
+def _python_files(modules: frozenset[str]) -> set[Path]:
+    """The files of those of these modules that are the user's own: not installed, and not this library's."""
+    paths = [Path(file) for name in modules if (file := getattr(sys.modules.get(name), "__file__", None))]
+    roots = tuple(Path(place) for place in {sys.base_prefix, sys.prefix})
+    own = {path for path in paths if path.suffix == ".py" and not _is_of_a_library(str(path))}
+    return {path for path in own if not any(path.is_relative_to(root / "lib") for root in roots)}

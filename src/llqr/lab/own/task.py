@@ -1,0 +1,237 @@
+"""A user's experiment as a task: the training loop, run folders and reports of the laboratory then apply to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from llqr.curvature.problem import call_model
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.data.batches import Batches
+from llqr.lab.own import fingerprint, sources
+from llqr.lab.own.batches import (
+    LoaderBatches,
+    Pair,
+    SampleBatches,
+    Samples,
+    as_pair,
+    own_generators,
+    read_once,
+    rows,
+    understood,
+)
+from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.measuring import ByAccuracy, ByEvaluation, ByLoss, ByMetric, Measuring, class_axis, evaluated
+from llqr.lab.own.random_states import RandomStates
+from llqr.lab.tasks.task import Batch, Task
+
+if TYPE_CHECKING:
+    from llqr.lab.config.run import Run
+
+EVALUATION_SEED = 0
+"""Evaluations draw random numbers, if any, from a stream of their own, always the same."""
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """``digest`` changes with the code of the experiment: its runs are not mixed with those of other code."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The data of an experiment have none: they come from its function."""
+
+
+class OwnTask(Task):
+    """The experiment of a file, a function of a module or a notebook, as `data.root` of the run says."""
+
+    options = OwnOptions
+    unit = "samples"
+    captured = False  # a network may look at its numbers, which a graph cannot
+    varies_with_seed = True
+
+    def __init__(self, experiment: Experiment, run: Run, device: torch.device) -> None:
+        self.device = device
+        self.experiment = experiment
+        self._run = run
+        self._loss = copy.deepcopy(experiment.loss).to(device) if isinstance(experiment.loss, nn.Module) else None
+        self._train = understood("train", experiment.train, experiment.workers)
+        held_out = "test" if experiment.valid is None else "valid"
+        self.split = held_out  # type: ignore[assignment]  # one of the two
+        self._evaluated = understood(held_out, getattr(experiment, held_out), experiment.workers)
+        self._tested = understood("test", experiment.test, experiment.workers)
+        self._measuring = self._try_out()
+        self.metric, self.larger_is_better = self._measuring.metric, self._measuring.larger_is_better
+
+    # -- before any data is read ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def experiment_of(cls, run: Run, seed: int) -> Experiment:
+        """What the user gives for this seed."""
+        return sources.experiment(run.data.root, seed, run.task_options.digest)
+
+    @classmethod
+    def data_options(cls, name: str) -> type:
+        return NoOptions
+
+    @classmethod
+    def build_model(cls, run: Run) -> nn.Module:
+        """For its sizes: with the weights of seed 0, and none on the meta device."""
+        wanted = torch.get_default_device()
+        with torch.device("cpu"), RandomStates(0).inside():
+            model = cls.experiment_of(run, 0).new_model()
+        return model.to("meta") if wanted.type == "meta" else model
+
+    @classmethod
+    def steps_per_epoch(cls, run: Run) -> int:
+        data = understood("train", cls.experiment_of(run, 0).train, 0)
+        return len(_batches(data, run, run.training.batch_size, 0, torch.device("cpu")))
+
+    # -- with the data -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, run: Run, device: torch.device) -> Self:
+        return cls.load_for(run, device, 0)
+
+    @classmethod
+    def load_for(cls, run: Run, device: torch.device, seed: int) -> Self:
+        return cls(cls.experiment_of(run, seed), run, device)
+
+    def new_model(self, run: Run) -> nn.Module:
+        return self.experiment.new_model()
+
+    def place(self, model: nn.Module) -> nn.Module:
+        try:
+            return model.to(self.device)
+        except (NotImplementedError, RuntimeError) as error:  # weights on the meta device, or no memory
+            raise ConfigurationError(f"model cannot be moved to {self.device} ({_first_line(error)}).") from error
+
+    def train_batches(self, batch_size: int, seed: int) -> Batches:
+        return _batches(self._train, self._run, batch_size, seed, self.device)
+
+    def samples(self, count: int, seed: int) -> tuple[Batch, int]:
+        if isinstance(self._train, Samples):
+            return super().samples(count, seed)
+        batch: Batch | None = None
+        for more in self.train_batches(self._run.training.batch_size, seed):
+            joined = more if batch is None else _joined(batch, more)
+            if joined is None:
+                break
+            batch = joined
+            if rows(batch) >= count:
+                break
+        assert batch is not None
+        return batch, rows(batch)
+
+    def forward(self, model: nn.Module, inputs: Any) -> Any:
+        return (self.experiment.forward or call_model)(model, inputs)
+
+    @property
+    def loss(self) -> Any:  # the user's own, so that a geometry finds its ignore_index
+        return self._loss or self.experiment.loss
+
+    def size(self, batch: Batch) -> int:
+        return rows(batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self._measuring(model, self._batches_of(self._evaluated))
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        return self._measuring(model, self._batches_of(self._tested))
+
+    @cached_property
+    def data_key(self) -> str:  # type: ignore[override]  # read once
+        return fingerprint.of_data(self.experiment.train, self._first("train", self._train))
+
+    def _batches_of(self, data: Samples | Iterable[Any]) -> Iterator[Pair]:
+        """All samples once, in the order of the data."""
+        loader = data
+        if isinstance(data, Samples):
+            size = self._run.training.eval_batch_size
+            parts = torch.arange(data.count).split(size)
+            loader = data.loader([(EVALUATION_SEED, part.tolist()) for part in parts], self.device)
+        assert isinstance(loader, Iterable)
+        for batch in read_once(loader, RandomStates(EVALUATION_SEED, own_generators(loader))):
+            yield as_pair(batch, self.device)
+
+    # -- what the user gave is tried out before anything is trained ----------------------------------------------------
+
+    def _try_out(self) -> Measuring:
+        """How the experiment is measured; one sentence names what does not work."""
+        experiment, forward = self.experiment, self.forward
+        with RandomStates(0).inside(), torch.no_grad():
+            model = self.place(experiment.new_model()).eval()
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                raise ConfigurationError("model has no parameter that requires a gradient.")
+            outputs, targets = self._try_passes(model, "train", self._train)
+            self._try_passes(model, self.split, self._evaluated)
+            if experiment.evaluate is not None:
+                found = evaluated(experiment.evaluate, model, self._batches_of(self._evaluated))
+                return ByEvaluation(experiment.evaluate, next(iter(found)), bool(experiment.larger_is_better))
+        if experiment.metric is not None:
+            return ByMetric(forward, self.loss, experiment.metric, bool(experiment.larger_is_better))
+        return (ByLoss if class_axis(outputs, targets) is None else ByAccuracy)(forward, self.loss)
+
+    def _try_passes(self, model: nn.Module, name: str, data: Samples | Iterable[Any]) -> Pair:
+        """Outputs and targets of the first batch."""
+        inputs, targets = self._first(name, data)
+        try:
+            outputs = self.forward(model, inputs)
+        except Exception as error:
+            raise ConfigurationError(
+                f"model cannot be called on a batch of {name} ({type(error).__name__}: {_first_line(error)})."
+            ) from error
+        if not isinstance(outputs, Tensor):
+            raise ConfigurationError(
+                f"model must return a tensor, got {type(outputs).__name__}; give forward(model, inputs) that does."
+            )
+        try:
+            loss = self.loss(outputs, targets)
+        except Exception as error:
+            raise ConfigurationError(
+                f"loss cannot be computed on a batch of {name} ({type(error).__name__}: {_first_line(error)})."
+            ) from error
+        if not isinstance(loss, Tensor) or loss.ndim:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigurationError(f"loss must return one number, the mean over the batch, got {got}.")
+        return outputs, targets
+
+    def _first(self, name: str, data: Samples | Iterable[Any]) -> Pair:
+        for batch in self._batches_of(data):
+            return batch
+        raise ConfigurationError(f"{name} gave no batch.")
+
+
+def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int, device: torch.device) -> Batches:
+    if isinstance(data, Samples):
+        return SampleBatches(data, batch_size, seed=seed, last=run.training.last, device=device)
+    return LoaderBatches(data, seed=seed, device=device)
+
+
+def _joined(one: Batch, other: Batch) -> Batch | None:
+    """Two batches as one; None if their tensors do not fit together."""
+    leaves, structure = pytree.tree_flatten(one)
+    others, same = pytree.tree_flatten(other)
+    if structure != same:
+        return None
+    pairs = list(zip(leaves, others, strict=True))
+    if any(isinstance(a, Tensor) != isinstance(b, Tensor) or (not isinstance(a, Tensor) and a != b) for a, b in pairs):
+        return None
+    if any(isinstance(a, Tensor) and (not a.ndim or a.shape[1:] != b.shape[1:]) for a, b in pairs):
+        return None
+    joined = [torch.cat([a, b]) if isinstance(a, Tensor) else a for a, b in pairs]
+    made: Batch = pytree.tree_unflatten(joined, structure)
+    return made
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

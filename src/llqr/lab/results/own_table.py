@@ -1,0 +1,57 @@
+"""The kept runs of an experiment of one's own as a table: no recipe says what belongs to it, so that all of them do."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llqr.lab.results.averages import mean_of, relative_time, results_of
+from llqr.lab.results.paper_table import PaperCell, PaperTable
+from llqr.lab.runs.json_files import flatten, plain
+from llqr.lab.runs.record import RunRecord
+
+IDENTITY = ("data.root", "method")
+"""Settings in which runs of one cell may differ, or must."""
+
+
+def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
+    """One row per version of the experiment's code, one cell per method and, if they differ, setting."""
+    versions: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        versions.setdefault(_settings(run).get("task.options.digest", ""), []).append(run)
+    cells: list[PaperCell] = []
+    for digest, own in versions.items():
+        cells += _cells(name if len(versions) == 1 else f"{name} ({digest[:6]})", own, measure)
+    metrics = dict.fromkeys(f"{measure} {one.result['metric']}" for one in runs if one.result is not None)
+    return PaperTable(name, ", ".join(metrics), cells)
+
+
+def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperCell]:
+    reference: list[RunRecord] = []
+    for method in dict.fromkeys(run.method for run in runs):
+        for setting, found in _by_setting([run for run in runs if run.method == method]).items():
+            reference = reference or found
+            yield PaperCell(
+                row,
+                f"{method} {setting}".strip(),
+                mean_of(results_of(found, measure)),
+                None,
+                tuple(one.origin for one in found),
+                tested=mean_of([one.tested for one in found if one.tested is not None]),
+                relative_time=relative_time(found, reference, "step_seconds"),
+                probing_time=relative_time(found, reference, "probing_step_seconds"),
+            )
+
+
+def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs of a method by the settings in which they differ, the first one of every seed."""
+    settings = [_settings(run) for run in runs]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    differing = [key for key in keys if len({str(own.get(key)) for own in settings}) > 1]
+    groups: dict[str, dict[int, RunRecord]] = {}
+    for run, own in zip(runs, settings, strict=True):
+        label = ", ".join(f"{key}={own.get(key)}" for key in differing)
+        groups.setdefault(label, {}).setdefault(run.seed, run)
+    return {label: list(own.values()) for label, own in groups.items()}
+
+
+def _settings(run: RunRecord) -> dict[str, Any]:
+    return {key: value for key, value in flatten(plain(run.run.to_dict())) if key not in IDENTITY}

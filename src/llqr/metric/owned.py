@@ -1,0 +1,168 @@
+"""A metric that is shared out: every rank holds, learns and applies the blocks that it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llqr.metric.assembled import assembled
+from llqr.metric.block import Block
+from llqr.metric.copying import copy_each
+from llqr.metric.placement import Named, Placement
+
+#: Blocks begin at multiples of so many bytes in a buffer: multi-tensor kernels are slower on others.
+ALIGNED = 16
+
+# torch 2.13 has new names for these, and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The blocks of one dtype and device in one buffer: a segment of equal length for every shard.
+
+    Attributes:
+        shards: the owner of each block.
+        offsets: where each block begins in its owner's segment.
+        width: of a segment.
+    """
+
+    blocks: tuple[Block, ...]
+    shards: tuple[int, ...]
+    offsets: tuple[int, ...]
+    width: int
+
+    def views(self, buffer: Tensor) -> Named:
+        """Every block's place in a buffer of all segments, in its native shape."""
+        rows = zip(self.blocks, self.shards, self.offsets, strict=True)
+        return {b.name: buffer.as_strided(b.native, b.strides, s * self.width + offset) for b, s, offset in rows}
+
+    def own_views(self, segment: Tensor, shard: int) -> Named:
+        """The places of this shard's blocks in its segment."""
+        rows = zip(self.blocks, self.shards, self.offsets, strict=True)
+        start = segment.storage_offset()
+        return {b.name: segment.as_strided(b.native, b.strides, start + at) for b, s, at in rows if s == shard}
+
+    def dtype(self, like: Mapping[str, Tensor]) -> torch.dtype:
+        """What travels: gradients may be wider than their parameters."""
+        given = {like[block.parameter].dtype for block in self.blocks if block.parameter in like}
+        return reduce(torch.promote_types, given) if given else self.blocks[0].dtype
+
+
+class Owned(Placement):
+    """Blocks shared out among `shards` ranks; where a group has more, every `shards` consecutive ones hold a copy.
+
+    An owner's vectors have the names of its blocks. The buffers that travel have all blocks in them, also of parameters
+    without a gradient, so that ranks always agree about their length.
+
+    Args:
+        blocks: of the whole metric.
+        owner: block name -> shard.
+        parameters: by name; `to_whole` gives vectors in their layout.
+        group: the ranks that learn the metric together; a multiple of `shards`.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        owner: Mapping[str, int],
+        parameters: Mapping[str, Tensor],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.shards = max(owner.values()) + 1
+        self._blocks, self._parameters = tuple(blocks), parameters
+        members = dist.get_process_group_ranks(group)
+        copy, self._shard = divmod(dist.get_rank(group), self.shards)
+        row = members[copy * self.shards : (copy + 1) * self.shards]
+        column = members[self._shard :: self.shards]
+        self._row = group if len(row) == len(members) else dist.new_group(row, use_local_synchronization=True)
+        # The owners of the same blocks, one in every copy.
+        self._column = dist.new_group(column, use_local_synchronization=True) if len(column) > 1 else None
+        self._own = [block for block in blocks if owner[block.name] == self._shard]
+        self._lanes = list(_lanes(blocks, owner, self.shards))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the blocks that this rank owns."""
+        return [block.name for block in self._own]
+
+    def to_owner(self, named: Mapping[str, Tensor]) -> Named:
+        return _pieces(self._own, named)
+
+    def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
+        return dict(like) | assembled(self._blocks, self._gathered(own, like), like)
+
+    def to_whole(self, own: Mapping[str, Tensor]) -> Named:
+        return assembled(self._blocks, self._gathered(own, self._parameters), self._parameters)
+
+    def mean(self, named: Mapping[str, Tensor], weight: Tensor | None = None) -> Named:
+        own: Named = {}
+        for lane in self._lanes:
+            buffer = self._buffer(lane, lane.dtype(named))
+            _fill(lane.views(buffer), _pieces(lane.blocks, named))
+            if weight is not None:
+                buffer.mul_(weight.to(buffer))
+            segment = buffer.new_empty(lane.width)
+            _reduce_scatter(segment, buffer, group=self._row)
+            if self._column is not None:
+                dist.all_reduce(segment, group=self._column)
+            own |= lane.own_views(segment, self._shard)
+        return own
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Added up in the order of the shards on every rank, so that they cannot drift apart."""
+        every = numbers.new_empty(self.shards, *numbers.shape)
+        _all_gather(every.view(-1), numbers.contiguous().view(-1), group=self._row)
+        return every.sum(0)
+
+    def listed(self, names: Sequence[str], rows: Tensor) -> tuple[list[str], Tensor]:
+        place = {block.name: i for i, block in enumerate(self._blocks)}
+        every = rows.new_zeros(len(self._blocks), *rows.shape[1:])
+        every[[place[name] for name in names]] = rows
+        return [block.parameter for block in self._blocks], self.total(every)
+
+    def _gathered(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
+        """The pieces of all blocks, from their owners."""
+        pieces: Named = {}
+        for lane in self._lanes:
+            buffer = self._buffer(lane, lane.dtype(like))
+            segment = buffer[self._shard * lane.width : (self._shard + 1) * lane.width]
+            _fill(lane.own_views(segment, self._shard), own)
+            _all_gather(buffer, segment, group=self._row)
+            pieces |= lane.views(buffer)
+        return pieces
+
+    def _buffer(self, lane: Lane, dtype: torch.dtype) -> Tensor:
+        return torch.empty(self.shards * lane.width, dtype=dtype, device=lane.blocks[0].device)
+
+
+def _lanes(blocks: Sequence[Block], owner: Mapping[str, int], shards: int) -> Iterator[Lane]:
+    kinds: dict[tuple[object, ...], list[Block]] = {}
+    for block in blocks:
+        kinds.setdefault((block.dtype, block.device), []).append(block)
+    for alike in kinds.values():
+        step = max(1, ALIGNED // alike[0].dtype.itemsize)
+        ends, offsets = [0] * shards, []
+        for block in alike:
+            shard = owner[block.name]
+            offsets.append(ends[shard])
+            ends[shard] += -(-block.size // step) * step
+        yield Lane(tuple(alike), tuple(owner[block.name] for block in alike), tuple(offsets), max(ends))
+
+
+def _pieces(blocks: Sequence[Block], named: Mapping[str, Tensor]) -> Named:
+    return {block.name: block.piece(named[block.parameter]) for block in blocks if block.parameter in named}
+
+
+def _fill(places: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+    """Copy the pieces to their places; what has no piece is zero."""
+    present = [name for name in places if name in pieces]
+    copy_each([places[name] for name in present], [pieces[name] for name in present])
+    for name in places.keys() - pieces.keys():
+        places[name].zero_()

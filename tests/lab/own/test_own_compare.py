@@ -1,0 +1,317 @@
+"""Methods compared on one's own model and data: from a file, from a module, from a program; resumed, reported, kept."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from llqr.lab import Experiment, compare
+from llqr.lab.cli.app import main
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import DataError, Stopped
+from llqr.lab.training.stop import Stop
+
+FILE = """
+import torch
+from torch import nn
+from llqr.lab import Experiment
+
+draw = torch.Generator().manual_seed(0)
+x = torch.randn(48, 6, generator=draw)
+y = x[:, :3].argmax(1)
+
+
+def experiment():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
+    return Experiment(
+        model=model, loss=nn.functional.cross_entropy, train=(x[:32], y[:32]), test=(x[32:], y[32:]),
+        epochs=2, batch_size=8,
+    )
+"""
+QUICK = ("--methods", "sgdm,llqr+sam", "--seeds", "2", "--device", "cpu", "--set", "geometries.ngd.inner.steps=2")
+FAST = {"geometries.ngd.inner.steps": 2}
+
+
+@pytest.fixture
+def llqr(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main(list(arguments))
+        return exit_.value.code, *capsys.readouterr()
+
+    return run
+
+
+def classes(count=32, seed=0):
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :3].argmax(1)
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def given(**changes):
+    return {
+        "model": network,
+        "loss": nn.functional.cross_entropy,
+        "train": classes(),
+        "test": classes(16, 1),
+        "epochs": 2,
+        "batch_size": 8,
+        "settings": FAST,
+        "quiet": True,
+        "device": "cpu",
+        "seeds": 1,
+        "samples": 0,
+    } | changes
+
+
+def test_a_file_is_compared_resumed_reported_and_kept(llqr, tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    code, out, err = llqr("compare", "mine.py", *QUICK, "--keep", "kept/mine.jsonl")
+    assert (code, "best accuracy" in out, "llqr-ngd+sam" in out) == (0, True, True)
+    assert "kept/mine.jsonl: 4 added" in err
+    folder = tmp_path / "runs/mine/llqr-ngd+sam/seed1"
+    assert json.loads((folder / "analysis.json").read_text())["sharpness"]["top"]["value"] > 0
+    page = (tmp_path / "runs/report.html").read_text()
+    assert "llqr-ngd+sam" in page
+    kept = json.loads((tmp_path / "kept/mine.jsonl").read_text().splitlines()[0])
+    assert str(tmp_path) not in json.dumps(kept)
+
+    code, out, err = llqr("compare", "mine.py", *QUICK)
+    assert (code, err.count("already done")) == (0, 4)
+    code, out, _ = llqr("table", "mine", "--results", "kept", "--against", "sgdm")
+    assert (code, "llqr-ngd+sam" in out, "- sgdm" in out) == (0, True, True)
+    assert llqr("report", "runs", "--quiet", "--device", "cpu")[0] == 0
+
+
+def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(llqr, tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    assert llqr("compare", "mine.py", *QUICK, "--quiet", "--set", "bases.sgdm.lr=0")[0] == 0
+    weights = {
+        (method, seed): torch.load(tmp_path / f"runs/mine/{method}/seed{seed}/checkpoint.pt")["model"]["0.weight"]
+        for method in ("sgdm", "llqr-ngd+sam")
+        for seed in (0, 1)
+    }
+    for seed in (0, 1):
+        assert torch.equal(weights["sgdm", seed], weights["llqr-ngd+sam", seed])
+    assert not torch.equal(weights["sgdm", 0], weights["sgdm", 1])
+
+
+def test_a_changed_file_is_refused_and_a_comment_is_no_change(llqr, tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    arguments = ("compare", "mine.py", "--methods", "sgdm", "--seeds", "1", "--device", "cpu")
+    assert llqr(*arguments, "--quiet")[0] == 0
+    (tmp_path / "mine.py").write_text(FILE + "\n# a remark\n")
+    assert "already done" in llqr(*arguments)[2]
+    (tmp_path / "mine.py").write_text(FILE.replace("nn.Linear(6, 8)", "nn.Linear(6, 8, bias=False)"))
+    code, _, err = llqr(*arguments, "--quiet")
+    assert code == 2
+    assert "holds a run of mine as it was before its code or data changed" in err
+    code, _, err = llqr("report", "runs", "--samples", "8", "--quiet")
+    assert code == 0
+    assert "mine.py has changed since the run was made" in (tmp_path / "runs/report.html").read_text()
+
+
+def test_a_change_in_a_module_that_the_file_imports_is_noticed(llqr, tmp_path):
+    (tmp_path / "parts_a.py").write_text("width = 8\n")
+    (tmp_path / "uses_parts_a.py").write_text("from parts_a import width\n" + FILE.replace("8)", "width)", 1))
+    arguments = ("compare", "uses_parts_a.py", "--methods", "sgdm", "--seeds", "1", "--device", "cpu", "--quiet")
+    assert llqr(*arguments)[0] == 0
+    (tmp_path / "parts_a.py").write_text("width = 9\n")
+    code, _, err = llqr(*arguments)
+    assert (code, "before its code or data changed" in err) == (2, True)
+
+
+def test_a_function_of_a_module_a_dry_run_and_one_training(llqr, tmp_path):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/goods.py").write_text(FILE.replace("def experiment()", "def small(seed)"))
+    code, out, _ = llqr("compare", "shop.goods:small", "--dry-run", "--set", "probes.sam.rho=0.3", "--device", "cpu")
+    assert code == 0
+    for line in ("training.epochs = 2", "probe.rho = 0.3", "# 83 parameters, 8 steps, seeds 0, 1, 2"):
+        assert line in out
+    assert llqr("train", "shop.goods:small", "--method", "sam", "--seed", "1", "--device", "cpu", "--quiet")[0] == 0
+    assert (tmp_path / "runs/goods-small/sam/seed1/result.json").exists()
+
+
+def test_a_run_that_is_stopped_and_resumed_ends_as_an_uninterrupted_one(llqr, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    arguments = ("train", "mine.py", "--method", "llqr+sam", "--device", "cpu", "--quiet")
+    assert llqr(*arguments, "--out", "whole")[0] == 0
+    asked = iter([False] * 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "requested", property(lambda self: next(asked, True)))
+        patch.setattr(Stop, "reason", "the test", raising=False)
+        assert llqr(*arguments, "--out", "parts")[0] == 75
+    assert llqr(*arguments, "--out", "parts")[0] == 0
+    ends = [torch.load(tmp_path / f"{out}/mine/llqr-ngd+sam/seed0/checkpoint.pt") for out in ("whole", "parts")]
+    assert all(torch.equal(one, other) for one, other in zip(*(end["model"].values() for end in ends), strict=True))
+    losses = [[record["train"]["loss"] for record in end["log"]] for end in ends]
+    assert losses[0] == losses[1]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(x, y) for x, y in zip(*classes(), strict=True)])
+
+    def __len__(self):
+        return 32
+
+
+def noisy(batch):
+    """Draws from the global generator, as an augmentation does."""
+    x, y = torch.utils.data.default_collate(batch)
+    return {"input": x + 0.1 * torch.randn(x.shape), "labels": y}
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(TensorDataset(*classes()), 8, shuffle=True),
+    "augmented": lambda: DataLoader(TensorDataset(*classes()), 8, shuffle=True, collate_fn=noisy),
+    "in order": lambda: DataLoader(TensorDataset(*classes()), 8),
+    "weighted": lambda: DataLoader(
+        TensorDataset(*classes()), 8, sampler=WeightedRandomSampler(torch.rand(32), 32), collate_fn=noisy
+    ),
+    "own generator": lambda: DataLoader(
+        TensorDataset(*classes()), 8, sampler=WeightedRandomSampler(torch.ones(32), 32, generator=torch.Generator())
+    ),
+    "stream": lambda: DataLoader(Stream(), 8),
+    "list": lambda: [(x, y) for x, y in zip(*(part.split(8) for part in classes()), strict=True)],
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_every_kind_of_loader_is_resumed_exactly(kind, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    loader = LOADERS[kind]()
+    arguments = given(train=loader, methods=["llqr+sam"], batch_size=None)
+    whole = compare(**arguments, out=tmp_path / "whole")
+    asked = iter([False] * 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stop, "requested", property(lambda self: next(asked, True)))
+        with pytest.raises(Stopped):
+            compare(**arguments, out=tmp_path / "parts")
+    torch.rand(5)  # the state of the global generator does not matter
+    parts = compare(**arguments, out=tmp_path / "parts")
+    assert whole.runs[0].result["steps"] == 8
+    for one, other in zip(whole.model("llqr+sam").parameters(), parts.model("llqr+sam").parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [r["train"] for r in whole.runs[0].records] == [r["train"] for r in parts.runs[0].records]
+
+
+def test_a_program_gets_a_table_that_shows_itself_with_its_runs():
+    found = compare(**given(methods="sgdm,sam", seeds=2, samples=16))
+    assert [run.label for run in found.runs] == [
+        "experiment sgdm seed 0",
+        "experiment sam seed 0",
+        "experiment sgdm seed 1",
+        "experiment sam seed 1",
+    ]
+    first, second = found.rows()
+    best = [run.result["best"] for run in found.runs if run.method == "sam"]
+    assert second["best accuracy"] == pytest.approx(sum(best) / 2)
+    assert second["- sgdm"] == pytest.approx(second["best accuracy"] - first["best accuracy"])
+    assert second["top eigenvalue"] > 0
+    text, page = str(found), found._repr_html_()
+    assert text.splitlines()[0].split()[:3] == ["method", "best", "accuracy"]
+    assert re.search(r"^sam +\d+\.\d\d ± \d", text, flags=re.M)
+    assert page.count("<tr>") == 3
+    assert isinstance(found.model("sam", 1), nn.Sequential)
+    assert found.runs[0].config["command"].startswith("llqr.lab.compare in ")
+    assert found.report().read_text().count("sgdm") > 1
+
+
+def test_a_network_that_is_given_as_it_is_starts_every_run_and_stays_as_it_was():
+    model = network()
+    before = [p.clone() for p in model.parameters()]
+    found = compare(**given(model=model, methods=["sgdm"], seeds=2, lr=0.0, weight_decay=0.0))
+    for seed in (0, 1):
+        assert all(map(torch.equal, before, found.model("sgdm", seed).parameters()))
+    assert all(map(torch.equal, before, model.parameters()))
+    assert "All seeds start from the same weights" in str(found)
+
+
+def line(count=32, seed=0):
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return x, x.sum(1, keepdim=True)
+
+
+def r2(outputs, targets):
+    return 1 - ((outputs - targets) ** 2).sum() / ((targets - targets.mean()) ** 2).sum()
+
+
+def test_regression_is_measured_by_its_loss_or_by_a_metric_of_ones_own():
+    regression = {"model": nn.Linear(6, 1), "loss": nn.MSELoss(), "train": line(), "test": line(20, 1)}
+    found = compare(**given(**regression, methods=["sgdm", "llqr+sam"]))
+    result = found.runs[0].result
+    assert (result["metric"], result["larger_is_better"]) == ("loss", False)
+    x, y = regression["test"]
+    assert result["last"] == pytest.approx(nn.functional.mse_loss(found.model("sgdm")(x), y).item(), rel=1e-5)
+    measured = compare(**given(**regression, methods=["sgdm"], metric=r2, larger_is_better=True))
+    result = measured.runs[0].result
+    assert result["metric"] == "r2"
+    assert result["last"] == pytest.approx(float(r2(measured.model("sgdm")(x), y)), rel=1e-5)
+
+
+def test_an_evaluation_of_ones_own_decides_and_a_validation_set_chooses_the_weights_that_are_tested():
+    def evaluate(model, batches):
+        error = max((model(x) - y).abs().max().item() for x, y in batches)
+        return {"largest error": error, "half": error / 2}
+
+    regression = {"model": nn.Linear(6, 1), "loss": nn.MSELoss(), "train": line(), "test": line(20, 1)}
+    arguments = given(**regression, methods=["sgdm"], evaluate=evaluate, larger_is_better=False, valid=line(16, 2))
+    result = compare(**arguments).runs[0].result
+    assert (result["metric"], result["split"]) == ("largest error", "valid")
+    assert result["test_of_best"]["half"] == pytest.approx(result["test_of_best"]["largest error"] / 2)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens, mask):
+        return self.head((self.words(tokens) * mask[..., None]).sum(1))
+
+
+def test_batches_may_be_mappings():
+    tokens, labels = torch.randint(10, (24, 5)), torch.randint(3, (24,))
+    samples = [{"tokens": t, "mask": torch.ones(5), "labels": y} for t, y in zip(tokens, labels, strict=True)]
+    loader = DataLoader(samples, 8, shuffle=True)
+    found = compare(**given(model=Reader, train=loader, test=loader, methods=["llqr+sam"], batch_size=None))
+    assert found.runs[0].result["metric"] == "accuracy"
+
+
+def test_a_program_that_changes_its_model_is_refused_in_the_same_folder(tmp_path):
+    model = network()
+    compare(**given(model=model, methods=["sgdm"], out=tmp_path))
+    compare(**given(model=model, methods=["sgdm"], out=tmp_path))
+    with pytest.raises(ConfigurationError, match="before its code or data changed"):
+        compare(**given(model=network(), methods=["sgdm"], out=tmp_path))
+    with pytest.raises(ConfigurationError, match="before its code or data changed"):
+        compare(**given(model=model, train=classes(seed=5), methods=["sgdm"], out=tmp_path))
+
+
+def test_runs_of_an_object_are_measured_only_by_the_program_that_has_it(tmp_path):
+    from llqr.lab.own import sources
+
+    compare(**given(methods=["sgdm"], out=tmp_path, name="gone"))
+    sources._objects.clear()
+    sources._latest.clear()
+    with pytest.raises(DataError, match=r"gone was given to llqr\.lab\.compare as an object"):
+        sources.experiment("object:gone", 0)
+
+
+def test_an_experiment_may_be_given_as_one(tmp_path):
+    experiment = Experiment(
+        model=network, loss=nn.functional.cross_entropy, train=classes(), test=classes(16, 1), epochs=1
+    )
+    found = compare(experiment, methods=["sgdm"], seeds=1, quiet=True, device="cpu", samples=0, name="mine")
+    assert found.runs[0].recipe == "mine"
