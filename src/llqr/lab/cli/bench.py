@@ -97,8 +97,6 @@ class Output:
         """Measure, record, draw and print."""
         if self.out is not None:
             check_file("--out", self.out)
-        if self.plot is not None:
-            check_file("--plot", self.plot)
         pictures.check("--plot", self.plot)
         record = Record(bench, {**setup.to_dict(), **config}, setup.precision.device, self.out, packages)
         record.collect(self._announced(rows), conclude)
@@ -317,7 +315,6 @@ def plot_command(
     form: Annotated[str, typer.Option("--format", help="svg (follows light and dark), png or pdf.")] = "svg",
 ) -> None:
     """Draw recorded measurements, as --plot does when they are made."""
-    to.mkdir(parents=True, exist_ok=True)
     for record in records:
         target = to / f"{record.stem}.{form}"
         pictures.check("--format", target)

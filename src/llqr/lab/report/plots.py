@@ -59,7 +59,8 @@ class Plot:
         with mpl.rc_context(STYLE):
             self._figure = Figure(figsize=SIZE, layout="constrained")
             self._axes = self._figure.subplots()
-            self._axes.set(xlabel=self.x, ylabel=self.y)
+        self._axes.set_xlabel(self.x)
+        self._axes.set_ylabel(self.y)
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
         """The mean of several curves as a line, their range as a band."""
