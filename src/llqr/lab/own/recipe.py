@@ -103,7 +103,7 @@ def known_methods(chosen: Recipe, methods: Sequence[str]) -> list[str]:
         if method not in names:
             near = difflib.get_close_matches(method, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(chosen.methods)}."
-            raise ConfigurationError(f"--methods: there is no method {method!r}; {hint}")
+            raise ConfigurationError(f"methods: there is no method {method!r}; {hint}")
     return list(dict.fromkeys(names[method] for method in methods))
 
 
