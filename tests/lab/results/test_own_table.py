@@ -20,7 +20,7 @@ def test_methods_are_the_cells_and_small_numbers_keep_their_digits(tmp_path):
         ("mine", "sgdm", "0.5500 ± 0.0707"),
         ("mine", "sam", "0.7500 ± 0.0707"),
     ]
-    assert (table.metric, table.missing, table.left_out) == ("best accuracy", [], [])
+    assert (table.metric, table.missing, list(table.left_out)) == ("best accuracy", [], [])
     _, sam = compare(table, "sgdm")
     assert sam.texts()[2] == "+0.2000"
 
