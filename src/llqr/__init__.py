@@ -1,21 +1,24 @@
 """Geometry-aware sharpness minimization for PyTorch: LLQR, the SAM family, and LLQR+SAM."""
 
-from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel
-from llqr.geometry import (
-    FixedGeometry,
-    Geometry,
-    Refresh,
-    RefreshError,
-    RefreshWarning,
-    Runtime,
-    ShiftedCrossEntropy,
-)
-from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
-from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
-from llqr.optimizer import Optimizer
-from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
-from llqr.solvers import SOLVERS, Inner
-from llqr.step.state_split import joined_state, split_state
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel
+    from llqr.geometry import (
+        FixedGeometry,
+        Geometry,
+        Refresh,
+        RefreshError,
+        RefreshWarning,
+        Runtime,
+        ShiftedCrossEntropy,
+    )
+    from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
+    from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
+    from llqr.optimizer import Optimizer
+    from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+    from llqr.solvers import SOLVERS, Inner
+    from llqr.step.state_split import joined_state, split_state
 
 __version__ = "0.1.0"
 
@@ -56,3 +59,21 @@ __all__ = [
     "method_names",
     "split_state",
 ]
+
+if not TYPE_CHECKING:
+    HOMES = ("curvature", "geometry", "methods", "metric", "optimizer", "probes", "solvers", "step.state_split")
+
+    def __getattr__(name):
+        """Import the library when one of its names is first used: `llqr --help` must not wait for torch."""
+        if name not in {*__all__, *(home.partition(".")[0] for home in HOMES)}:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        names = globals()
+        for home in HOMES:
+            found = vars(import_module(f"{__name__}.{home}"))
+            names.update({known: found[known] for known in __all__ if known in found})
+        return names[name]
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

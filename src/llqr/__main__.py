@@ -6,13 +6,18 @@ import sys
 def main() -> None:
     """Run the laboratory's command line, or say how to install it."""
     try:
-        from llqr.lab.cli.app import main as run
+        from llqr.lab.cli.interrupts import quitting
+
+        with quitting():
+            from llqr.lab.cli.app import main as run
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "llqr":
             raise
         print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
         sys.exit(2)
-    run()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Errors of the laboratory that are not bugs, and their exit codes."""
 
-from llqr.lab.config.strict import ConfigurationError
-
 DONE = 0
 BAD_ARGUMENTS = 2
 BAD_DATA = 3
 DIVERGED = 4
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes from the checkpoint
+CANNOT_WRITE = 73  # EX_CANTCREAT of sysexits.h
+STOPPED = 75  # EX_TEMPFAIL: the same command resumes from the checkpoint
+INTERRUPTED = 130  # as shells report a process that SIGINT ended
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be used; the message names the key and the file it is in."""
 
 
 class DataError(RuntimeError):
@@ -17,13 +21,23 @@ class Diverged(RuntimeError):
     """The training loss is no longer finite, or too many refreshes in a row were rejected."""
 
 
+class CannotWrite(RuntimeError):
+    """A folder or a file that results should go to is not writable, or its disk is full."""
+
+
 class Stopped(RuntimeError):
     """A signal or the time limit ended the command early; a checkpoint holds the state."""
+
+
+class Interrupted(RuntimeError):
+    """Ctrl-C ended the command at once."""
 
 
 EXIT_CODES: dict[type[Exception], int] = {
     ConfigurationError: BAD_ARGUMENTS,
     DataError: BAD_DATA,
     Diverged: DIVERGED,
+    CannotWrite: CANNOT_WRITE,
     Stopped: STOPPED,
+    Interrupted: INTERRUPTED,
 }

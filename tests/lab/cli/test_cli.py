@@ -7,25 +7,11 @@ import shutil
 import pytest
 import torch
 
-from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
 
 QUICK = ["--set", "training.epochs=2", "--set", "geometries.ngd.inner.steps=2", "--device", "cpu", "--quiet"]
 TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fishersam-ablation", "label-noise")
 SEQUENCES = ("iwslt14", "language")
-
-
-@pytest.fixture
-def llqr(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(list(arguments))
-        return exit_.value.code, *capsys.readouterr()
-
-    return run
 
 
 def test_storage_prints_the_papers_numbers(llqr):
@@ -218,8 +204,8 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (2, "--seed", ["train", "digits/mlp", "--seed", "x"]),
         (2, "recipe must be", ["train", "digits/nothing"]),
         (2, "no such file", ["train", "missing.toml"]),
-        (2, "method must be one of sgdm", ["train", "digits/mlp", "--method", "sgd"]),
-        (2, "method must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),
+        (2, "--method must be one of sgdm", ["train", "digits/mlp", "--method", "sgd"]),
+        (2, "--methods must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),
         (2, "--methods must name", ["compare", "digits/mlp", "--methods", ","]),
         (2, "--set training.epoch=3: unknown key training.epoch", ["train", "digits/mlp", "--set", "training.epoch=3"]),
         (2, "--model must be given", ["compare", "--data", "digits"]),

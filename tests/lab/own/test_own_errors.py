@@ -65,7 +65,7 @@ def test_names_that_do_not_exist(sentence):
     code, err = sentence(good, "no.such.module:experiment")
     assert (code, err.startswith("llqr: There is no module no")) == (2, True)
     code, err = sentence(good, "mine.py", "--methods", "sgdm,lqr+sam")
-    assert (code, "got 'lqr+sam'" in err) == (2, True)
+    assert (code, "got 'lqr+sam'; did you mean llqr-ngd+sam?" in err) == (2, True)
     code, err = sentence(good, "mine.py", "--data-dir", "x")
     assert (code, "--data-dir belongs to built-in data sets" in err) == (2, True)
     code, err = sentence(good, "mine.py", "--set", "training.epoch=3")
@@ -134,7 +134,8 @@ class Two(nn.Linear):
         ),
         ({"base": "lion"}, "base must be one of sgdm, adam, adamw, got 'lion'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"methods": ["sma"]}, "there is no method 'sma'; did you mean sam"),
+        ({"methods": ["sma"]}, "methods must be one of .*, got 'sma'; did you mean sam"),
+        ({"name": "../away"}, "name names a folder"),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )

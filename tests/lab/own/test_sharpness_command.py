@@ -77,9 +77,11 @@ def test_a_file_that_does_not_fit_is_named(measured, tmp_path):
     assert "it has no weight" in measured(nn.BatchNorm1d(3, affine=False).state_dict())[2]
     assert "weight has the shape (2, 5), not (2, 4)" in measured(nn.Linear(5, 2).state_dict())[2]
     assert "holds no weights" in measured({"epoch": 3})[2]
-    (tmp_path / "weights.pt").write_text("garbage")
-    code, _, err = measured(None)
-    assert (code, "weights.pt is not a readable checkpoint" in err) == (3, True)
+    for garbage in ("garbage", "", "e"):
+        (tmp_path / "weights.pt").write_text(garbage)
+        code, _, err = measured(None)
+        assert (code, "weights.pt is not a readable file of weights" in err) == (3, True)
+    assert "is not a readable file of weights" in measured(nn.Linear(4, 2))[2]  # a network, not its weights
     (tmp_path / "weights.pt").unlink()
     assert measured(None)[2] == "llqr: weights.pt is not there.\n"
 

@@ -13,6 +13,7 @@ from llqr.lab import machine
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import plain, write_json
 from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.writing import make_folder
 
 KEPT = Path("results", "bench")
 """Where measurements lie that pages show."""
@@ -46,7 +47,7 @@ class Record:
         self._complete = False
         self._conclusion: dict[str, Any] = {}
         if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(out.parent)
 
     def collect(
         self,

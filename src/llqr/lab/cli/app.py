@@ -1,35 +1,74 @@
-"""The command line: `llqr COMMAND`."""
+"""The command line: `llqr COMMAND`. Nothing here imports torch; a command's module is imported when it is run."""
 
-import json
+import errno
 import sys
 from typing import Annotated, NoReturn
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Column, Table
 
 import llqr
-from llqr.lab.cli import data, options, report, runs, sharpness, translate
-from llqr.lab.cli.bench import bench_app
-from llqr.lab.cli.terminal import show
-from llqr.lab.cli.toy import app as toy
-from llqr.lab.config import recipe
-from llqr.lab.errors import EXIT_CODES
-from llqr.lab.results import storage
+from llqr.lab.cli.lazy_group import PLAIN, LazyCommand, LazyGroup
+from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
-Exit codes: 0 done; 2 bad arguments; 3 data or a run file missing or damaged; 4 the training diverged; 75 stopped by a
-signal or by --max-minutes with a checkpoint, from which the same command resumes. Results go to stdout, everything else
-to stderr.
+Exit codes: 0 done; 2 bad arguments; 3 data or a run file missing or damaged; 4 the training diverged; 73 results cannot
+be written; 75 stopped by a signal or by --max-minutes with a checkpoint, from which the same command resumes; 130
+interrupted. Results go to stdout, everything else to stderr.
 """
-app = typer.Typer(
-    help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
-)
-app.add_typer(toy, name="toy")
-app.add_typer(bench_app, name="bench")
-for group in (runs, report, data, translate, sharpness):
-    group.mount(app)
+UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS)
+
+
+class Commands(LazyGroup):
+    """All commands, in the order in which they are listed; the sentences are those of their own help."""
+
+    LAZY = {
+        "train": LazyCommand(
+            "llqr.lab.cli.runs", "Train one method of a recipe with one seed, or resume a run that was stopped."
+        ),
+        "compare": LazyCommand(
+            "llqr.lab.cli.runs",
+            "Train several methods with several seeds, print them side by side and write report.html.",
+        ),
+        "reproduce": LazyCommand(
+            "llqr.lab.cli.runs", "Make the runs of a table of the paper, except those that are finished."
+        ),
+        "report": LazyCommand(
+            "llqr.lab.cli.report",
+            "Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration.",
+        ),
+        "table": LazyCommand(
+            "llqr.lab.cli.report",
+            "Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file.",
+        ),
+        "results": LazyCommand("llqr.lab.cli.report", "Files of results."),
+        "data": LazyCommand(
+            "llqr.lab.cli.data",
+            "Prepare text for translation or language modelling; files are plain, .xz or .gz.",
+        ),
+        "translate": LazyCommand(
+            "llqr.lab.cli.translate",
+            "Translate the lines of stdin with the best weights of a run; one line out for every line in.",
+        ),
+        "sharpness": LazyCommand(
+            "llqr.lab.cli.sharpness",
+            "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
+        ),
+        "recipes": LazyCommand(
+            "llqr.lab.cli.catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."
+        ),
+        "storage": LazyCommand(
+            "llqr.lab.cli.catalogue",
+            "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
+        ),
+        "bench": LazyCommand("llqr.lab.cli.bench", "Time steps and refreshes, and measure their memory."),
+        "toy": LazyCommand(
+            "llqr.lab.cli.toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
+        ),
+    }
+
+
+app = typer.Typer(cls=Commands, help=HELP, no_args_is_help=True, **PLAIN | {"add_completion": True})
 
 
 def show_version(wanted: bool) -> None:
@@ -47,48 +86,21 @@ def root(
     pass
 
 
-@app.command()
-def recipes(as_json: options.Json = False) -> None:
-    """List the built-in recipes: TABLE/ROW, their methods and their variants."""
-    found = {name: recipe.load(name) for name in recipe.names()}
-    if as_json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "name": name,
-                        "title": one.title,
-                        "methods": list(one.columns),
-                        "seeds": one.seeds,
-                        "variants": list(one.variants),
-                    }
-                    for name, one in found.items()
-                ],
-                indent=1,
-            )
-        )
-        return
-    table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
-    for name, one in found.items():
-        table.add_row(name, one.title, ", ".join(one.columns), str(one.seeds), ", ".join(one.variants))
-    show(table)
-
-
-@app.command("storage")
-def show_storage(as_json: options.Json = False) -> None:
-    """Print the paper's storage table and cheaper structures, counted from the layout of the metric."""
-    rows = storage.rows()
-    if as_json:
-        print(json.dumps([row.to_dict() for row in rows], indent=1))
-    else:
-        show(storage.as_table(rows))
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit; an error that is not a bug becomes one sentence on stderr and an exit code."""
     try:
-        app(arguments)
+        app(arguments, prog_name="llqr")
     except tuple(EXIT_CODES) as error:
-        print(f"llqr: {error}", file=sys.stderr)
-        sys.exit(next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind)))
+        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        _fail(str(error), code)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        code = CANNOT_WRITE if error.errno in UNWRITABLE else BAD_DATA
+        _fail(f"{error.filename or 'a file'}: {error.strerror}.", code)
     sys.exit(0)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    print(f"llqr: {sentence}", file=sys.stderr)
+    sys.exit(code)

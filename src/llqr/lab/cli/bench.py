@@ -22,17 +22,24 @@ from llqr.lab.bench.terminal_table import NumberTable
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.training.precision import Precision
+from llqr.lab.writing import check_file
 
 HELP = """Time steps and refreshes, and measure their memory.
 
 Medians and quartiles over repeats that take turns, after a warm-up, by CUDA events on a GPU. Images are random.
 """
-bench_app = typer.Typer(
-    help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False
-)
+bench_app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
+
+
+def mount(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(bench_app, name="bench")
+
 
 Row = dict[str, Any]
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -63,7 +70,7 @@ class Target:
         cuda = chosen.type == "cuda"
         name = self.precision or ("bf16" if cuda else "fp32")
         if name not in PRECISIONS:
-            raise ConfigurationError(f"--precision must be one of {', '.join(PRECISIONS)}, got {name!r}.")
+            raise ConfigurationError(unknown("--precision", name, PRECISIONS))
         networks = [Network.parse(text) for text in self.model or (on_cuda if cuda else on_cpu)]
         return Setup(networks, self.batch, Precision(name, chosen))
 
@@ -87,6 +94,8 @@ class Output:
         **packages: str | None,
     ) -> None:
         """Measure, record and print."""
+        if self.out is not None:
+            check_file("--out", self.out)
         record = Record(bench, {**setup.to_dict(), **config}, setup.precision.device, self.out, packages)
         record.collect(self._announced(rows), conclude)
         if self.as_json:
@@ -178,7 +187,7 @@ def refresh_command(
     """Time a refresh by engine and structure: the first one separately, its parts, and its error."""
     setup = target.setup("vit-b", "vit-l")
     if reference not in REFERENCES:
-        raise ConfigurationError(f"--reference must be one of {', '.join(REFERENCES)}, got {reference!r}.")
+        raise ConfigurationError(unknown("--reference", reference, REFERENCES))
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])

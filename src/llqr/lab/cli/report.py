@@ -25,7 +25,7 @@ from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
-from llqr.lab.runs.json_files import write_text
+from llqr.lab.writing import check_file, check_folder, write_text
 
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
@@ -59,6 +59,7 @@ def report(
     """Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration."""
     found = stored.find(runs)
     target = out or runs[0] / "report.html"
+    check_file("--out", target)
     write_report([run.path for run in found], target, machine.choose_device(device), samples=samples, quiet=quiet)
     print(target)
 
@@ -77,12 +78,20 @@ def write_report(
     notes: dict[Path, str] = {}
     console = Console(stderr=True, quiet=quiet)
     waiting = [folder for folder in folders if analyst.needed(RunFolder(folder))]
+    for folder in waiting:
+        check_folder("RUNS", folder)
     with Progress(console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
-        for folder in progress.track(waiting, description="measuring solutions"):
+        bar = progress.add_task("measuring solutions", total=len(waiting))
+        for before, folder in enumerate(waiting):
+
+            def advance(share: float, before: int = before) -> None:
+                progress.update(bar, completed=before + share)
+
             try:
-                analyst.measure(RunFolder(folder))
+                analyst.measure(RunFolder(folder), advance)
             except (DataError, torch.OutOfMemoryError) as error:
                 notes[folder] = str(error).partition("\n")[0]
+            advance(1.0)
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 
@@ -104,10 +113,13 @@ def table(
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
     if (name is None) == (write is None):
         raise ConfigurationError("TABLE or --write must be given, and not both.")
+    if not folder.is_dir():
+        raise ConfigurationError(f"--results: there is no folder {folder}.")
     runs = measurements.read(folder)
     if write is not None:
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
+        check_file("--write", write)
         write_text(write, markdown.regenerate(write.read_text(), runs, folder))
     elif against is not None and name is not None:
         _show_comparison(build_table.build(name, runs, measure), against, as_json)
@@ -130,7 +142,10 @@ def show_table(built: PaperTable) -> None:
 
 def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
     """Print how the methods of a table differ from one of them."""
-    found = comparisons.compare(built, reference)
+    try:
+        found = comparisons.compare(built, reference)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--{error}") from error  # it names the option without its dashes
     if as_json:
         print(json.dumps([one.to_dict() for one in found], indent=1))
         return

@@ -12,13 +12,14 @@ from typing import Annotated
 import typer
 
 from llqr.lab import machine
-from llqr.lab.cli import options
+from llqr.lab.cli import completion, options
 from llqr.lab.cli import report as reporting
 from llqr.lab.cli.dataclass_options import options_from_dataclasses
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.own import load as own
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
@@ -29,10 +30,20 @@ from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.training.loop import Execution
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
+from llqr.lab.writing import check_folder
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, recipe@variant, or a TOML file.")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe, recipe@variant, or a TOML file.", autocompletion=completion.recipes
+    ),
+]
 Methods = Annotated[
-    str | None, typer.Option(help="Methods, separated by commas (default: those of the recipe's table).")
+    str | None,
+    typer.Option(
+        help="Methods, separated by commas (default: those of the recipe's table).",
+        autocompletion=completion.methods,
+    ),
 ]
 
 
@@ -105,13 +116,17 @@ def mount(app: typer.Typer) -> None:
 
 def train(
     name: RecipeName,
-    method: Annotated[str | None, typer.Option(help="The method (default: the first of the recipe's table).")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="The method (default: the first of the recipe's table).", autocompletion=completion.methods),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random in the run.")] = 0,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train one method of a recipe with one seed, or resume a run that was stopped."""
     chosen = how.load(name)
-    planned = plan(_filed_under(name), chosen, [method or chosen.columns[0]], [seed], how.out)
+    wanted = chosen.run(method or chosen.columns[0], "--method").method
+    planned = plan(_filed_under(name), chosen, [wanted], [seed], how.out)
     if _make(planned, how):
         _keep(planned, how)
 
@@ -119,10 +134,18 @@ def train(
 def compare(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Recipes, each a name, recipe@variant, or a TOML file."),
+        typer.Argument(
+            metavar="[RECIPE]...",
+            help="Recipes, each a name, recipe@variant, or a TOML file.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Instead of RECIPE: the data set.")] = None,
-    model: Annotated[str | None, typer.Option(help="Instead of RECIPE: the network.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Instead of RECIPE: the data set.", autocompletion=completion.data_sets)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of RECIPE: the network.", autocompletion=completion.networks)
+    ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
     how: RunOptions = DEFAULTS,
@@ -137,7 +160,14 @@ def compare(
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper; `llqr recipes` lists them.")],
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="A table of the paper; `llqr recipes` lists them.",
+            autocompletion=completion.tables,
+        ),
+    ],
     row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
     variant: Annotated[str | None, typer.Option(help="A variant of the recipes, such as short.")] = None,
     methods: Methods = None,
@@ -181,22 +211,26 @@ def _recipes_for(
         return {_filed_under(name): how.load(name) for name in names}
     if data is None or model is None:
         raise ConfigurationError(f"{'--data' if data is None else '--model'} must be given too.")
-    label, rows = f"{data}/{model}", _rows(data, None)
+    label, rows = f"{data}/{model}", _rows(data, None, "--data")
     if label in rows:
         return {label: how.load(label)}
-    return {label: how.load(rows[0], f"model.name={json.dumps(model)}")}
+    network = f"model.name={json.dumps(model)}"
+    try:
+        return {label: how.load(rows[0], network)}
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace(f"--set {network}: model", "--model")) from error
 
 
-def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
-    """The recipes of a table, or of some of its rows."""
+def _rows(table: str, chosen: Sequence[str] | None, asked_by: str = "TABLE") -> list[str]:
+    """The recipes of a table, or of some of its rows; ``asked_by`` is the option that named it."""
     known = recipe.names()
     rows = {name.partition("/")[2]: name for name in known if name.partition("/")[0] == table}
     if not rows:
         tables = dict.fromkeys(name.partition("/")[0] for name in known)
-        raise ConfigurationError(f"TABLE must be one of {', '.join(tables)}, got {table!r}.")
+        raise ConfigurationError(unknown(asked_by, table, tables))
     for row in chosen or ():
         if row not in rows:
-            raise ConfigurationError(f"--row must be one of {', '.join(rows)}, got {row!r}.")
+            raise ConfigurationError(unknown("--row", row, rows))
     return [rows[row] for row in chosen or rows]
 
 
@@ -208,7 +242,7 @@ def _listed(methods: str | None, chosen: Recipe) -> list[str]:
     if not names:
         raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
     # Resolved, so that two names of one method give one run.
-    return list(dict.fromkeys(chosen.run(name).method for name in names))
+    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
 
 
 def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
@@ -221,6 +255,7 @@ def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
     if how.dry_run:
         print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
         return False
+    check_folder("--out", how.out)
     with Stop(how.max_minutes) as stop, Display(len(planned), quiet=how.quiet) as display:
         results = carry_out(planned, execution, stop, display)
     summaries = summarise(results)

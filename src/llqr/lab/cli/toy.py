@@ -14,18 +14,33 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.writing import check_folder, explained
+
 if TYPE_CHECKING:
     from llqr.lab.toy.experiment import ToyResult
 
 app = typer.Typer(
     help="The two-scale pothole model: toy figures, phase diagrams, hovering and selection.",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    **PLAIN,
 )
 
-Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
+
+def mount(root: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    root.add_typer(app, name="toy")
+
+
+def _writable(out: Path) -> Path:
+    check_folder("--out", out)
+    return out
+
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False, callback=_writable),
+]
 Anisotropy = Annotated[float, typer.Option(min=0.1, max=10, help="Curvature of the bowl's second axis over its first.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of independent noise schedules.")]
 Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
@@ -154,7 +169,8 @@ def _save(result: "ToyResult", out: Path, command: str, options: dict[str, float
     from llqr.lab.toy.page import save
 
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", f"{value:g}")]
-    page = save(result, out, shlex.join(["llqr", "toy", command, *words]))
+    with explained(out):
+        page = save(result, out, shlex.join(["llqr", "toy", command, *words]))
     typer.echo(result.title)
     for sentence in result.sentences:
         typer.echo(f"  {sentence}")

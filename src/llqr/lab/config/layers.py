@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError, Origin
+from llqr.lab.names import suggestion, unknown
 
 FOLDER = Path(__file__).parent / "recipes"
 ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
-"""Two ways to give one thing: a layer that gives one removes the other from the layers below."""
+"""Two ways to give one thing, also in a variant: a layer that gives one removes the other from the layers below."""
 
 
 def names() -> list[str]:
@@ -26,9 +27,7 @@ def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin
     if variant:
         variants = table.get("variants", {})
         if variant not in variants:
-            raise ConfigurationError(
-                f"{plain}: variant must be one of {', '.join(variants) or '(none)'}, got {variant!r}."
-            )
+            raise ConfigurationError(unknown(f"{plain}: variant", variant, variants))
         merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
     for override in overrides:
         merge(table, parse_override(override), f"--set {override}", origins)
@@ -51,7 +50,10 @@ def locate(name: str) -> Path:
         if Path(name).is_file():
             return Path(name)
         raise ConfigurationError(f"{name}: there is no such file.")
-    raise ConfigurationError(f"recipe must be a .toml file or one of {', '.join(names())}, got {name!r}.")
+    known = names()
+    raise ConfigurationError(
+        f"recipe must be a .toml file or one of {', '.join(known)}, got {name!r}{suggestion(name, known)}"
+    )
 
 
 def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -78,8 +80,9 @@ def merge(
     for name, value in layer.items():
         key = f"{prefix}{name}"
         origins[key] = label
-        if ALTERNATIVES.get(key) in table and ALTERNATIVES[key] not in layer:
-            del table[ALTERNATIVES[key]]
+        other = ALTERNATIVES.get(".".join(key.split(".")[-2:]))
+        if other in table and other not in layer:
+            del table[other]
         if isinstance(value, Mapping):
             if not isinstance(table.get(name), dict):
                 table[name] = {}

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from llqr import method_names
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
@@ -28,6 +30,7 @@ from llqr.lab.config.settings import (
     TrainingSettings,
 )
 from llqr.lab.config.strict import ConfigurationError, make
+from llqr.lab.names import check_folder_name, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]
 
@@ -69,24 +72,26 @@ class Recipe:
     """How it differs from that experiment; printed with the table."""
 
     def __post_init__(self) -> None:
+        for name in (*self.methods, *self.variants):
+            check_folder_name("methods and variants: each", name)
         for name, method in self.methods.items():
             for axis, known in (("base", self.bases), ("probe", self.probes), ("geometry", self.geometries)):
                 chosen = getattr(method, axis)
                 if chosen is not None and chosen not in known:
-                    raise ValueError(f"methods.{name}.{axis} must be one of {', '.join(known)}, got {chosen!r}.")
-        unknown = [column for column in self.columns if column not in self.methods]
-        if unknown or not self.columns:
-            raise ValueError(f"columns must be some of {', '.join(self.methods)}, got {', '.join(unknown) or 'none'}.")
+                    raise ValueError(unknown(f"methods.{name}.{axis}", chosen, known))
+        strange = [column for column in self.columns if column not in self.methods]
+        if strange or not self.columns:
+            raise ValueError(f"columns must be some of {', '.join(self.methods)}, got {', '.join(strange) or 'none'}.")
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}.")
         if self.beside is not None and not self.caveat:
             raise ValueError("caveat must say how the row differs from the experiment it is shown beside.")
 
-    def run(self, method: str) -> Run:
-        """What the method of this name means here."""
+    def run(self, method: str, asked_by: str = "method") -> Run:
+        """What the method of this name means here; ``asked_by`` is the option that named it."""
         name = ALIASES.get(method, method)
         if name not in self.methods:
-            raise ConfigurationError(f"method must be one of {', '.join(self.methods)}, got {method!r}.")
+            raise ConfigurationError(unknown(asked_by, method, self.methods))
         chosen = self.methods[name]
         return Run(
             task=self.task,
@@ -107,5 +112,14 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe ``name``, or ``name@variant``, or the file of that path, with ``key=value`` overrides applied last."""
     table, origin = resolve(str(name), overrides)
     recipe = make(Recipe, table, "", origin)
-    recipe.run(recipe.columns[0]).check(origin)  # task, data and model are those of all methods
+    run = recipe.run(recipe.columns[0])
+    run.check(origin)  # task, data and model are those of all methods
+    for name, geometry in recipe.geometries.items():
+        if not isinstance(geometry.structure, str):  # patterns of the names of this network's parameters
+            try:
+                with torch.device("meta"):
+                    geometry.metric(run.build_model())
+            except ValueError as error:
+                key = f"geometries.{name}"
+                raise ConfigurationError(f"{origin(f'{key}.structure')}: {key}: {error}.") from error
     return recipe

@@ -25,6 +25,7 @@ from llqr.lab.config.settings import (
     TrainingSettings,
 )
 from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.names import unknown
 from llqr.lab.tasks import Task
 from llqr.lab.training.compiling import repeated_blocks
 
@@ -63,10 +64,7 @@ class Run:
     def check(self, origin: Origin) -> None:
         """Refuse names and options of task, data and model that do not exist, before any data is read."""
         if self.task.name not in tasks.TASKS:
-            known = ", ".join(tasks.TASKS)
-            raise ConfigurationError(
-                f"{origin('task.name')}: task.name must be one of {known}, got {self.task.name!r}."
-            )
+            raise ConfigurationError(f"{origin('task.name')}: {unknown('task.name', self.task.name, tasks.TASKS)}")
         make(self.task_type.options, self.task.options, "task.options", origin)
         try:
             data_options = self.task_type.data_options(self.data.name)

@@ -2,18 +2,20 @@
 
 import inspect
 import math
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from llqr import STRUCTURES, Inner, Metric, Runtime
+from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
 from llqr.curvature.divergence import DIVERGENCES
+from llqr.lab.names import unknown
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
-from llqr.solvers.damping import Damping
+from llqr.schedule import check_number
 
 BASES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -27,6 +29,8 @@ SET_ELSEWHERE = {
     "process_group": "the processes that train",
 }
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
+LARGEST = torch.finfo(torch.float32).max
+"""Weights and factors are at least in float32, which cannot be multiplied by more."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Base:
     betas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay", "momentum"):
+            check_number(name, getattr(self, name), 0, LARGEST)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum, got 0.")
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise ValueError(f"momentum and nesterov belong to sgd, got them with {self.name}.")
         if self.betas is None:
@@ -173,13 +181,14 @@ class Probe:
 
     def __post_init__(self) -> None:
         if self.kind not in PROBES:
-            raise ValueError(f"kind must be one of {', '.join(PROBES)}, got {self.kind!r}.")
+            raise ValueError(unknown("kind", self.kind, PROBES))
         for name in self.arguments():
             owners = [kind for kind, probe in PROBES.items() if name in inspect.signature(probe).parameters]
             if self.kind not in owners:
                 raise ValueError(f"{name} belongs to {' and '.join(owners)}, got it with {self.kind}.")
         if self.kind == "fsam" and self.lam is None:
             raise ValueError("lam is missing, which fsam needs.")
+        self.build()  # refuses what the library does not take
 
     def arguments(self) -> dict[str, Any]:
         """The settings that were made, without the name."""
@@ -209,14 +218,43 @@ class GeometrySettings:
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
-            raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}.")
+            raise ValueError(unknown("divergence", self.divergence, DIVERGENCES))
         for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
             if kind not in STRUCTURES:
-                raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {kind!r}.")
-        Damping.of(self.damping)  # refuses what it does not know
+                raise ValueError(unknown("structure", kind, STRUCTURES))
+        if self.batch_size < max(1, self.inner.gradients):
+            needed = "" if self.inner.gradients == 1 else f", the number of inner.gradients ({self.inner.gradients})"
+            raise ValueError(f"batch_size must be at least 1{needed}, got {self.batch_size}.")
+        inner = {f"inner.{name}": getattr(self.inner, name) for name in ("lr", "curvature_scale")}
+        for name, number in (inner | {"damping": self.damping}).items():
+            if isinstance(number, float) and not abs(number) <= LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST:.3g}, got {number}.")
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")
+        self._check_by_library()
+
+    def _check_by_library(self) -> None:
+        """Refresh a geometry of the smallest network once: it refuses what the library does not take."""
+        kinds = [self.structure] if isinstance(self.structure, str) else [*self.structure.values()]
+        model = nn.Linear(2, 2)
+        ones = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
+        quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about this network
+            for kind in dict.fromkeys(kinds):
+                Geometry(
+                    model,
+                    nn.functional.cross_entropy,
+                    structure=kind,
+                    divergence=self.divergence,
+                    every=self.every,
+                    ema=self.ema,
+                    damping=self.damping,
+                    bounds=self.bounds,
+                    inner=replace(self.inner, steps=1, gradients=1),
+                    runtime=self.runtime,
+                ).learn_from(quadratic)
 
     def metric(self, model: nn.Module) -> Metric:
         """An unlearned metric as these settings lay it out, for its size."""

@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from llqr.lab.errors import ConfigurationError as ConfigurationError  # where readers of a configuration look for it
+from llqr.lab.names import suggestion, unknown
+
 T = TypeVar("T")
 Origin = Callable[[str], str]
 """Where a dotted key was written, for the message of an error."""
-
-
-class ConfigurationError(ValueError):
-    """A configuration that cannot be used; the message names the key and the file it is in."""
 
 
 def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
@@ -28,7 +27,8 @@ def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
     for name, value in table.items():
         path = f"{key}.{name}" if key else name
         if name not in fields:
-            raise ConfigurationError(f"{origin(path)}: unknown key {path}; known here: {', '.join(fields)}.")
+            known = f"known here: {', '.join(fields)}{suggestion(name, fields)}"
+            raise ConfigurationError(f"{origin(path)}: unknown key {path}; {known}")
         values[name] = convert(hints[name], value, path, origin)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -36,7 +36,7 @@ def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
             raise ConfigurationError(f"{origin(key)}: {f'{key}.{name}' if key else name} is missing.")
     try:
         return cls(**values)
-    except ValueError as error:  # a value that the dataclass itself refuses
+    except (TypeError, ValueError) as error:  # a value that the dataclass itself refuses
         raise ConfigurationError(f"{origin(key)}: {f'{key}: ' if key else ''}{error}") from error
 
 
@@ -50,7 +50,7 @@ def convert(hint: Any, value: Any, key: str, origin: Origin) -> Any:
     if kind is typing.Literal:
         if value in arguments and type(value) in {type(choice) for choice in arguments}:
             return value
-        raise ConfigurationError(f"{origin(key)}: {key} must be one of {', '.join(arguments)}, got {value!r}.")
+        raise ConfigurationError(f"{origin(key)}: {unknown(key, value, arguments)}")
     if kind in (types.UnionType, typing.Union):
         for choice in arguments:
             try:

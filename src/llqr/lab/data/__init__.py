@@ -21,6 +21,7 @@ from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions
 from llqr.lab.data.tinyimagenet import read_tinyimagenet
+from llqr.lab.names import unknown
 
 __all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
 
@@ -79,7 +80,7 @@ def names() -> list[str]:
 def source(name: str) -> Source:
     """What is known about the data set ``name`` without reading it."""
     if name not in SOURCES:
-        raise ValueError(f"data must be one of {', '.join(SOURCES)}, got {name!r}.")
+        raise ValueError(unknown("data", name, SOURCES))
     return SOURCES[name]
 
 

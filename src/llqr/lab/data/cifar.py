@@ -46,7 +46,8 @@ class Layout:
         names = ", ".join(split)
         raise FileNotFoundError(
             f"{self.title} was not found under {root.absolute()}: expected {self.binary_folder}/ holding {names} with "
-            f"the suffix .bin, or {self.python_folder}/ holding {names}. Set data.root to the folder that contains one."
+            f"the suffix .bin, or {self.python_folder}/ holding {names}. Give the folder that "
+            "contains one with --data-dir, or as data.root in a recipe."
         )
 
 

@@ -181,7 +181,7 @@ class StreamingData(ImageData):
             if not (folder / split).is_dir():
                 raise FileNotFoundError(
                     f"{folder / split} is missing: expected {folder.name}/ to hold train/<class>/*.JPEG and "
-                    "val/<class>/*.JPEG. Set data.root to the folder that contains it."
+                    "val/<class>/*.JPEG. Give the folder that contains it with --data-dir, or as data.root in a recipe."
                 )
         self.options = options
         self.class_names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())

@@ -23,8 +23,8 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
         if not path.exists():
             raise FileNotFoundError(
                 f"TinyImageNet was not found under {root.absolute()}: {path} is missing. Expected {FOLDER}/ holding "
-                "wnids.txt, train/<wnid>/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt. Set data.root "
-                "to the folder that contains it."
+                "wnids.txt, train/<wnid>/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt. Give the "
+                "folder that contains it with --data-dir, or as data.root in a recipe."
             )
     wnids = (folder / "wnids.txt").read_text().split()
     label_of = {wnid: label for label, wnid in enumerate(wnids)}

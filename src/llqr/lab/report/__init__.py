@@ -10,8 +10,8 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Part, Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs.json_files import write_text
 from llqr.lab.runs.stored import StoredRun
+from llqr.lab.writing import make_folder, write_text
 
 __all__ = ["render", "write"]
 
@@ -21,7 +21,7 @@ PARTS = (summary, curves, sharpness, slices, refreshes, every_run, configuration
 
 def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
     """Write the report on these runs to the file ``out``."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_text(out, render(runs, out.parent, notes))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from llqr.lab.config.recipe import ALIASES
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.results.paper_table import Number, PaperTable
 
 
@@ -43,7 +44,7 @@ def compare(table: PaperTable, reference: str) -> list[Comparison]:
     reference = ALIASES.get(reference, reference)
     methods = dict.fromkeys(cell.column for cell in table.cells)
     if reference not in methods:
-        raise ConfigurationError(f"against must be one of {', '.join(methods)}, got {reference!r}.")
+        raise ConfigurationError(unknown("against", reference, methods))
     references = {cell.row: cell.measured for cell in table.measured if cell.column == reference}
     found = []
     for cell in table.measured:

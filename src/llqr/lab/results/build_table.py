@@ -11,6 +11,7 @@ from typing import Any, Literal
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.names import unknown
 from llqr.lab.results import storage
 from llqr.lab.results.averages import mean_of, relative_time, results_of
 from llqr.lab.results.measurements import differences
@@ -40,7 +41,7 @@ def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> Pa
     if plain not in names() and own:
         return own_table(name, own, measure)
     if plain not in names() or (plain == "storage" and at):
-        raise ConfigurationError(f"TABLE must be one of {', '.join(names())}, or TABLE@VARIANT, got {name!r}.")
+        raise ConfigurationError(unknown("TABLE", name, names(), ", or TABLE@VARIANT"))
     if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
     printed = paper().get(plain, {"rows": {}, "seeds": None})

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from llqr.lab import writing
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
+from llqr.lab.runs.shapes import LINE, checked
 from llqr.lab.runs.stored import StoredRun
 
 KIND = "run"
@@ -73,9 +75,10 @@ def without_places(command: str) -> str:
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse a file that is not of JSON lines; ``option`` named it."""
+    """Refuse a file that is not of JSON lines, or cannot be appended to; ``option`` named it."""
     if path.suffix != ".jsonl":
         raise ConfigurationError(f"{option} must be a .jsonl file, got {path}.")
+    writing.check_file(option, path)
 
 
 def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
@@ -98,8 +101,8 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
                 f"{known.origin} holds another result of {run.label}; delete that line if the new one is right."
             )
     if lines:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
+        writing.make_folder(path.parent)
+        with writing.explained(path), path.open("a") as file:
             file.writelines(f"{line}\n" for line in lines)
     return len(lines), already
 
@@ -126,6 +129,7 @@ def read_file(path: Path) -> list[RunRecord]:
         if not isinstance(line, dict) or "kind" not in line:
             raise DataError(f"{origin} is no result: it has no kind.")
         if line["kind"] == KIND:
+            checked(line, LINE, origin)
             config = {key: value for key, value in line.items() if key not in ("kind", "result", "analysis")}
             runs.append(RunRecord(config, line["result"], line.get("analysis"), origin))
     return runs

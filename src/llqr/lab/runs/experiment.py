@@ -25,11 +25,15 @@ def carry_out(
     tasks = TaskCache(execution.device)
     results = []
     for one in planned:
-        result, note = RunFolder(one.path).result(), "already done"
+        folder = RunFolder(one.path)
+        result, note = folder.result(), "already done"
         if result is None:
             if stop.requested:
                 raise Stopped(f"Stopped by {stop.reason} before {one.label}; the same command resumes here.")
-            result, note = _train(one, tasks.load(one.run, one.seed), execution, stop, display), "done"
+            with folder.locked():
+                result = folder.result()  # of the process that held the lock until now
+                if result is None:
+                    result, note = _train(one, tasks.load(one.run, one.seed), execution, stop, display), "done"
         results.append(result)
         best, last = spread(result["best"]), spread(result["last"])
         display.end(f"{one.label}: {note}, best {result['metric']} {best}, last {last}")

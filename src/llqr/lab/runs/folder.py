@@ -5,19 +5,27 @@
 ``checkpoint.pt``  the latest state: the same command resumes from it, and it holds the trained network at the end
 ``best.pt``        the weights with the best metric on the validation set, of tasks that have one
 ``result.json``    written last: a run is finished when this file exists
+``.lock``          held by the process that works on the run, and free when that process is gone, however it ended
 """
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.runs.json_files import flatten, plain, read_json, write_json, write_text
+from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.runs.provenance import command, source_state, versions
+from llqr.lab.runs.shapes import CONFIG, RESULT, checked
+from llqr.lab.writing import explained, make_folder, write_text
 
 
 class RunFolder:
@@ -49,9 +57,34 @@ class RunFolder:
                     "choose another folder or delete that one."
                 )
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from working on this run at the same time."""
+        make_folder(self.path)
+        place = self.path / ".lock"
+        with explained(place):
+            file = place.open("a+")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise ConfigurationError(
+                    f"--out: {self.path} is in use by {file.read() or 'another process'}; wait until that ends or "
+                    "choose another folder."
+                ) from error
+            except OSError as error:  # a file system without locks
+                warnings.warn(f"{self.path} cannot be locked ({error.strerror}): use it only once.", stacklevel=3)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}")
+            file.flush()
+            for part in self.path.glob(".*.part"):  # of a process that was killed
+                part.unlink(missing_ok=True)
+            yield
+
     def begin(self, planned: PlannedRun, machine: Mapping[str, Any]) -> None:
         """Write down what is about to happen; a later command on the same run is added to the first one."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         now = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": command(),
@@ -67,8 +100,8 @@ class RunFolder:
         write_json(self.path / "config.json", config)
 
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(self.path / "config.json")
-        return config
+        path = self.path / "config.json"
+        return checked(read_json(path), CONFIG, str(path))
 
     def run(self) -> Run:
         """The run that the configuration describes."""
@@ -77,7 +110,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        return checked(read_json(path), RESULT, str(path)) if path.exists() else None
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the result down; it is returned as it will be read back."""
@@ -99,5 +132,5 @@ class Log:
 
     def append(self, record: Mapping[str, Any]) -> None:
         self.records.append(plain(record))
-        with self.path.open("a") as file:
+        with explained(self.path), self.path.open("a") as file:
             file.write(f"{json.dumps(self.records[-1])}\n")

@@ -1,8 +1,7 @@
-"""Values as JSON holds them, and files that are written whole or not at all."""
+"""Values as JSON holds them, and files of them."""
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from llqr.lab.errors import DataError
+from llqr.lab.writing import write_text
 
 
 def plain(value: Any) -> Any:
@@ -35,16 +35,9 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}.") from error
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(plain(value), indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically, so that a reader never sees half a file."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    os.replace(part, path)

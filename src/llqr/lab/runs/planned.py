@@ -7,6 +7,7 @@ from typing import Any
 
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
+from llqr.lab.names import check_folder_name
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class PlannedRun:
 
 def plan(name: str, recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path) -> list[PlannedRun]:
     """Every method with every seed, the seeds outermost: a comparison that is cut short is fair to all methods."""
+    for part in name.split("/"):
+        check_folder_name("the name of a recipe", part)
     runs = [recipe.run(method) for method in methods]
     return [
         PlannedRun(name, recipe.title, run, seed, out / name / run.method / f"seed{seed}")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.names import unknown
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
@@ -71,7 +72,7 @@ class TokenTask(Task, Generic[Text]):
     def build_model(cls, run: Run) -> nn.Module:
         name = run.model.name
         if name not in cls.networks:
-            raise ValueError(f"model must be one of {', '.join(cls.networks)}, got {name!r}.")
+            raise ValueError(unknown("model", name, cls.networks))
         sizes = run.data_options.model_arguments() | {"vocabulary": _vocabulary(run.data_path) or ASSUMED_VOCABULARY}
         try:
             return cls.networks[name](**sizes | run.model.options)

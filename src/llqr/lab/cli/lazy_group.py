@@ -1,0 +1,49 @@
+"""A group of commands that imports the module of a command when it is run: torch alone takes more than a second."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from llqr.lab.cli.interrupts import quitting
+from llqr.lab.errors import Interrupted
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+"""Help and errors as plain text, without typer's frames."""
+
+
+class LazyCommand(NamedTuple):
+    """The module whose ``mount(app)`` adds the command, and the sentence that the list of commands shows."""
+
+    module: str
+    summary: str
+
+
+class LazyGroup(TyperGroup):
+    """Lists and suggests the commands of `LAZY`, which subclasses fill, without importing their modules."""
+
+    LAZY: dict[str, LazyCommand] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, known in self.LAZY.items():
+            self.commands[name] = TyperCommand(name, help=known.summary, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command itself, which is about to be run or whose options are to be completed."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else self.load(str(name)), rest
+
+    def load(self, name: str) -> Any:
+        with quitting():
+            module = import_module(self.LAZY[name].module)
+        app = typer.Typer(**PLAIN)
+        module.mount(app)
+        return typer.main.get_group(app).commands[name]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted.") from None

@@ -1,0 +1,78 @@
+"""Files that are written whole or not at all, and one sentence instead of a traceback where that is impossible."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from llqr.lab.errors import CannotWrite
+
+PROBE = bytes(4096)
+"""What a disk must have room for before anything is measured."""
+
+
+@contextmanager
+def explained(path: Path, option: str = "") -> Iterator[None]:
+    """An `OSError` inside is about writing ``path``, which ``option`` named."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{option}: {path}" if option else str(path)
+        raise CannotWrite(f"{where} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends; after an error or a crash ``path`` is as before.
+
+    Until then it has a name of its own: several processes may write the same file.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with explained(path):
+            with part.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically, so that a reader never sees half a file."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def make_folder(path: Path) -> None:
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to; nothing is left behind."""
+    with explained(folder, option):
+        _write_probe(folder)
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse a file that cannot be made, replaced or appended to."""
+    with explained(path, option):
+        _write_probe(path.parent)
+        if path.exists():
+            path.open("ab").close()
+
+
+def _write_probe(folder: Path) -> None:
+    """In the folder itself, or where it will be made."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    with tempfile.TemporaryFile(dir=nearest) as file:
+        file.write(PROBE)
+        file.flush()
+        os.fsync(file.fileno())
