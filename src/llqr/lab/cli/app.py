@@ -52,7 +52,7 @@ class Commands(LazyGroup):
         ),
         "sharpness": LazyCommand(
             "llqr.lab.cli.sharpness",
-            "Measure a trained network: top eigenvalue and trace of the Hessian, rise of the loss at SAM's probe.",
+            "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
         ),
         "recipes": LazyCommand(
             "llqr.lab.cli.catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."

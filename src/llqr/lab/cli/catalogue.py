@@ -1,6 +1,7 @@
 """The commands that list what is built in: `llqr recipes` and `llqr storage`."""
 
 import json
+import textwrap
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,9 +10,12 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.cli import options
-from llqr.lab.cli.terminal import show
+from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
 from llqr.lab.results import cluster, storage
+
+WIDE = 140
+"""Columns of a terminal that a table of recipes needs."""
 
 
 def mount(app: typer.Typer) -> None:
@@ -40,6 +44,13 @@ def recipes(as_json: options.Json = False) -> None:
                 indent=1,
             )
         )
+        return
+    if width() < WIDE:
+        for name, one in found.items():
+            facts = [one.title, f"{one.seeds} seeds", ", ".join(one.columns)]
+            facts += [f"variants {', '.join(one.variants)}"] if one.variants else []
+            print(name)
+            print(textwrap.fill("; ".join(facts), width(), initial_indent="  ", subsequent_indent="  "))
         return
     table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
     for name, one in found.items():
