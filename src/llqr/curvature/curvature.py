@@ -54,7 +54,7 @@ class Curvature:
             return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
         shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
         mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
-        batched = self._derivatives.batched and self._kept is not None
+        batched = self._kept is not None and self._kept.batched
         return QuadraticModel(self.loss, mean, self.product, shares, self.terms, self.products if batched else None)
 
     def gradient(self) -> Named:
