@@ -42,7 +42,7 @@ bench: $(STAMP)
 
 # The measured tables of the README and of the site, from results/.
 tables: $(STAMP)
-	for page in $$(grep -rl --include=*.md "<!-- table:" README.md docs); do $(BIN)/llqr table --write $$page || exit 1; done
+	for page in $$(grep -rl --include=*.md "^<!-- table:" README.md docs); do $(BIN)/llqr table --write $$page || exit 1; done
 
 # The pictures of the site: measurements from results/, the diagrams, and the terminal of the demo.
 figures: $(STAMP)

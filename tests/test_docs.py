@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import llqr
 import tiny_text
 from llqr.lab.results import summary
+from processes import one_rank
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -30,14 +32,24 @@ def _blocks():
 
 @pytest.mark.parametrize(("page", "line", "block"), list(_blocks()))
 def test_a_block_runs_alone(page, line, block, tmp_path, monkeypatch):
-    """In an empty folder, which for the page on text holds prepared text under the names that it uses."""
+    """In an empty folder, which for the page on text holds prepared text under the names that it uses.
+
+    Those of the page on several devices are the only rank that torchrun has started.
+    """
     monkeypatch.chdir(tmp_path)
+    if page == "docs/distributed.md":
+        for name, value in one_rank().items():
+            monkeypatch.setenv(name, value)
     for framework in re.findall(r"^from (lightning|transformers|accelerate)\b", block, flags=re.M):
         pytest.importorskip(framework)
     if page == "docs/text.md":
         tiny_text.reversal(tmp_path / "data", "europarl")
         tiny_text.counting(tmp_path / "data", "novels")
-    exec(compile("\n" * (line - 1) + block, page, "exec"), {"__name__": "block"})
+    try:
+        exec(compile("\n" * (line - 1) + block, page, "exec"), {"__name__": "block"})
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _modules():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-QUICK = {"digits.py": ["--epochs", "1", "--seeds", "1"]}
+QUICK = {"digits.py": ["--epochs", "1", "--seeds", "1"], "own_experiment.py": ["1", "1"]}
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))

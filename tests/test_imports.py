@@ -1,4 +1,4 @@
-"""What an import loads: the library only torch when it is used, the command line nothing that its help can spare."""
+"""What an import loads: the library only torch, when it is first used; the command line only what its help needs."""
 
 import subprocess
 import sys

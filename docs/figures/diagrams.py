@@ -80,8 +80,8 @@ def arrow(start: Box, end: Box, label: str) -> str:
     style = f"stroke: {pictures.SOFT}; stroke-width: 1.3"
     drawn = f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" style="{style}" marker-end="url(#tip)"/>'
     if label:
-        place = f'x="{(x + to_x) / 2 + 4 + 3.2 * len(label):.1f}" y="{(y + to_y) / 2 + 4:.1f}"'
-        drawn += f'\n<text {place} style="{SOFT}">{escape(label)}</text>'
+        place = f'x="{(x + to_x) / 2 + 8:.1f}" y="{(y + to_y) / 2 + 4:.1f}"'
+        drawn += f'\n<text {place} style="{SOFT}; text-anchor: start">{escape(label)}</text>'
     return drawn
 
 
@@ -186,7 +186,8 @@ REFRESH_ARROWS = (
     ("reject", "report", ""),
 )
 RUN = {
-    "toml": Box(240, 0, ("TOML layers", "extends, @variant, --set")),
+    "toml": Box(130, 0, ("TOML layers", "extends, @variant, --set")),
+    "own": Box(356, 0, ("own.Experiment", "a user's model, loss, data"), named=True),
     "recipe": Box(240, 0.8, ("config.Recipe",), named=True),
     "run": Box(240, 1.6, ("config.Run", "everything but the seed"), named=True),
     "planned": Box(240, 2.4, ("runs.PlannedRun",), named=True),
@@ -200,6 +201,7 @@ RUN = {
 }
 RUN_ARROWS = (
     ("toml", "recipe", ""),
+    ("own", "recipe", ""),
     ("recipe", "run", "method"),
     ("run", "planned", "seed, folder"),
     ("planned", "training", ""),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -104,6 +104,15 @@ def local_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
     replicated = kind.from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return replicated.redistribute(mesh, placements).to_local()
+
+
+def drop_gathered(modules: Iterable[nn.Module]) -> None:
+    """Let FSDP2 put the sharded parameters back where it has left the weights that it gathered."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is not None:
+        for module in modules:
+            if isinstance(module, kind):
+                module.reshard()
 
 
 class Shards:

@@ -5,29 +5,17 @@ import math
 import accelerate
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from accelerators import forget_accelerators
 from llqr.integrations.accelerate import TwoPasses
-from reference_loops import (
-    assert_same,
-    llqr_sam,
-    network,
-    plain_llqr,
-    sam,
-    samples,
-    seed_micro_batch,
-    sgd,
-    train_by_hand,
-    train_in_two_calls,
-    weights,
-)
+from reference_loops import seed_micro_batch, train_by_hand, train_in_two_calls
+from small_trainings import assert_same, llqr_sam, network, plain_llqr, sam, samples, sgd, weights
 
 
 def accelerator(accumulate=1, **settings):
-    for shared in (PartialState, AcceleratorState, GradientState):
-        shared._reset_state()
+    forget_accelerators()
     return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **settings)
 
 

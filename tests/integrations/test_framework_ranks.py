@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from framework_ranks import ACCUMULATE, EPOCHS, deterministic_network
-from reference_loops import samples, sgd, train_by_hand
+from reference_loops import train_by_hand
+from small_trainings import samples, sgd
 
+FRAMEWORKS = ("lightning", "accelerate", "transformers")
 SCRIPT = Path(__file__).parent.parent / "support" / "framework_ranks.py"
 
 
@@ -18,10 +20,10 @@ def test_two_ranks(tmp_path):
     assert run.returncode == 0, run.stderr
     model = deterministic_network()
     train_by_hand(model, sgd(model), samples(), rho=0.1, accumulate=ACCUMULATE, epochs=EPOCHS)
-    for framework in ("lightning", "accelerate", "transformers"):
+    for framework in FRAMEWORKS:
         for ours in _both(tmp_path, f"{framework}-sam"):
             torch.testing.assert_close(ours, dict(model.state_dict()), rtol=1e-5, atol=1e-6)
-    for framework in ("lightning", "accelerate"):
+    for framework in FRAMEWORKS:
         first, second = _both(tmp_path, f"{framework}-llqr+sam")
         assert all(torch.equal(first[name], second[name]) for name in first)  # the metric does not drift
         assert not torch.equal(first["0.weight"], ours["0.weight"])

@@ -9,17 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from llqr.integrations.passes import Passes
-from reference_loops import (
-    assert_same,
-    llqr_sam,
-    network,
-    sam,
-    samples,
-    seed_micro_batch,
-    sgd,
-    train_by_hand,
-    train_in_two_calls,
-)
+from reference_loops import seed_micro_batch, train_by_hand, train_in_two_calls
+from small_trainings import assert_same, llqr_sam, network, sam, samples, sgd
 
 
 def torchvisions_loop(model, optimizer, *, scaler=None, clip=None):

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.nn.functional import cross_entropy
 from transformers import (
     BertConfig,
@@ -15,8 +14,9 @@ from transformers import (
 )
 
 import llqr
+from accelerators import forget_accelerators
 from llqr.integrations.transformers import TwoPassTrainer
-from reference_loops import assert_same
+from small_trainings import assert_same
 
 ROWS, BATCH = 16, 4
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,8 +79,7 @@ class Seeded(TwoPassTrainer):
 
 
 def trainer(model, opt, data, folder, accumulate=1, kind=Seeded, **settings):
-    for shared in (PartialState, AcceleratorState, GradientState):
-        shared._reset_state()
+    forget_accelerators()
     common = {
         "num_train_epochs": 2,
         "per_device_train_batch_size": BATCH,

@@ -1,6 +1,7 @@
 """What may go wrong beside sharded weights: refusals, statistics, low precision, resuming, a rank that fails."""
 
 import time
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -12,10 +13,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor
 
 import llqr
+from geometries import flat_geometry
 from processes import on_ranks
-from sharded_models import batches, fsdp2, network, weights
+from sharded_models import batches, fsdp2, fsdp2_and_tensor_parallel, network, tensor_parallel, weights
 
-from .test_step import FEW, assert_as_in_one_process, compare
+from . import test_metric, test_step
 
 mse = nn.functional.mse_loss
 
@@ -47,6 +49,7 @@ def refusals(rank, world):
     flat = FullyShardedDataParallel(network(), use_orig_params=False, **here)
     views = FullyShardedDataParallel(network(), use_orig_params=True, **here)
     copies = FullyShardedDataParallel(network(), sharding_strategy=ShardingStrategy.NO_SHARD, **here)
+    parallel, both = tensor_parallel(world)[0], fsdp2_and_tensor_parallel(world)[0]
     model, share, shares = fsdp2(world)
     batch = [part.chunk(shares)[share] for part in batches(1)[0]]
     opt = llqr.SAM(sgd(model))
@@ -63,6 +66,11 @@ def refusals(rank, world):
         "a geometry of fsdp1": refusal(lambda: llqr.Geometry(views, mse)),
         "own probes": refusal(lambda: llqr.SAM(sgd(model), no_sync=model.set_requires_gradient_sync)),
         "a geometry": refusal(lambda: llqr.Geometry(model, mse)),
+        "a geometry of tensor parallel weights": refusal(lambda: llqr.Geometry(parallel, mse, shards="all")),
+        "a geometry of two dimensions": refusal(lambda: llqr.Geometry(both, mse, shards="all")),
+        "a captured refresh": refusal(
+            lambda: llqr.Geometry(model, mse, shards="all", runtime=llqr.Runtime(capture=True))
+        ),
         "gradients from outside": refusal(outside),
         "a step after that": refusal(lambda: opt.step(closure)),
     }
@@ -168,6 +176,22 @@ def failing(rank, world):
     }
 
 
+def failing_refresh(rank, world):
+    """Rank 1 cannot linearise, then sees NaN."""
+    model, share, shares = fsdp2(world)
+    geometry = flat_geometry(model, mse, structure="kfac", steps=3, shards="all")
+    x, y = (part.chunk(shares)[share] for part in batches(1)[0])
+    raised = refusal(lambda: geometry.refresh((x[..., :2] if rank == 1 else x, y)))
+    geometry.refresh((x, y))
+    before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accepted = geometry.refresh((x * float("nan") if rank == 1 else x, y)).accepted
+    kept = all(factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
+    afterwards = geometry.refresh((x, y)).accepted
+    return {"raised": raised, "not a number": accepted, "kept": kept, "afterwards": afterwards}
+
+
 def not_a_number(rank, world):
     """Rank 1 alone sees NaN: all ranks have it in their gradients, and so in their weights, as without a probe."""
     model, share, shares = fsdp2(world)
@@ -179,7 +203,9 @@ def not_a_number(rank, world):
 
 def work(rank, world):
     return {
-        "few": compare(FEW, world),
+        "steps": test_step.compare(test_step.FEW, world),
+        "metrics": test_metric.compare(test_metric.FEW, rank, world),
+        "failing refresh": failing_refresh(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
         "low precision": [low_precision(rank, world, rho) for rho in (0.0, 0.5)],
@@ -196,7 +222,19 @@ def ranks(tmp_path_factory):
 
 
 def test_the_sam_family_equals_one_process_on_the_joined_batch(ranks):
-    assert_as_in_one_process([found["few"] for found in ranks], FEW)
+    test_step.assert_as_in_one_process([found["steps"] for found in ranks], test_step.FEW)
+
+
+def test_a_metric_equals_one_process_on_the_joined_batch(ranks):
+    test_metric.assert_as_in_one_process([found["metrics"] for found in ranks], test_metric.FEW)
+
+
+def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):
+    outcomes = [found["failing refresh"] for found in ranks]
+    assert "RankError" in outcomes[0]["raised"]
+    assert "batch: the model cannot be called on its inputs" in outcomes[1]["raised"]
+    for found in outcomes:
+        assert (found["not a number"], found["kept"], found["afterwards"]) == (False, True, True)
 
 
 @pytest.mark.parametrize("wrapped", ["fsdp1", "fsdp1 with the original parameters", "fsdp1 without shards"])
@@ -210,7 +248,10 @@ def test_fsdp1_is_refused(ranks, wrapped):
     [
         ("a geometry of fsdp1", "torch.distributed.fsdp.fully_shard"),
         ("own probes", "no_sync: a probe of each rank's own"),
-        ("a geometry", "model: its parameters are sharded"),
+        ("a geometry", "shards: the weights are split among 2 ranks"),
+        ("a geometry of tensor parallel weights", "let fully_shard take all parameters"),
+        ("a geometry of two dimensions", "sharded otherwise than by FSDP2 (fully_shard) alone"),
+        ("a captured refresh", "capture: not with shards"),
         ("gradients from outside", "step: the gradients of a backward pass outside the closure"),
     ],
 )

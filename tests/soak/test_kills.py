@@ -2,7 +2,6 @@
 
 import os
 import random
-import subprocess
 import time
 
 import pytest
@@ -13,31 +12,58 @@ from resumed_runs import assert_same_end, folder_of, start
 KILLS = int(os.environ.get("LLQR_KILLS", 50))
 
 
-def finished(process, seconds=None):
-    """Whether it ends by itself, in so many seconds; otherwise it is killed."""
-    try:
-        message = process.communicate(timeout=seconds)[1].decode()
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+def finished(process):
+    """Whether it has ended by itself; what goes wrong is shown."""
+    if process.poll() is None:
         return False
-    assert process.returncode == 0, message
+    assert process.returncode == 0, process.stderr.read().decode()
     return True
+
+
+def trains(process, out):
+    """Waits until the process has written a checkpoint of its own; False if it ended before."""
+    checkpoint = folder_of(out) / "checkpoint.pt"
+    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+    while not finished(process):
+        if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def kill(process):
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.slow
 def test_kills(tmp_path, record_property):
-    """`LLQR_KILLS` of them, 50 by default. Until a run is finished, it is started again and, perhaps, killed again."""
-    before = time.monotonic()
-    assert finished(start(tmp_path / "whole"))
-    longest = time.monotonic() - before
+    """`LLQR_KILLS` of them, 50 by default: one in five while the process starts, the others while it trains."""
+    process = start(tmp_path / "whole")
+    begun = time.monotonic()
+    assert trains(process, tmp_path / "whole")
+    starting = time.monotonic() - begun
+    process.wait()
+    assert finished(process)
+    training = time.monotonic() - begun - starting
+
     draw = random.Random(0)
-    counts = {"kills": 0, "of them before the first checkpoint": 0, "runs": 0}
+    counts = {"kills": 0, "of them while training": 0, "runs": 0, "runs that differ": 0}
     while counts["kills"] < KILLS:
         out = tmp_path / f"run{counts['runs']}"
-        while not finished(start(out), draw.uniform(0, longest) if counts["kills"] < KILLS else None):
+        while True:
+            process = start(out)
+            if counts["kills"] == KILLS:
+                process.wait()
+            elif draw.random() < 0.2:
+                time.sleep(draw.uniform(0, starting))
+            elif trains(process, out):
+                counts["of them while training"] += 1
+                time.sleep(draw.uniform(0, training / 3))
+            if finished(process):
+                break
+            kill(process)
             counts["kills"] += 1
-            counts["of them before the first checkpoint"] += not (folder_of(out) / "checkpoint.pt").exists()
         assert_same_end(folder_of(tmp_path / "whole"), folder_of(out))
         counts["runs"] += 1
-    show("SIGKILLs", counts | {"runs that differ": 0}, record_property)
+    show("SIGKILLs", counts, record_property)

@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from llqr.integrations.accelerate import TwoPasses
 from llqr.integrations.lightning import TwoPasses as LightningPasses
 from llqr.integrations.transformers import TwoPassTrainer
-from reference_loops import llqr_sam, sam, samples
+from small_trainings import llqr_sam, sam, samples
 
 METHODS = {"sam": sam, "llqr+sam": llqr_sam}
 EPOCHS, ACCUMULATE = 2, 2
@@ -111,12 +112,11 @@ class WithLoss(nn.Module):
 
     def forward(self, inputs, labels=None):
         logits = self.net(inputs)
-        return {"loss": None if labels is None else cross_entropy(logits, labels), "logits": logits}
+        return SequenceClassifierOutput(None if labels is None else cross_entropy(logits, labels), logits)
 
 
 def transformers_rank(folder):
     torch.set_num_threads(1)
-    model = WithLoss()
     arguments = TrainingArguments(
         str(folder / "trainer"),
         num_train_epochs=EPOCHS,
@@ -130,8 +130,10 @@ def transformers_rank(folder):
         disable_tqdm=True,
         use_cpu=True,
     )
-    TwoPassTrainer(model, arguments, train_dataset=Rows(), optimizers=(sam(model), None)).train()
-    torch.save(model.net.state_dict(), folder / f"transformers-sam{arguments.process_index}.pt")
+    for name, method in METHODS.items():
+        model = WithLoss()
+        TwoPassTrainer(model, arguments, train_dataset=Rows(), optimizers=(method(model), None)).train()
+        torch.save(model.net.state_dict(), folder / f"transformers-{name}{arguments.process_index}.pt")
 
 
 def warned_rank(folder):

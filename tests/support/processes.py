@@ -28,11 +28,20 @@ def _work(rank, world, port, folder, function):
     dist.destroy_process_group()
 
 
-def on_ranks(world, folder, function, seconds=SECONDS):
-    """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
+def _free_port():
     with contextlib.closing(socket.socket()) as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def one_rank():
+    """What torchrun tells a process that is alone."""
+    return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
+
+
+def on_ranks(world, folder, function, seconds=SECONDS):
+    """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
+    port = _free_port()
     context = mp.spawn(_work, args=(world, port, str(folder), function), nprocs=world, join=False)
     deadline = time.monotonic() + seconds
     while not context.join(timeout=5):

@@ -1,4 +1,4 @@
-"""Training loops written by hand, which those of the frameworks must equal, and what both train."""
+"""Training loops written by hand, which those of the frameworks must equal."""
 
 from contextlib import nullcontext
 
@@ -6,52 +6,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import llqr
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-
-
-def samples(count=8, rows=6):
-    """So many micro-batches."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(rows, 4, generator=generator), torch.randint(3, (rows,), generator=generator))
-        for _ in range(count)
-    ]
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def sam(model, **settings):
-    return llqr.SAM(sgd(model), rho=0.1, **settings)
-
-
-def llqr_sam(model):
-    geometry = llqr.Geometry(model, cross_entropy, every=2, inner=llqr.Inner(steps=5, lr=0.05))
-    return llqr.LLQRSAM(sgd(model), geometry, rho=0.1)
-
-
-def plain_llqr(model):
-    return llqr.LLQR(sgd(model), llqr.Geometry(model, cross_entropy, every=2, inner=llqr.Inner(steps=5, lr=0.05)))
-
-
-def weights(model):
-    return [tensor.detach().clone() for tensor in model.state_dict().values()]
-
-
-def assert_same(model, other, **tolerance):
-    for ours, theirs in zip(weights(model), weights(other), strict=True):
-        torch.testing.assert_close(ours, theirs, **tolerance or {"rtol": 0, "atol": 0})
-
 
 def train_by_hand(model, base, batches, *, rho, accumulate=1, epochs=1, clip=None, first=0):
     """SAM without any part of llqr. Returns the loss of each micro-batch at the centre."""
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     losses = []
 
     def forward_backward(batch):
@@ -85,7 +43,9 @@ def train_by_hand(model, base, batches, *, rho, accumulate=1, epochs=1, clip=Non
     return losses
 
 
-def train_in_two_calls(model, opt, batches, *, accumulate=1, epochs=1, scaler=None, autocast=None, clip=None):
+def train_in_two_calls(
+    model, opt, batches, *, accumulate=1, epochs=1, first_epoch=0, scaler=None, autocast=None, clip=None
+):
     """Any method of llqr in its two-call form; a refresh learns from the last micro-batch, after the first pass."""
 
     def forward_backward(epoch, start):
@@ -97,7 +57,7 @@ def train_in_two_calls(model, opt, batches, *, accumulate=1, epochs=1, scaler=No
             loss = loss / accumulate
             (loss if scaler is None else scaler.scale(loss)).backward()
 
-    for epoch in range(epochs):
+    for epoch in range(first_epoch, first_epoch + epochs):
         for start in range(0, len(batches), accumulate):
             forward_backward(epoch, start)
             opt.first_step(batch=batches[start + accumulate - 1], grad_scaler=scaler)

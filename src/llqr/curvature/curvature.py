@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from llqr.curvature.derivatives import Derivatives
+from llqr.curvature.derivatives import Derivatives, Function
 from llqr.curvature.divergence import Divergence, Scale, check_scale
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
@@ -21,7 +21,11 @@ class Curvature:
     """
 
     def __init__(
-        self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None = None
+        self,
+        problem: Problem,
+        divergence: Divergence,
+        derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype], Derivatives],
+        scale: Scale | None = None,
     ) -> None:
         self._problem = problem
         self._derivatives = derivatives
@@ -50,7 +54,7 @@ class Curvature:
             return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
         shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
         mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
-        batched = self._derivatives.batched and self._kept is not None
+        batched = self._kept is not None and self._kept.batched
         return QuadraticModel(self.loss, mean, self.product, shares, self.terms, self.products if batched else None)
 
     def gradient(self) -> Named:
@@ -129,7 +133,7 @@ class Curvature:
 
     def _linearise(self, piece: object) -> Derivatives:
         problem = self._problem
-        plain = not self._derivatives.first_order
+        plain = not getattr(self._derivatives, "first_order", False)
         return self._derivatives(
             lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
         )

@@ -91,13 +91,13 @@ class ForwardMode(Derivatives):
         return tangent
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        slope = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
+        gradient = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
 
         def product(v: Mapping[str, Tensor]) -> Named:
             # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
             precision = torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4)
             with FORWARD_MODE, precision:
-                tangent: Named = torch.func.jvp(slope, (_detached(self.theta),), (dict(v),))[1]
+                tangent: Named = torch.func.jvp(gradient, (_detached(self.theta),), (dict(v),))[1]
             return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
 
         return product
@@ -156,7 +156,7 @@ class FiniteDifferences(Derivatives):
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         def product(v: Mapping[str, Tensor]) -> Named:
             h = self._step(v)
-            return _slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
+            return slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
 
         return product
 
@@ -194,12 +194,13 @@ class OneSidedDifferences(FiniteDifferences):
 
         def product(v: Mapping[str, Tensor]) -> Named:
             h = self._step(v)
-            return _slope(self._vjp_at(self._moved(v, h), w), here, h)
+            return slope(self._vjp_at(self._moved(v, h), w), here, h)
 
         return product
 
 
-def _slope(ahead: Named, behind: Named, distance: Tensor) -> Named:
+def slope(ahead: Named, behind: Named, distance: Tensor) -> Named:
+    """The difference quotient of two vectors."""
     return {name: (ahead[name] - behind[name]) / distance.to(ahead[name].dtype) for name in ahead}
 
 

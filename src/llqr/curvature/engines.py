@@ -88,7 +88,8 @@ class OneSidedDifferencesEngine(Direct):
 class LinearisedEngine(Engine):
     """Products traced once, as a graph of tensor operations of which a refresh repeats only what depends on `v`.
 
-    The traces of the last few shapes are kept: tracing takes long, and torch never forgets the code of a graph.
+    The first few shapes are traced. Tracing takes long, and torch never forgets the code of a graph: where ever new
+    shapes come, the others are computed in forward mode.
     """
 
     name = "linearised"
@@ -97,15 +98,15 @@ class LinearisedEngine(Engine):
     _traces: tuple[Trace, ...] = ()
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        trace = next((trace for trace in self._traces if trace.fits(problem)), None) or self._traced(problem)
-        others = [other for other in self._traces if other is not trace]
-        self._traces = (trace, *others[: self.KEPT - 1])
+        from llqr.curvature.linearised import Trace, untraced  # slow to import, and rarely needed
+
+        trace = next((trace for trace in self._traces if trace.fits(problem)), None)
+        if trace is None and len(self._traces) == self.KEPT:
+            return untraced(problem, self.divergence, self.scale, self.gradients)
+        if trace is None:
+            trace = Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
+            self._traces = (*self._traces, trace)
         return trace.linearise(problem)
-
-    def _traced(self, problem: Problem) -> Trace:
-        from llqr.curvature.linearised import Trace  # slow to import, and rarely needed
-
-        return Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
 
 
 ENGINES: dict[str, type[Engine]] = {

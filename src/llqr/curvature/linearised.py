@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,6 +78,18 @@ class Trace:
             return dict(zip(self._names, self._several(*saved, *(v[name] for name in self._names)), strict=True))
 
         return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms, products)
+
+
+def untraced(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> QuadraticModel:
+    """The same quadratic model without a trace."""
+    with _unfused_attention():
+        model = Curvature(problem, divergence, ForwardMode, scale).model(gradients)
+
+    def product(v: Mapping[str, Tensor]) -> Named:
+        with _unfused_attention():
+            return model.product(v)
+
+    return replace(model, product=product)
 
 
 def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:

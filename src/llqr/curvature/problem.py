@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from llqr.curvature.whole_weights import fsdp_set_aside
+from llqr.dtensors import whole
 from llqr.leaves import leaves_of
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -29,10 +31,11 @@ class Problem:
     """`theta -> outputs` and `outputs -> mean loss` on one batch.
 
     The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers, and the random
-    state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces.
+    state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces. Sharded
+    weights (FSDP2) are gathered, on all ranks at the same time.
 
     Attributes:
-        keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`.
+        keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
     """
 
     def __init__(
@@ -48,18 +51,23 @@ class Problem:
     ) -> None:
         self.loss_fn = loss_fn
         self.inputs, self.targets = split_batch(batch)
-        self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self.parameters = {name: self.taken(parameter.detach()) for name, parameter in parameters.items()}
         self._micro_batch = micro_batch
         self.pieces = self._cut()
         self._autocast = autocast
         self._caller = _Caller(model, forward or call_model)
         learned = {f"model.{name}" for name in parameters}
-        self._held = {name: p.detach() for name, p in self._caller.named_parameters() if name not in learned}
+        self._held = {n: self.taken(p.detach()) for n, p in self._caller.named_parameters() if n not in learned}
         self._buffers = dict(self._caller.named_buffers())
         self.keeps_outputs = False
         self.seen: Tensor | None = None
+        self._leaves: set[Tensor] = set()
         self._places = _places(self._caller)
         self._tensors = _attached(self._caller)
+
+    def taken(self, parameter: Tensor) -> Tensor:
+        """What outputs are a function of: the whole of it, if the model has shards."""
+        return whole(parameter)
 
     def fixed_tensors(self) -> list[Tensor]:
         """The model's tensors that are not learned but that outputs depend on: other parameters, and buffers."""
@@ -105,29 +113,36 @@ class Problem:
         # Copies, because a custom module may write to its buffers even in eval mode.
         tensors |= {name: buffer.clone() for name, buffer in self._buffers.items()}
         replaced = {place: tensors[name] for place, name in self._places.items()}
-        device = next(iter(parameters.values())).device
-        precision = torch.autocast(device.type, self._autocast, enabled=self._autocast is not None)
         try:
-            with precision, _as_written(self._caller) if plain else nullcontext():
-                outputs = torch.func.functional_call(self._caller, replaced, (inputs,), tie_weights=False)
+            with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
+                outputs = self.called(inputs, replaced)
         except BaseException:
             # An interrupt may come while torch puts the model's own tensors back.
             _reattach(self._tensors)
             raise
+        if self.keeps_outputs:
+            self._leaves |= leaves_of(outputs) or set()
+        return outputs
+
+    def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The model's outputs, with some of its tensors replaced, as at least float32."""
+        device = next(iter(self.parameters.values())).device
+        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
+            if replaced is None:
+                outputs = self._caller(inputs)
+            else:
+                outputs = torch.func.functional_call(self._caller, dict(replaced), (inputs,), tie_weights=False)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def bypassed(self) -> list[str]:
-        """The parameters that the model reads from somewhere else than from its modules, and so not as they are given.
+        """The parameters that the model read from somewhere else than from its modules, and so not as they were given.
 
-        For one pass; such parameters would have no gradient.
+        Known of outputs that were kept; such parameters would have no gradient.
         """
         names = {id(tensor): name for name, tensor in self._caller.named_parameters()}
-        theta = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
-        with torch.enable_grad():
-            leaves = leaves_of(self.outputs(theta, self.pieces[0], plain=True)) or set()
-        found = (names.get(id(leaf), "").removeprefix("model.") for leaf in leaves)
+        found = (names.get(id(leaf), "").removeprefix("model.") for leaf in self._leaves)
         return sorted(name for name in found if name in self.parameters)
 
     def loss(self, outputs: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class Geometry:
             max_side=runtime.max_side,
         )
         self.metric = own_part(whole, self.parameters, shards, self.linearizer.group)
-        if self.shards > 1:
+        if self.metric is not whole:
             self.linearizer.share_out(self.metric.placement)
         SOLVERS[inner.solver].check(self.metric)
         if runtime.capture:
@@ -132,7 +132,7 @@ class Geometry:
         self._source_state: Mapping[str, Any] | None = None
 
     def _check_capturable(self) -> None:
-        if self.shards > 1:
+        if self.metric.whole is not self.metric:
             raise ValueError("capture: not with shards, because the ranks exchange vectors in every inner step")
         if not SOLVERS[self.inner.solver].capturable:
             raise ValueError(f"capture: not with solver={self.inner.solver!r}, whose steps are not all the same")
@@ -244,7 +244,10 @@ class Geometry:
 
     @contextmanager
     def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:
-        """The quadratic model that a refresh on this batch would learn from; the model is frozen while entered."""
+        """The quadratic model that a refresh on this batch would learn from; the model is frozen while entered.
+
+        Of a metric that is shared out, its vectors are those of this rank's blocks, by their names.
+        """
         with self.linearizer.frozen():
             yield self.linearizer.linearise(self.linearizer.problem(batch))
 
@@ -388,7 +391,7 @@ class Geometry:
         """
         state = for_this_rank(state, self.linearizer)
         counters = {key: int(state["counters"][key]) for key in ("step", "next", *COUNTERS)}
-        if state["engine"] != "auto" and state["engine"] not in ENGINES:
+        if state["engine"] not in ("auto", "passes", *ENGINES):
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         restore = self._refresher.restored(state.get("refresh"), self.metric.blocks[0].device)
         self.metric.load_state_dict(state["metric"])

@@ -27,7 +27,9 @@ from llqr.curvature import (
 from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
 from llqr.curvature.problem import doubles_with_the_batch, summed
-from llqr.dtensors import any_sharded, refuse_fsdp1
+from llqr.curvature.quadratic import Named
+from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
+from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
 from llqr.metric.placement import Placement
 from llqr.refresh.report import RefreshWarning
@@ -61,15 +63,13 @@ class Linearizer:
         if summed(loss_fn):
             raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
         self.model: nn.Module = unwrapped(model)
+        drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("model: no parameter requires a gradient")
         refuse_fsdp1(self.parameters.values())
         if any_sharded(self.parameters.values()):
-            raise NotImplementedError(
-                "model: its parameters are sharded (DTensors of FSDP2 or tensor parallelism), of which no metric can "
-                "be learned; use DDP, or a method without a geometry, such as llqr.SAM"
-            )
+            check_fsdp(self.model, self.parameters)
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
@@ -77,10 +77,10 @@ class Linearizer:
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._summed = (divergence.scale if scale is None else scale) == "sum"
-        group = _group(model, runtime)
+        group = fsdp_group(self.parameters) if any_sharded(self.parameters.values()) else _group(model, runtime)
         self._ranks = None if group is None else Ranks(group, Placement(group), self._summed)
         self._engine: Engine | None = None
-        self._checked = False
+        self._checked = self._shared_out = False
         self._announced: set[str] = set()
         self.use(runtime.engine)
 
@@ -92,13 +92,24 @@ class Linearizer:
     def use(self, engine: str) -> None:
         """Take the engine of this name from now on."""
         if engine != self.engine:
-            self._engine = None if engine == "auto" else self._made(ENGINES[engine])
+            self._engine = None if engine == "auto" else self._made(self._named(engine))
+
+    def _named(self, engine: str) -> type[Engine]:
+        if engine != "passes":
+            return ENGINES[engine]
+        if not any_sharded(self.parameters.values()):
+            raise ValueError("engine: 'passes' is for models sharded by FSDP2 (fully_shard); choose 'auto'")
+        from llqr.curvature.passes import PassesEngine  # imports FSDP, which takes long
+
+        return PassesEngine
 
     def _made(self, kind: type[Engine]) -> Engine:
         return kind(self.divergence, self._scale, gradients=self._gradients, compile=self._runtime.compile)
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
+        if self.engine == "passes":
+            return self._sharded_problem(batch)
         return Problem(
             self.model,
             self._loss_fn,
@@ -107,6 +118,15 @@ class Linearizer:
             forward=self._forward,
             micro_batch=self._runtime.micro_batch,
             autocast=self._runtime.autocast,
+        )
+
+    def _sharded_problem(self, batch: Batch) -> Problem:
+        from llqr.curvature.passes import ShardedProblem
+
+        group, autocast = self.group, self._runtime.autocast
+        assert group is not None
+        return ShardedProblem(
+            self.model, self._loss_fn, batch, self.parameters, group, forward=self._forward, autocast=autocast
         )
 
     def learn_with(self, group: dist.ProcessGroup) -> None:
@@ -125,8 +145,8 @@ class Linearizer:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Those that learn one metric together, if there are several."""
-        return None if self._ranks is None or not self._ranks.several else self._ranks
+        """Those that learn one metric together, if there are several, or one that has been given its part."""
+        return self._ranks if self._ranks is not None and (self._ranks.several or self._shared_out) else None
 
     def on_any_rank(self, flag: bool) -> bool:
         """Whether it is so on any of them."""
@@ -137,9 +157,12 @@ class Linearizer:
         """From now on quadratic models have the vectors of this rank's part of the metric."""
         assert self._ranks is not None
         self._ranks = replace(self._ranks, exchange=placement)
+        self._shared_out = True
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
+        if self.engine == "passes":
+            return self._through_passes(problem)
         device = next(iter(self.parameters.values())).device
         ranks = self.ranks
         problem.keeps_outputs = not self._checked
@@ -149,6 +172,20 @@ class Linearizer:
         if ranks is None:
             return self._local(problem)
         return ranks.joined(lambda: self._local(problem), device)
+
+    def _through_passes(self, problem: Problem) -> QuadraticModel:
+        """The quadratic model of all ranks' batches; its vectors, which are shards, travel to and from the owners."""
+        assert self._engine is not None
+        assert self._ranks is not None
+        placement = self._ranks.exchange
+        assert isinstance(placement, Placement)
+        model = self._engine.linearise(problem)
+
+        def product(v: Mapping[str, Tensor]) -> Named:
+            return placement.to_owner(model.product(placement.to_local(v, problem.parameters)))
+
+        shares = tuple(placement.to_owner(share) for share in model.gradients)
+        return QuadraticModel(model.loss, placement.to_owner(model.gradient), product, shares, model.terms)
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
@@ -194,6 +231,7 @@ class Linearizer:
 
     def check_identity(self) -> None:
         """Refuse a model whose parameters are no longer those that `U` acts on; name those that have joined."""
+        drop_gathered(self.model.modules())
         now = dict(self.model.named_parameters())
         for name, parameter in self.parameters.items():
             if now.get(name) is not parameter:

@@ -17,7 +17,8 @@ class Runtime:
 
     Attributes:
         engine: what multiplies by H: "auto", "forward", "double-backward", "finite-differences",
-            "one-sided-differences" or "linearised".
+            "one-sided-differences" or "linearised". Of a model that FSDP2 has sharded, each of them gathers the whole
+            weights; "passes" does not, but makes differences of FSDP's own forward passes.
         capture: replay refreshes, and the matrix products of U g, as CUDA graphs: few launches from the host. Needs a
             CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; each U g
             overwrites the one before.
@@ -55,8 +56,8 @@ class Runtime:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.engine, str) or (self.engine != "auto" and self.engine not in ENGINES):
-            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(ENGINES)}")
+        if not isinstance(self.engine, str) or self.engine not in ("auto", "passes", *ENGINES):
+            raise ValueError(f"engine: unknown {self.engine!r}; choose auto, passes or one of {', '.join(ENGINES)}")
         for name in ("capture", "compile", "spread"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -69,8 +70,10 @@ class Runtime:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
                 raise ValueError(f"{name}: expected {kind}, got {number!r}")
+        if self.spread and self.engine == "passes":
+            raise ValueError("spread: not with engine='passes', for which the weights must stay where they are")
         if self.micro_batch is not None:
-            if self.engine != "auto" and not ENGINES[self.engine].micro_batches:
+            if self.engine == "passes" or (self.engine != "auto" and not ENGINES[self.engine].micro_batches):
                 raise ValueError(
                     f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"
                 )

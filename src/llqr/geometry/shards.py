@@ -8,9 +8,12 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.dtensors import any_sharded
+from llqr.geometry.fsdp import fsdp_groups, outlines, split_dim
 from llqr.metric import Metric
 from llqr.metric.owned import Owned
 from llqr.metric.owners import owners
+from llqr.metric.sharded import Sharded
 
 Shards = int | Literal["all"] | None
 
@@ -19,11 +22,37 @@ def own_part(
     metric: Metric, parameters: Mapping[str, Tensor], shards: Shards, group: dist.ProcessGroup | None
 ) -> Metric:
     """The part of a metric that this rank owns; the metric itself if it is not shared out."""
+    if any_sharded(parameters.values()):
+        return _beside_shards(metric, parameters, shards)
     count = shard_count(shards, group)
     if count == 1 or not metric.stored():
         return metric
     assert group is not None
-    placement = Owned(metric.blocks, owners(metric.groups, count), parameters, group)
+    placement = Owned(metric.blocks, owners(metric.groups, count), parameters, *_row_and_column(group, count))
+    return metric.part(placement.names, placement)
+
+
+def _row_and_column(group: dist.ProcessGroup, shards: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """The ranks that hold one copy of the metric with this one, and those that own the same blocks of other copies."""
+    members = dist.get_process_group_ranks(group)
+    copy, shard = divmod(dist.get_rank(group), shards)
+    row, column = members[copy * shards : (copy + 1) * shards], members[shard::shards]
+    return (
+        group if len(row) == len(members) else dist.new_group(row, use_local_synchronization=True),
+        dist.new_group(column, use_local_synchronization=True) if len(column) > 1 else None,
+    )
+
+
+def _beside_shards(metric: Metric, parameters: Mapping[str, Tensor], shards: Shards) -> Metric:
+    """The part of a rank that has shards of the weights too: one copy of the metric for each copy of the model."""
+    row, column = fsdp_groups(parameters)
+    count = dist.get_world_size(row)
+    if shards not in ("all", count):
+        raise ValueError(
+            f"shards: the weights are split among {count} ranks, and so must the metric be; pass shards='all'"
+        )
+    dims = {name: split_dim(parameter) for name, parameter in parameters.items()}
+    placement = Sharded(metric.blocks, owners(metric.groups, count), outlines(parameters), row, column, dims)
     return metric.part(placement.names, placement)
 
 

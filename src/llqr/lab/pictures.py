@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.writing import check_file, make_folder, replacing, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,22 +118,28 @@ def note_below(figure: "Figure", text: str) -> None:
     figure.supxlabel(text, fontsize=7, color=SOFT)
 
 
+def plain(text: str) -> str:
+    """A name as it is: between two dollar signs matplotlib would read mathematics."""
+    return text.replace("$", r"\$")
+
+
 def check(option: str, path: Path | None) -> None:
     """Refuse a file that cannot become a picture, before anything is measured; ``option`` named it."""
     if path is None:
         return
     if path.suffix not in FORMATS:
         raise ConfigurationError(f"{option} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}.")
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"{option}: the folder {path.parent} does not exist.")
+    check_file(option, path)
 
 
 def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
     """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
     import matplotlib as mpl
 
+    make_folder(path.parent)
     if path.suffix != ".svg":
-        figure.savefig(path, dpi=200, facecolor="white")
+        with replacing(path) as picture:
+            figure.savefig(picture, format=path.suffix[1:], dpi=200, facecolor="white")
         return
     file = StringIO()
     # Ids are derived from the salt: the same picture is the same file.
@@ -140,7 +147,7 @@ def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
         metadata = {"Title": title, "Source": source or None, "Date": None, "Creator": None}
         figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     style = f"<style>{FONT}\n@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}</style>"
-    path.write_text(re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", file.getvalue(), count=1))
+    write_text(path, re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", file.getvalue(), count=1))
 
 
 def digest(path: Path) -> str:

@@ -38,15 +38,16 @@ def _split(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> Itera
     if _is_fused(owner_name, local, owner, tensor):
         third = tensor.shape[0] // 3
         parts = {f"[{part}]": (i * third, (i + 1) * third) for i, part in enumerate("qkv")}
+    outline = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")  # of a sharded one, of all of it
     for suffix, rows in parts.items():
-        piece = tensor if rows is None else tensor[rows[0] : rows[1]]
+        piece = outline if rows is None else outline[rows[0] : rows[1]]
         yield Block(
             name=name + suffix,
             parameter=name,
             layer=layer + suffix,
             shape=_matrix_shape(piece, owner),
             native=tuple(piece.shape),
-            strides=torch.empty_like(piece, device="meta").stride(),
+            strides=torch.empty_like(piece).stride(),
             rows=rows,
             dtype=tensor.dtype,
             device=tensor.device,

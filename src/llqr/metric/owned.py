@@ -18,10 +18,6 @@ from llqr.metric.placement import Named, Placement
 #: Blocks begin at multiples of so many bytes in a buffer: multi-tensor kernels are slower on others.
 ALIGNED = 16
 
-# torch 2.13 has new names for these, and warns of the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -50,9 +46,7 @@ class Lane:
         return {b.name: segment.as_strided(b.native, b.strides, start + at) for b, s, at in rows if s == shard}
 
     def dtype(self, like: Mapping[str, Tensor]) -> torch.dtype:
-        """What travels: gradients may be wider than their parameters."""
-        given = {like[block.parameter].dtype for block in self.blocks if block.parameter in like}
-        return reduce(torch.promote_types, given) if given else self.blocks[0].dtype
+        return travelling_dtype(self.blocks, like)
 
 
 class Owned(Placement):
@@ -65,7 +59,8 @@ class Owned(Placement):
         blocks: of the whole metric.
         owner: block name -> shard.
         parameters: by name; `to_whole` gives vectors in their layout.
-        group: the ranks that learn the metric together; a multiple of `shards`.
+        row: the ranks that hold one copy of the metric, each its shard.
+        column: the owners of the same blocks, one in every copy; None if there is one copy.
     """
 
     def __init__(
@@ -73,17 +68,12 @@ class Owned(Placement):
         blocks: Sequence[Block],
         owner: Mapping[str, int],
         parameters: Mapping[str, Tensor],
-        group: dist.ProcessGroup,
+        row: dist.ProcessGroup,
+        column: dist.ProcessGroup | None,
     ) -> None:
-        self.shards = max(owner.values()) + 1
+        self.shards, self._shard = dist.get_world_size(row), dist.get_rank(row)
         self._blocks, self._parameters = tuple(blocks), parameters
-        members = dist.get_process_group_ranks(group)
-        copy, self._shard = divmod(dist.get_rank(group), self.shards)
-        row = members[copy * self.shards : (copy + 1) * self.shards]
-        column = members[self._shard :: self.shards]
-        self._row = group if len(row) == len(members) else dist.new_group(row, use_local_synchronization=True)
-        # The owners of the same blocks, one in every copy.
-        self._column = dist.new_group(column, use_local_synchronization=True) if len(column) > 1 else None
+        self._row, self._column = row, column
         self._own = [block for block in blocks if owner[block.name] == self._shard]
         self._lanes = list(_lanes(blocks, owner, self.shards))
 
@@ -91,6 +81,16 @@ class Owned(Placement):
     def names(self) -> list[str]:
         """Of the blocks that this rank owns."""
         return [block.name for block in self._own]
+
+    @property
+    def buffer_lengths(self) -> list[int]:
+        """Entries of the buffers that travel, one for every dtype and device."""
+        return [self.shards * lane.width for lane in self._lanes]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of all of them, for vectors in the parameters' dtypes."""
+        return sum(self.shards * lane.width * lane.blocks[0].dtype.itemsize for lane in self._lanes)
 
     def to_owner(self, named: Mapping[str, Tensor]) -> Named:
         return _pieces(self._own, named)
@@ -142,11 +142,22 @@ class Owned(Placement):
         return torch.empty(self.shards * lane.width, dtype=dtype, device=lane.blocks[0].device)
 
 
-def _lanes(blocks: Sequence[Block], owner: Mapping[str, int], shards: int) -> Iterator[Lane]:
+def travelling_dtype(blocks: Sequence[Block], like: Mapping[str, Tensor]) -> torch.dtype:
+    """Of what travels: gradients may be wider than their parameters."""
+    given = {like[block.parameter].dtype for block in blocks if block.parameter in like}
+    return reduce(torch.promote_types, given) if given else blocks[0].dtype
+
+
+def by_kind(blocks: Sequence[Block]) -> list[list[Block]]:
+    """Blocks of one dtype and device, which can travel together."""
     kinds: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
         kinds.setdefault((block.dtype, block.device), []).append(block)
-    for alike in kinds.values():
+    return list(kinds.values())
+
+
+def _lanes(blocks: Sequence[Block], owner: Mapping[str, int], shards: int) -> Iterator[Lane]:
+    for alike in by_kind(blocks):
         step = max(1, ALIGNED // alike[0].dtype.itemsize)
         ends, offsets = [0] * shards, []
         for block in alike:
@@ -166,3 +177,14 @@ def _fill(places: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
     copy_each([places[name] for name in present], [pieces[name] for name in present])
     for name in places.keys() - pieces.keys():
         places[name].zero_()
+
+
+# torch 2.13 has new names for these, and warns of the old ones.
+
+
+def _all_gather(into: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(into, own, group=group)
+
+
+def _reduce_scatter(own: Tensor, given: Tensor, group: dist.ProcessGroup) -> None:
+    (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(own, given, group=group)

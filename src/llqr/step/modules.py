@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from llqr.dtensors import any_sharded
+from llqr.dtensors import any_sharded, drop_gathered
 from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
 from llqr.step.snapshot import Snapshot
@@ -53,7 +53,7 @@ class OwningModules:
         versions = [buffer._version for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
-            _drop_gathered(alive)  # which FSDP may leave in the places of the parameters
+            drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         found = _owners(alive, parameters)
         reached = leaves_of(search.loss)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
@@ -90,7 +90,7 @@ class OwningModules:
 
     def gather_again(self) -> None:
         """Let FSDP2 drop the weights that it has gathered: they are not those of shards that move, or have moved."""
-        _drop_gathered(self._all())
+        drop_gathered(self._all())
 
     def restore_buffers(self) -> None:
         """Put back what `hold_buffers` remembered, if anything."""
@@ -119,14 +119,6 @@ class OwningModules:
 def _living_modules() -> list[nn.Module]:
     # `type` rather than `isinstance`, which would load lazy proxies; modules still under construction are left out.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
-
-
-def _drop_gathered(modules: Iterable[nn.Module]) -> None:
-    from torch.distributed.fsdp import FSDPModule  # takes long to import
-
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:

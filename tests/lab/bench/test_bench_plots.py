@@ -118,19 +118,20 @@ def run_cli(*arguments):
 
 def test_the_commands_draw(tmp_path, capsys):
     small = ["--device", "cpu", "--model", "mlp", "--batch", "8", "--products", "2", "--quiet"]
-    assert run_cli("bench", "solvers", *small, "--out", tmp_path / "s.json", "--plot", tmp_path / "s.svg") == 0
-    assert "products with H" in (tmp_path / "s.svg").read_text()
+    assert run_cli("bench", "solvers", *small, "--out", tmp_path / "s.json", "--plot", tmp_path / "new/s.svg") == 0
+    assert "products with H" in (tmp_path / "new/s.svg").read_text()
     assert run_cli("bench", "plot", tmp_path / "s.json", "--to", tmp_path / "pictures") == 0
     assert capsys.readouterr().out.strip().endswith("s.svg")
     assert (tmp_path / "pictures/s.svg").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("x.gif", "must end in .svg, .png or .pdf"), ("no/x.svg", "does not exist")]
+    ("name", "code", "said"), [("x.gif", 2, "must end in .svg, .png or .pdf"), ("file/x.svg", 73, "cannot be written")]
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path, capsys, monkeypatch, name, said):
+def test_a_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path, capsys, monkeypatch, name, code, said):
+    (tmp_path / "file").write_text("")
     monkeypatch.setattr("llqr.lab.bench.solvers.curve", lambda *arguments: pytest.fail("it measured"))
-    assert run_cli("bench", "solvers", "--device", "cpu", "--plot", tmp_path / name) == 2
+    assert run_cli("bench", "solvers", "--device", "cpu", "--plot", tmp_path / name) == code
     assert said in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import tarfile
 
 import pytest
 import typer
@@ -94,3 +95,22 @@ def test_bad_data_is_refused(run, source, tmp_path):
     with pytest.raises(DataError, match="valid are not aligned: 20 lines in the source and 1 in the target"):
         run("x", "--source", source)
     assert not (tmp_path / "data" / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.tgz", b"no archive"), ("a.tgz", b"\x1f\x8b\x08\x00broken"), ("a.xz", b"x")]
+)
+def test_a_damaged_archive_is_refused(run, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"--(source|text) .*{name}: "):
+        run("x", "--source" if name.endswith("tgz") else "--text", tmp_path / name)
+
+
+def test_an_archive_that_was_cut_off_is_refused(run, source, tmp_path):
+    with tarfile.open(tmp_path / "whole.tgz", "w:gz") as archive:
+        archive.add(source, arcname="de-en")
+    for kept in (0.1, 0.5, 0.9):
+        content = (tmp_path / "whole.tgz").read_bytes()
+        (tmp_path / "cut.tgz").write_bytes(content[: int(kept * len(content))])
+        with pytest.raises(DataError, match=r"--source .*cut.tgz: "):
+            run("x", "--source", tmp_path / "cut.tgz")

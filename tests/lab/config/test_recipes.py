@@ -490,3 +490,18 @@ def test_every_method_of_a_recipe_is_the_one_that_the_library_builds_by_its_name
         assert (built.probe is None) or vars(built.probe).keys() == vars(named.probe).keys()
         assert (built.transport, type(built.base)) == (named.transport, type(named.base))
         assert (built.probe and built.probe.name) == (run.probe and run.probe.kind)
+
+
+def test_the_authors_settings_have_the_budget_of_the_row():
+    training = recipe.load("iwslt14/europarl-de-en@authors").training
+    assert (training.epochs, training.steps, training.evaluate_every) == (None, 12_000, 3000)
+    assert training.batch_size == 16_384
+    assert recipe.load("iwslt14/transformer_iwslt_de_en@authors").training.epochs == 133
+
+
+def test_a_variant_that_counts_in_steps_replaces_the_epochs_of_the_variant_it_extends(tmp_path):
+    parent, child = tmp_path / "parent.toml", tmp_path / "child.toml"
+    parent.write_text('extends = "digits/mlp"\n[variants.short.training]\nepochs = 2\n')
+    child.write_text(f'extends = "{parent}"\n[variants.short.training]\nsteps = 7\n')
+    training = recipe.load(f"{child}@short").training
+    assert (training.epochs, training.steps) == (None, 7)

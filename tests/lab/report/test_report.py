@@ -16,7 +16,7 @@ from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.errors import DataError
-from llqr.lab.report.conclusion import conclusion
+from llqr.lab.report.conclusion import conclusion, deciding
 from llqr.lab.report.section import Section
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
@@ -133,8 +133,9 @@ def test_the_page_opens_with_what_came_out(found, unchanged):
     said = opening(unchanged)
     assert found.text.split("Fake <runs>")[2].strip().startswith(said)  # after the title of the tab and the heading
     assert said == (
-        "llqr-ngd+sam came out best: accuracy 95.25 ± 0.35, n = 2, 4.25 above sgdm (91.00 ± 1.41, n = 2). "
-        "Welch's p is 0.13: no more than seeds alone could explain. "
+        "llqr-ngd+sam came out best, with a best accuracy of 95.25 ± 0.35 (n = 2), "
+        "4.25 above sgdm, which has 91.00 ± 1.41 (n = 2). "
+        "Welch's p is 0.13: seeds alone could explain the difference. "
         "One epoch of llqr-ngd+sam took 2.50 times as long as one of sgdm (5.000 s against 2.000 s). "
         "1 of 5 runs are not finished."
     )
@@ -144,14 +145,14 @@ def test_a_clear_difference_is_called_one(tmp_path):
     for seed in range(3):
         write_run(tmp_path, "sgdm", seed, best=90 + 0.1 * seed)
         write_run(tmp_path, "sam", seed, best=95 + 0.1 * seed)
-    assert re.search(r"Welch's p is \d\S+: more than seeds explain\.", opening(tmp_path))
+    assert re.search(r"Welch's p is \d\S+: seeds alone hardly explain the difference\.", opening(tmp_path))
 
 
 def test_with_one_run_per_method_the_page_says_that_there_is_no_p(tmp_path):
     write_run(tmp_path, "sgdm", 0, best=90.0)
     write_run(tmp_path, "sam", 0, best=91.0)
     said = opening(tmp_path)
-    assert "1.00 above sgdm (90.00, n = 1). With one run of each method there is no p" in said
+    assert "1.00 above sgdm, which has 90.00 (n = 1). With one run of each method there is no p" in said
     assert "± " not in said
 
 
@@ -160,7 +161,7 @@ def test_the_best_method_may_be_the_first_and_smaller_may_be_better(tmp_path):
     for method, best in (("sgdm", 10.0), ("sam", 12.0), ("llqr-ngd", 11.0)):
         write_run(tmp_path, method, 0, best=best, task=smaller)
     assert opening(tmp_path).startswith(
-        "sgdm came out best: perplexity 10.00, n = 1, 1.00 below llqr-ngd (11.00, n = 1)."
+        "sgdm came out best, with a best perplexity of 10.00 (n = 1), 1.00 below llqr-ngd, which has 11.00 (n = 1)."
     )
 
 
@@ -168,7 +169,14 @@ def test_one_method_and_no_finished_run_are_said_too(tmp_path):
     write_run(tmp_path, "sgdm", 0, finished=False)
     assert opening(tmp_path) == "No run is finished yet."
     write_run(tmp_path, "sam", 0, best=91.0)
-    assert opening(tmp_path) == "sam came out best: accuracy 91.00, n = 1, the only method. One epoch took 1.000 s."
+    said = "sam came out best, with a best accuracy of 91.00 (n = 1); it is the only method. One epoch took 1.000 s."
+    assert opening(tmp_path) == said
+
+
+def test_a_test_set_that_did_not_choose_the_evaluation_is_named(tmp_path):
+    for method, tested in (("sgdm", 33.0), ("sam", 33.5)):
+        write_run(tmp_path, method, 0, best=tested + 1, task=BLEU, result={"test_of_best": {"BLEU": tested}})
+    assert "On the test set it is 33.50 against 33.00." in opening(tmp_path)
 
 
 def test_what_decides_the_runs_stands_beside_the_results(found):
@@ -178,6 +186,17 @@ def test_what_decides_the_runs_stands_beside_the_results(found):
     deciding = found.table("method", "rho", "structure", "lr")
     assert [deciding["llqr-ngd+sam"][key]["text"] for key in ("rho", "structure", "lr")] == ["0.1", "e-kfac", "0.05"]
     assert [deciding["sgdm"][key]["text"] for key in ("rho", "structure")] == ["–", "–"]
+
+
+def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
+    for seed, rho in enumerate((0.1, 0.2)):
+        folder = write_run(tmp_path, "sam", seed)
+        config = json.loads((folder / "config.json").read_text())
+        config["run"]["probe"]["rho"] = rho
+        (folder / "config.json").write_text(json.dumps(config))
+    runs = find([tmp_path])
+    table = deciding(Section("digits/mlp", runs, tmp_path, {}))
+    assert [cell.text for cell in table.rows[0].cells[:2]] == ["sam", "0.1, 0.2"]
 
 
 def test_every_number_links_to_its_file(found, unchanged):

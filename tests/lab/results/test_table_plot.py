@@ -7,6 +7,7 @@ import pytest
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results import build_table, measurements, plot
+from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -28,6 +29,14 @@ def test_rows_without_a_measurement_are_left_out_and_a_table_without_any_shows_t
     assert "vgg16-bn" not in text
     plot.save(build_table.build("cifar100", []), tmp_path / "y.svg")
     assert "vgg16-bn" in (tmp_path / "y.svg").read_text()
+
+
+def test_dollar_signs_in_names_are_shown(tmp_path):
+    cells = [PaperCell("my $row$", r"$\frac$", Number(1.0, None, 1), None)]
+    plot.save(PaperTable("own", "accuracy", cells), tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert "my $row$" in text
+    assert r"$\frac$" in text
 
 
 def test_a_table_of_counts_is_refused(tmp_path):

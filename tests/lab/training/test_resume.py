@@ -202,3 +202,15 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     assert not resume(planned, StopAfter(3))
     with pytest.raises(ConfigurationError, match="does not fit this run"):
         resume(planned_for(tmp_path, "sgdm", "model.options.hidden=[5]"), Stop())
+
+
+def test_the_effect_on_each_layer_is_in_the_result_also_after_a_resume(tmp_path):
+    planned = planned_for(tmp_path, "llqr-ngd", "training.epochs=1", "geometries.ngd.every=100")
+    assert not resume(planned, StopAfter(3))
+    result = resume(planned, Stop())  # without a refresh of its own
+    assert result["layer_effects"].keys() == result["layers"].keys()
+    (record,) = (json.loads(line) for line in (planned.path / "log.jsonl").read_text().splitlines())
+    (last,) = record["refreshes"]
+    changes = [effect["change"] for effect in result["layer_effects"].values()]
+    assert min(changes) - 1e-4 <= last["change"] <= max(changes) + 1e-4
+    assert all(-1 <= effect["cosine"] <= 1 for effect in result["layer_effects"].values())

@@ -6,7 +6,7 @@ whose blocks are not symmetric, as unconstrained K-FAC factors may become, the s
 no perceived sharpness is reported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,9 @@ from llqr.curvature.engines import ASYMMETRY, CentralDifferencesEngine, Direct, 
 from llqr.lab.analysis.lanczos import Eigenpair, NotPositive, top_eigenpair
 
 # Exact for every layer that can be differentiated twice; finite differences for the others.
-ENGINES: tuple[type[Direct], ...] = (DoubleBackwardEngine, CentralDifferencesEngine)
+HESSIAN_ENGINES: tuple[type[Direct], ...] = (DoubleBackwardEngine, CentralDifferencesEngine)
+STEPS = 60
+"""The most products for an eigenvalue."""
 
 
 class LossSurface:
@@ -41,6 +43,8 @@ class LossSurface:
         self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
         self.engine = ""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called after every loss and every product, of which a measurement makes a hundred or more."""
         self._problem = partial(Problem, model, loss_fn, batch, self.parameters, forward=forward)
         self._piece = piece
         self._curvature: Curvature | None = None
@@ -55,14 +59,18 @@ class LossSurface:
         with frozen(self.model, self.device), torch.no_grad():
             named = self.named(weights)
             outputs = torch.cat([problem.outputs(named, piece) for piece in problem.pieces])
-            return problem.loss(outputs).item()
+            found = problem.loss(outputs).item()
+        self.on_work()
+        return found
 
     def hessian(self, vector: Tensor) -> Tensor:
         """`H v` at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
             if self._curvature is None:
                 self._curvature = self._linearise()
-            return self.flat(self._curvature.product(self.named(vector)))
+            product = self.flat(self._curvature.product(self.named(vector)))
+        self.on_work()
+        return product
 
     def gradient(self) -> Tensor:
         """`g` at the weights of the model."""
@@ -80,7 +88,9 @@ class LossSurface:
 
     def _linearise(self) -> Curvature:
         """In one piece if it fits into memory, with the first engine that can differentiate the model."""
-        *attempts, last = [(engine, piece) for engine in ENGINES for piece in dict.fromkeys((None, self._piece))]
+        *attempts, last = [
+            (engine, piece) for engine in HESSIAN_ENGINES for piece in dict.fromkeys((None, self._piece))
+        ]
         for attempt in attempts:
             try:
                 return self._linearise_by(*attempt)
@@ -118,7 +128,7 @@ class Sharpness:
 
 
 def measure(
-    surface: LossSurface, metric: Metric | None = None, *, steps: int = 60, tolerance: float = 1e-3, seed: int = 0
+    surface: LossSurface, metric: Metric | None = None, *, steps: int = STEPS, tolerance: float = 1e-3, seed: int = 0
 ) -> Sharpness:
     """The sharpness of a solution; without a metric, `U = I`, the perceived one is the same number."""
     weights = surface.weights

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from llqr.lab.analysis.sharpness import LossSurface
 
+POINTS = 21
+"""Positions on a line."""
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -26,7 +29,7 @@ class Slice:
 
 
 def along(
-    surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = 21
+    surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = POINTS
 ) -> Slice:
     """The loss at ``points`` positions from ``-reach`` to ``reach`` times ``direction``."""
     if points < 3 or points % 2 == 0:
@@ -39,14 +42,14 @@ def along(
     return Slice(name, unit, positions, [surface.loss(weights + position * direction) for position in positions])
 
 
-def along_eigenvector(surface: LossSurface, vector: Tensor, *, reach: float = 1.0, points: int = 21) -> Slice:
+def along_eigenvector(surface: LossSurface, vector: Tensor, *, reach: float = 1.0, points: int = POINTS) -> Slice:
     """Along the direction of the largest curvature; positions are Euclidean distances."""
     found = along(surface, vector / vector.norm(), "top eigenvector", "distance", reach=reach, points=points)
     # The sign of an eigenvector is arbitrary; with the steeper side always on the right, slices can be overlaid.
     return found if found.losses[-1] >= found.losses[0] else replace(found, losses=found.losses[::-1])
 
 
-def along_random(surface: LossSurface, seed: int, *, reach: float = 0.5, points: int = 21) -> Slice:
+def along_random(surface: LossSurface, seed: int, *, reach: float = 0.5, points: int = POINTS) -> Slice:
     """Along a filter-normalised random direction; a position of 1 moves every filter by its own norm."""
     direction = filter_normalised(surface, seed)
     return along(surface, direction, f"random {seed}", "filter norm", reach=reach, points=points)

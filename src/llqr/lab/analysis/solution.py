@@ -5,7 +5,9 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training import checkpoint
 from llqr.lab.training.precision import Precision
 
+Progress = Callable[[float], None]
 RANDOM_DIRECTIONS = 3
 # The same samples for every run, whatever seed it was trained with.
 SAMPLES_SEED = 0
@@ -47,20 +50,27 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> TrainedNetwork:
     model = task.place(task.new_model(run))
     optimizer = run.build_optimizer(model, task)
     state = checkpoint.load(folder.checkpoint, device)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{folder.checkpoint} does not fit the run of its config.json: {reason}") from error
     geometry = optimizer.geometry
     return TrainedNetwork(model, geometry.metric if isinstance(geometry, Geometry) else None, task, run)
 
 
-def analyse(trained: TrainedNetwork, device: torch.device, samples: int) -> dict[str, Any]:
-    """Sharpness and slices on ``samples`` training samples, in full float32."""
+def analyse(
+    trained: TrainedNetwork, device: torch.device, samples: int, progress: Progress = lambda share: None
+) -> dict[str, Any]:
+    """Sharpness and slices on ``samples`` training samples, in full float32; ``progress`` gets the share done."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
     task, batch_size = trained.task, trained.run.training.batch_size
     batch, samples = task.samples(samples, SAMPLES_SEED)
     forward, piece = task.differentiable_forward, task.samples_in(batch_size, batch)
     surface = sharpness.LossSurface(trained.model, task.loss, batch, forward=forward, piece=piece)
+    surface.on_work = _counting(progress, 1 if trained.metric is None else 2)
     found = sharpness.measure(surface, trained.metric)
     lines = [slices.along_eigenvector(surface, found.top.vector)]
     lines += [slices.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
@@ -75,6 +85,13 @@ def analyse(trained: TrainedNetwork, device: torch.device, samples: int) -> dict
         "machine": machine.describe(device),
         "seconds": time.perf_counter() - started,
     }
+
+
+def _counting(progress: Progress, eigenvalues: int) -> Callable[[], None]:
+    """Counts products and losses, of which there are at most so many."""
+    most = eigenvalues * sharpness.STEPS + (1 + RANDOM_DIRECTIONS) * slices.POINTS + 1
+    done = count(1)
+    return lambda: progress(min(1.0, next(done) / most))
 
 
 class Analyst:
@@ -97,8 +114,9 @@ class Analyst:
         known = read_json(file) if file.exists() else None
         return known is None or self.samples not in (None, known["samples"])
 
-    def measure(self, folder: RunFolder) -> None:
+    def measure(self, folder: RunFolder, progress: Progress = lambda share: None) -> None:
         """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
         task = self._tasks.load(folder.run(), folder.config()["seed"])
-        found = analyse(load(folder, task, self.device), self.device, self.samples or task.samples_measured)
+        samples = self.samples or task.samples_measured
+        found = analyse(load(folder, task, self.device), self.device, samples, progress)
         write_json(folder.path / "analysis.json", found)

@@ -4,7 +4,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from llqr.lab import models
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.names import unknown
-from llqr.lab.tasks import Task
 from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
 from llqr.lab.training.precision import Precision
@@ -143,8 +142,7 @@ class Workload:
         """One for all optimizers, because a captured pass keeps the memory of its activations."""
         if self._pass is None:
             form = CapturedPass if self.passes.capture else Pass
-            task = cast(Task, ImageClassification())  # a pass uses nothing else of a task
-            self._pass = form(task, self._network_of_passes, self.precision)
+            self._pass = form(ImageClassification(), self._network_of_passes, self.precision)
             self._pass.load(self.batch)
         return self._pass
 

@@ -52,7 +52,7 @@ class Commands(LazyGroup):
         ),
         "sharpness": LazyCommand(
             "llqr.lab.cli.sharpness",
-            "Measure a trained network: top eigenvalue and trace of the Hessian, rise of the loss at SAM's probe.",
+            "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
         ),
         "recipes": LazyCommand(
             "llqr.lab.cli.catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."
@@ -60,6 +60,10 @@ class Commands(LazyGroup):
         "storage": LazyCommand(
             "llqr.lab.cli.catalogue",
             "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
+        ),
+        "cluster": LazyCommand(
+            "llqr.lab.cli.catalogue",
+            "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
         ),
         "bench": LazyCommand("llqr.lab.cli.bench", "Time steps and refreshes, and measure their memory."),
         "toy": LazyCommand(

@@ -1,6 +1,8 @@
 """The commands that list what is built in: `llqr recipes` and `llqr storage`."""
 
 import json
+import textwrap
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,15 +10,19 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.cli import options
-from llqr.lab.cli.terminal import show
+from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
-from llqr.lab.results import storage
+from llqr.lab.results import cluster, storage
+
+WIDE = 140
+"""Columns of a terminal that a table of recipes needs."""
 
 
 def mount(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("recipes")(recipes)
     app.command("storage")(show_storage)
+    app.command("cluster")(show_cluster)
 
 
 def recipes(as_json: options.Json = False) -> None:
@@ -39,6 +45,13 @@ def recipes(as_json: options.Json = False) -> None:
             )
         )
         return
+    if width() < WIDE:
+        for name, one in found.items():
+            facts = [one.title, f"{one.seeds} seeds", ", ".join(one.columns)]
+            facts += [f"variants {', '.join(one.variants)}"] if one.variants else []
+            print(name)
+            print(textwrap.fill("; ".join(facts), width(), initial_indent="  ", subsequent_indent="  "))
+        return
     table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
     for name, one in found.items():
         table.add_row(name, one.title, ", ".join(one.columns), str(one.seeds), ", ".join(one.variants))
@@ -58,3 +71,12 @@ def show_storage(
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         show(storage.as_table(rows))
+
+
+def show_cluster(as_json: options.Json = False) -> None:
+    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
+    found = cluster.costs()
+    if as_json:
+        print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
+    else:
+        show(cluster.as_table(found))

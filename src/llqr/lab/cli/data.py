@@ -1,7 +1,10 @@
 """The command that prepares text: `llqr data`."""
 
 import json
+import lzma
+import tarfile
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -95,9 +98,16 @@ def data(
                 raw = corpus.from_files(files, languages) if source is None else corpus.from_folder(source, languages)
                 settings = replace(of_pairs, languages=raw.languages)
                 made, new = prepare(raw, settings, data_dir / name, stages=stages, processes=processes)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        raise DataError(str(error)) from error
+    except (EOFError, OSError, ValueError, ModuleNotFoundError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{_given(source, train, text)}: {error}") from error
     _tell(made, new, time.monotonic() - started, as_json=as_json)
+
+
+def _given(source: Path | None, train: TwoFiles | None, text: Path | None) -> str:
+    """The option that named the raw text, and what it named."""
+    if train is not None:
+        return f"--train {train[0]} {train[1]}"
+    return f"--source {source}" if text is None else f"--text {text}"
 
 
 def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:

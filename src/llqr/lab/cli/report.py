@@ -81,11 +81,17 @@ def write_report(
     for folder in waiting:
         check_folder("RUNS", folder)
     with Progress(console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
-        for folder in progress.track(waiting, description="measuring solutions"):
+        bar = progress.add_task("measuring solutions", total=len(waiting))
+        for before, folder in enumerate(waiting):
+
+            def advance(share: float, before: int = before) -> None:
+                progress.update(bar, completed=before + share)
+
             try:
-                analyst.measure(RunFolder(folder))
+                analyst.measure(RunFolder(folder), advance)
             except (DataError, torch.OutOfMemoryError) as error:
                 notes[folder] = str(error).partition("\n")[0]
+            advance(1.0)
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 

@@ -21,7 +21,6 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
-from llqr.lab.own.recipe import known_methods
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results import build_table, measurements
@@ -256,7 +255,8 @@ def _listed(methods: str | None, chosen: Recipe) -> list[str]:
     names = [method.strip() for method in methods.split(",") if method.strip()]
     if not names:
         raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
-    return known_methods(chosen, names)
+    # Resolved, so that two names of one method give one run.
+    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
 
 
 def _make(planned: list[PlannedRun], how: RunOptions) -> bool:

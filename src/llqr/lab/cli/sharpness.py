@@ -48,7 +48,7 @@ def sharpness(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure a trained network: top eigenvalue and trace of the Hessian, rise of the loss at SAM's probe."""
+    """Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric."""
     chosen = RunOptions(overrides=overrides, data_dir=data_dir).load(name)
     found = measure(chosen.run(chosen.columns[0]), checkpoint, machine.choose_device(device), samples, rho, products)
     if as_json:

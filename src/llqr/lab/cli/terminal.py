@@ -8,6 +8,11 @@ from rich.table import Table
 WIDTH_IN_FILES = 200
 
 
+def width() -> int:
+    """Of the terminal; in a file there is room."""
+    return Console().width if sys.stdout.isatty() else WIDTH_IN_FILES
+
+
 def show(table: Table) -> None:
     """As wide as the terminal; in a file as wide as it needs to be."""
-    Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)
+    Console(width=width()).print(table)

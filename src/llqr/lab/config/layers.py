@@ -11,7 +11,7 @@ from llqr.lab.names import suggestion, unknown
 
 FOLDER = Path(__file__).parent / "recipes"
 ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
-"""Two ways to give one thing: a layer that gives one removes the other from the layers below."""
+"""Two ways to give one thing, also in a variant: a layer that gives one removes the other from the layers below."""
 
 
 def names() -> list[str]:
@@ -80,8 +80,9 @@ def merge(
     for name, value in layer.items():
         key = f"{prefix}{name}"
         origins[key] = label
-        if ALTERNATIVES.get(key) in table and ALTERNATIVES[key] not in layer:
-            del table[ALTERNATIVES[key]]
+        other = ALTERNATIVES.get(".".join(key.split(".")[-2:]))
+        if other in table and other not in layer:
+            del table[other]
         if isinstance(value, Mapping):
             if not isinstance(table.get(name), dict):
                 table[name] = {}

@@ -22,7 +22,7 @@ from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.own import load
 from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.recipe import Override, known_methods
+from llqr.lab.own.recipe import Override
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
 from llqr.lab.results.paper_table import Number
@@ -166,10 +166,11 @@ def compare(
     """
     label, chosen, notes = _recipe(experiment, list((settings or {}).items()), given)
     named = methods.split(",") if isinstance(methods, str) else methods
-    listed = known_methods(chosen, [name.strip() for name in named]) if named else list(chosen.columns)
+    # Resolved, so that two names of one method give one run.
+    listed = dict.fromkeys(chosen.run(name.strip(), "methods").method for name in named or chosen.columns)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
-    planned = plan(label, chosen, listed, range(seeds), folder)
+    planned = plan(label, chosen, list(listed), range(seeds), folder)
     with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
         carry_out(planned, Execution(where), stop, display)
     analyst = Analyst(where, samples)

@@ -47,7 +47,7 @@ def of_function(function: Any) -> str:
 
 
 def _text(leaf: Any) -> str:
-    if not isinstance(leaf, Tensor):
+    if not isinstance(leaf, Tensor) or leaf.is_meta:
         return repr(leaf)
     numbers = leaf.detach().cpu().contiguous()
     raw = numbers.reshape(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b""

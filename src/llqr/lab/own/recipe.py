@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from llqr.lab.config.layers import merge, parse_override
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError, make
+from llqr.lab.names import check_folder_name, unknown
 from llqr.lab.own.batches import Samples, length, rows, understood
 from llqr.lab.own.experiment import Experiment
 from llqr.probes import PROBES
@@ -50,7 +51,7 @@ def layer(override: Override) -> dict[str, Any]:
 def defaults(base: str) -> dict[str, Any]:
     """Every method of the library over this base optimizer."""
     if base not in BASES:
-        raise ConfigurationError(f"base must be one of {', '.join(BASES)}, got {base!r}.")
+        raise ConfigurationError(unknown("base", base, BASES))
     methods: dict[str, Any] = {name: {"base": name} for name in BASES}
     methods |= {probe: {"base": base, "probe": probe} for probe in PROBES}
     for geometry in GEOMETRIES:
@@ -78,6 +79,7 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
 
     ``parts`` are its tables of task, data and model, see `parts_of`; ``overrides`` are those of ``--set``.
     """
+    check_folder_name("name", label)
     table: dict[str, Any] = defaults(experiment.base)
     origins: dict[str, str] = {}
     merge(table, _given(experiment, label) | dict(parts), label, origins)
@@ -93,11 +95,6 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     made = make(Recipe, table, "", origin)
     made.run(made.columns[0]).check(origin)
     return made
-
-
-def known_methods(chosen: Recipe, methods: Sequence[str]) -> list[str]:
-    """The methods of these names, each once; an unknown one is answered with the nearest that there is."""
-    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in methods))
 
 
 def parts_of(experiment: Experiment, label: str, source: str, digest: str) -> dict[str, Any]:

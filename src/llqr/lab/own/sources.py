@@ -200,6 +200,8 @@ def _explained(place: str, action: Callable[[], Any]) -> Any:
         own = [frame for frame in frames if Path(frame.filename).name == place] or [
             frame for frame in frames if not _is_of_a_library(frame.filename)
         ]
+        if isinstance(error, ConfigurationError) and not own:
+            raise
         where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else place
         reason = str(error).strip().partition("\n")[0]
         kind = "" if isinstance(error, ConfigurationError | DataError) else f"{type(error).__name__}: "

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from llqr.lab.errors import DataError
-from llqr.lab.training import checkpoint
 
 WRAPPERS = ("module.", "_orig_mod.")
 """What DDP and `torch.compile` put before the names of weights."""
@@ -16,11 +15,8 @@ WRAPPERS = ("module.", "_orig_mod.")
 
 def load_into(model: nn.Module, path: Path, device: torch.device) -> None:
     """Give a network the weights of a file; a `DataError` names what does not fit."""
-    if not path.is_file():
-        raise DataError(f"{path} is not there.")
-    saved = checkpoint.load(path, device)
     own = model.state_dict()
-    states = list(_states(saved))
+    states = list(_states(_read(path, device)))
     if not states:
         raise DataError(f"{path} holds no weights: save model.state_dict() in it.")
     fitting = [named for state in states for named in _renamed(state, own) if named.keys() == own.keys()]
@@ -30,6 +26,19 @@ def load_into(model: nn.Module, path: Path, device: torch.device) -> None:
         if tensor.shape != own[name].shape:
             raise DataError(f"{path}: {name} has the shape {tuple(tensor.shape)}, not {tuple(own[name].shape)}.")
     model.load_state_dict(fitting[0])
+
+
+def _read(path: Path, device: torch.device) -> Any:
+    if not path.is_file():
+        raise DataError(f"{path} is not there.")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # a file of anything raises anything
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise DataError(
+            f"{path} is not a readable file of weights ({type(error).__name__}: {reason}); "
+            "write it with torch.save(model.state_dict(), ...)."
+        ) from error
 
 
 def _states(saved: Any) -> Iterator[dict[str, Tensor]]:

@@ -1,5 +1,6 @@
 """What came out, in a sentence, and the settings that decide it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, plain_cell
@@ -34,31 +35,32 @@ def conclusion(section: Section) -> str:
     found = summary.summarise(map(result_of, section.finished))
     order = sorted(found, key=lambda one: one.best_mean, reverse=result["larger_is_better"])
     best, first = order[0], found[0]
-    said = f"{best.method} came out best: {best.metric} {_mean(best)}"
+    said = f"{best.method} came out best, with a best {best.metric} of {_mean(best)}"
     if len(found) == 1:
-        return f"{said}, the only method. One {_unit(best)} took {_seconds(best)}."
+        return f"{said}; it is the only method. One {_unit(best)} took {_seconds(best)}."
     other = first if best is not first else order[1]
     distance = format(abs(best.best_mean - other.best_mean), digits(best.best_mean))
     direction = "above" if result["larger_is_better"] else "below"
-    said += f", {distance} {direction} {other.method} ({_mean(other)}). {_certainty(best, other)}"
-    ratio = best.seconds / other.seconds
-    cost = f"{ratio:.2f} times as long as one of {other.method} ({_seconds(best)} against {_seconds(other)})"
-    said += f" One {_unit(best)} of {best.method} took {cost}."
+    times = f"{best.seconds / other.seconds:.2f} times as long as one of {other.method}"
     unfinished = len(section.runs) - len(section.finished)
-    return f"{said} {unfinished} of {len(section.runs)} runs are not finished." if unfinished else said
+    sentences = [
+        f"{said}, {distance} {direction} {other.method}, which has {_mean(other)}.",
+        _certainty(best, other),
+        _tested(best, other),
+        f"One {_unit(best)} of {best.method} took {times} ({_seconds(best)} against {_seconds(other)}).",
+        f"{unfinished} of {len(section.runs)} runs are not finished." if unfinished else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def deciding(section: Section) -> HtmlTable:
-    """What the user chose for every method; settings that no method has are left out."""
-    chosen = {method: runs[0].config["run"] for method, runs in section.by_method(section.runs)}
-    columns = {
-        heading: [_setting(run, keys) for run in chosen.values()]
-        for heading, keys in DECIDING.items()
-        if any(_setting(run, keys) is not None for run in chosen.values())
-    }
+    """What was chosen for every method; settings that no method has are left out."""
+    chosen = {method: [run.config["run"] for run in runs] for method, runs in section.by_method(section.runs)}
+    columns = {heading: [_chosen(runs, *place) for runs in chosen.values()] for heading, place in DECIDING.items()}
+    columns = {heading: values for heading, values in columns.items() if any(value is not None for value in values)}
     rows = [
-        HtmlRow([HtmlCell(method), *(plain_cell(values[place]) for values in columns.values())])
-        for place, method in enumerate(chosen)
+        HtmlRow([HtmlCell(method), *(plain_cell(values[number]) for values in columns.values())])
+        for number, method in enumerate(chosen)
     ]
     return HtmlTable(["method", *columns], rows)
 
@@ -71,12 +73,19 @@ def _certainty(best: Summary, other: Summary) -> str:
     p = welch(Number(best.best_mean, best.best_std, best.n), Number(other.best_mean, other.best_std, other.n))
     if p is None:
         return "No seed differs from another, so there is no p."
-    verdict = "more than seeds explain" if p < CHANCE else "no more than seeds alone could explain"
-    return f"Welch's p is {p:.2g}: {verdict}."
+    return f"Welch's p is {p:.2g}: seeds alone {'hardly' if p < CHANCE else 'could'} explain the difference."
 
 
 def _mean(one: Summary) -> str:
-    return f"{spread(one.best_mean, one.best_std)}, n = {one.n}"
+    return f"{spread(one.best_mean, one.best_std)} (n = {one.n})"
+
+
+def _tested(best: Summary, other: Summary) -> str:
+    """The same comparison on a test set that did not choose the evaluation, where there is one."""
+    if best.test_mean is None or other.test_mean is None:
+        return ""
+    ours, theirs = spread(best.test_mean, best.test_std), spread(other.test_mean, other.test_std)
+    return f"On the test set it is {ours} against {theirs}."
 
 
 def _seconds(one: Summary) -> str:
@@ -87,7 +96,7 @@ def _unit(one: Summary) -> str:
     return "epoch" if one.counted_in == "epoch" else "step"
 
 
-def _setting(run: dict[str, Any], keys: tuple[str, str]) -> Any:
-    """None where a method has no such part, such as the probe of plain SGD."""
-    part, key = keys
-    return (run.get(part) or {}).get(key)
+def _chosen(runs: Sequence[dict[str, Any]], part: str, key: str) -> Any:
+    """One setting of the runs of a method, all its values if they differ; None without such a part."""
+    values = list(dict.fromkeys((run.get(part) or {}).get(key) for run in runs))
+    return values[0] if len(values) == 1 else ", ".join(map(str, values))

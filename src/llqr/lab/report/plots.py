@@ -41,6 +41,11 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
     }
 
 
+def literal(text: str) -> str:
+    """``text`` for matplotlib, which would read what stands between dollar signs as a formula."""
+    return text.replace("$", r"\$")
+
+
 @dataclass
 class Plot:
     """A plot that is being drawn; ``label`` says what it shows and is its text alternative."""
@@ -59,7 +64,8 @@ class Plot:
         with mpl.rc_context(STYLE):
             self._figure = Figure(figsize=SIZE, layout="constrained")
             self._axes = self._figure.subplots()
-            self._axes.set(xlabel=self.x, ylabel=self.y)
+        self._axes.set_xlabel(literal(self.x))
+        self._axes.set_ylabel(literal(self.y))
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
         """The mean of several curves as a line, their range as a band."""
@@ -78,7 +84,7 @@ class Plot:
         self._axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
 
     def name_rows(self, names: Sequence[str]) -> None:
-        self._axes.set_yticks(range(len(names)), names)
+        self._axes.set_yticks(range(len(names)), list(map(literal, names)))
         self._axes.set_ylim(len(names) - 0.4, -0.6)
         if self._axes.get_xlim()[0] > 0:
             self._axes.set_xlim(left=0)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from llqr.lab.report.html_table import HtmlTable
 from llqr.lab.report.plots import Look, Plot, looks
@@ -76,8 +77,8 @@ class Section:
         return f"runs-{self.anchor}-{anchor(method)}"
 
     def link(self, run: StoredRun, file: str = "") -> str:
-        """The path of a file of a run, relative to the page."""
-        return Path(os.path.relpath(run.path / file, self.home)).as_posix()
+        """The path of a file of a run, relative to the page, quoted: a name may look like an address."""
+        return quote(Path(os.path.relpath(run.path / file, self.home)).as_posix(), safe="/+@=,")
 
     def files(self, runs: Iterable[StoredRun], file: str) -> str:
         """The files of this name, one per line."""

@@ -17,6 +17,7 @@ from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
+from llqr.lab.runs.shapes import LINE, checked
 from llqr.lab.runs.stored import StoredRun
 
 KIND = "run"
@@ -128,6 +129,7 @@ def read_file(path: Path) -> list[RunRecord]:
         if not isinstance(line, dict) or "kind" not in line:
             raise DataError(f"{origin} is no result: it has no kind.")
         if line["kind"] == KIND:
+            checked(line, LINE, origin)
             config = {key: value for key, value in line.items() if key not in ("kind", "result", "analysis")}
             runs.append(RunRecord(config, line["result"], line.get("analysis"), origin))
     return runs

@@ -9,36 +9,36 @@ from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
 
 IDENTITY = ("data.root", "method")
-"""Settings in which runs of one cell may differ, or must."""
+"""Settings in which runs of one row may differ."""
 
 
 def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
-    """One row per version of the experiment's code, one cell per method and, if they differ, setting."""
-    versions: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        versions.setdefault(_settings(run).get("task.options.digest", ""), []).append(run)
-    cells: list[PaperCell] = []
-    for digest, own in versions.items():
-        cells += _cells(name if len(versions) == 1 else f"{name} ({digest[:6]})", own, measure)
+    """One column per method, and one row for all runs or, if a method was run with several settings, for each."""
+    rows: dict[str, list[RunRecord]] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        for setting, found in _by_setting([run for run in runs if run.method == method]).items():
+            rows.setdefault(f"{name} {setting}".strip(), []).extend(found)
     metrics = dict.fromkeys(f"{measure} {one.result['metric']}" for one in runs if one.result is not None)
+    cells = [cell for row, own in rows.items() for cell in _cells(row, own, measure)]
     return PaperTable(name, ", ".join(metrics), cells)
 
 
 def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperCell]:
-    reference: list[RunRecord] = []
-    for method in dict.fromkeys(run.method for run in runs):
-        for setting, found in _by_setting([run for run in runs if run.method == method]).items():
-            reference = reference or found
-            yield PaperCell(
-                row,
-                f"{method} {setting}".strip(),
-                mean_of(results_of(found, measure)),
-                None,
-                tuple(one.origin for one in found),
-                tested=mean_of([one.tested for one in found if one.tested is not None]),
-                relative_time=relative_time(found, reference, "step_seconds"),
-                probing_time=relative_time(found, reference, "probing_step_seconds"),
-            )
+    methods: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        methods.setdefault(run.method, []).append(run)
+    reference = next(iter(methods.values()))
+    for method, found in methods.items():
+        yield PaperCell(
+            row,
+            method,
+            mean_of(results_of(found, measure)),
+            None,
+            tuple(one.origin for one in found),
+            tested=mean_of([one.tested for one in found if one.tested is not None]),
+            relative_time=relative_time(found, reference, "step_seconds"),
+            probing_time=relative_time(found, reference, "probing_step_seconds"),
+        )
 
 
 def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -48,7 +48,7 @@ def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     differing = [key for key in keys if len({str(own.get(key)) for own in settings}) > 1]
     groups: dict[str, dict[int, RunRecord]] = {}
     for run, own in zip(runs, settings, strict=True):
-        label = ", ".join(f"{key}={own.get(key)}" for key in differing)
+        label = ", ".join(f"{key.removeprefix('task.options.')}={own.get(key)}" for key in differing)
         groups.setdefault(label, {}).setdefault(run.seed, run)
     return {label: list(own.values()) for label, own in groups.items()}
 

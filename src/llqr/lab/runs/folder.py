@@ -24,6 +24,7 @@ from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.runs.provenance import command, source_state, versions
+from llqr.lab.runs.shapes import CONFIG, RESULT, checked
 from llqr.lab.writing import explained, make_folder, write_text
 
 
@@ -99,8 +100,8 @@ class RunFolder:
         write_json(self.path / "config.json", config)
 
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(self.path / "config.json")
-        return config
+        path = self.path / "config.json"
+        return checked(read_json(path), CONFIG, str(path))
 
     def run(self) -> Run:
         """The run that the configuration describes."""
@@ -109,7 +110,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        return checked(read_json(path), RESULT, str(path)) if path.exists() else None
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the result down; it is returned as it will be read back."""

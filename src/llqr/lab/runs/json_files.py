@@ -35,7 +35,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}.") from error
 
 

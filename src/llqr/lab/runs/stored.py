@@ -13,6 +13,7 @@ from llqr.lab.errors import DataError
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json
 from llqr.lab.runs.record import RunRecord
+from llqr.lab.runs.shapes import ANALYSIS, RECORD, checked
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read(folder: Path) -> StoredRun:
     return StoredRun(
         files.config(),
         result,
-        read_json(analysis) if analysis.exists() else None,
+        checked(read_json(analysis), ANALYSIS, str(analysis)) if analysis.exists() else None,
         str(folder),
         folder,
         list(_records(folder / "log.jsonl", finished=result is not None)),
@@ -61,14 +62,15 @@ def read(folder: Path) -> StoredRun:
 
 
 def _records(path: Path, finished: bool) -> Iterator[dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except ValueError as error:
+            record = json.loads(line)
+        except (RecursionError, ValueError) as error:
             if number == len(lines) and not finished:
                 return  # cut off when the run was killed
             raise DataError(f"{path}, line {number} is damaged: {error}.") from error
+        yield checked(record, RECORD, f"{path}, line {number}")
 
 
 @cache

@@ -89,6 +89,7 @@ class Training:
         self.current = Interval(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
         self.board: Board | None = None
+        self._effects: dict[str, dict[str, float]] = {}
 
     @property
     def geometry(self) -> Geometry | None:
@@ -292,16 +293,28 @@ class Training:
             "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
             "device_peak_bytes": self._peak_bytes(),
             "layers": None,
+            "layer_effects": None,
         }
         if self.geometry is not None and run.geometry is not None:
             result["metric_bytes"] = self.geometry.memory()["allocated"]
             result["metric_fallbacks"] = run.geometry.fallbacks(self.geometry.metric.whole)
             result["layers"] = spectrum.layer_means(self.geometry)
+            result["layer_effects"] = self.layer_effects()
         if run.probe is not None and run.probe.start_after:
             result["probing_step_seconds"] = seconds_per_step(records, since=run.probe.start_after)
         if task.split == "valid":
             result["test_of_best"], result["seconds"]["test"] = self.test()
         return result | task.facts()
+
+    def layer_effects(self) -> dict[str, dict[str, float]]:
+        """What `U` did to each layer's part of a gradient at the last accepted refresh, also one before a resume."""
+        found = {} if self.geometry is None else self.geometry.layer_effects()
+        if found:
+            self._effects = {
+                layer: {"change": round(effect.change, 4), "cosine": round(effect.cosine, 4)}
+                for layer, effect in found.items()
+            }
+        return self._effects
 
     def _peak_bytes(self) -> int | None:
         device = self.execution.device
@@ -324,7 +337,7 @@ class Training:
         state = self.team.by_all(lambda: checkpoint.load(self.folder.checkpoint, self.execution.device))
         try:
             self.load_state_dict(state)
-        except (KeyError, RuntimeError, ValueError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {reason}") from error
 
@@ -338,6 +351,7 @@ class Training:
             "epoch": self.optimizer.steps // len(self.batches),
             "current": vars(self.current),
             "best": self.best,
+            "layer_effects": self.layer_effects(),
             "log": self.folder.log.records,
             "data": self.task.data_key,
             "random": self.team.gathered(checkpoint.random_state(self.execution.device)),
@@ -353,6 +367,7 @@ class Training:
         if self.inner is not None:
             self.inner.batches.load_state_dict(state["inner"])
         self.best = state["best"]
+        self._effects = state["layer_effects"]
         vars(self.current).update(state["current"])
         self.team.by_all(lambda: self.folder.log.restore(state["log"]))
         self._set_random_state(state["random"])

@@ -4,10 +4,21 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 SECONDS_BETWEEN_UPDATES = 0.1
 SECONDS_BETWEEN_LINES = 30.0
+WIDE = 165
+"""Columns of a terminal in which everything about a run fits into one line."""
 
 
 class Display:
@@ -21,19 +32,20 @@ class Display:
     def __init__(self, runs: int = 1, *, quiet: bool = False) -> None:
         console = Console(stderr=True, quiet=quiet)
         self._console = console
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
+        self._wide = console.width >= WIDE
+        self._bars = Progress(*self._columns(), console=console, disable=quiet or not console.is_terminal)
         self._all = self._bars.add_task("all runs", total=runs, state="") if runs > 1 else None
         self._run: TaskID | None = None
         self._label = ""
         self._shown = self._said = 0.0
+
+    def _columns(self) -> list[ProgressColumn]:
+        """Counts and time are whole on every terminal; on a narrow one the other texts are wrapped."""
+        counts = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+        if not self._wide:
+            return [TextColumn("{task.description}", table_column=Column(overflow="fold")), counts, left]
+        return [TextColumn("{task.description}"), BarColumn(), counts, left, TextColumn("{task.fields[state]}")]
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -58,7 +70,8 @@ class Display:
         """The model has been evaluated at this position of the run."""
         state = f"{position}: {metric}, train loss {loss:.4f}"
         if self._run is not None:
-            self._bars.update(self._run, state=state)
+            label = self._label if self._wide else f"{self._label}\n  {state}"
+            self._bars.update(self._run, description=label, state=state)
         now = time.monotonic()
         if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now

@@ -1,0 +1,101 @@
+"""A folder of images is compared without writing a task, and is a data set for a model of one's own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from llqr.lab import compare, image_folder
+from llqr.lab.cli.app import main
+from llqr.lab.errors import DataError
+from llqr.lab.own.random_states import RandomStates
+
+
+def write_images(folder, classes, count, size=12):
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 100, (size, size + 2, 3)) + 70 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
+
+
+@pytest.fixture
+def flowers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLQR_COMMIT", "none")
+    write_images(tmp_path / "flowers", ("rose", "tulip"), 10)
+    return tmp_path / "flowers"
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return exit_.value.code
+
+
+def test_a_folder_is_trained_on_with_a_network_of_the_laboratory(flowers, tmp_path, capsys):
+    size = ("--set", "data.options.image_size=8", "--set", "data.options.workers=0", "--set", "training.epochs=1")
+    quick = ("--methods", "sgdm", "--seeds", "1", "--device", "cpu", "--quiet", "--set", "training.batch_size=8")
+    assert run("compare", "flowers", "--model", "cnn", *size, *quick) == 0
+    config = json.loads((tmp_path / "runs/flowers/sgdm/seed0/config.json").read_text())["run"]
+    assert (config["model"]["name"], config["data"]["options"]["image_size"]) == ("cnn", 8)
+    result = json.loads((tmp_path / "runs/flowers/sgdm/seed0/result.json").read_text())
+    assert (result["metric"], result["steps"]) == ("accuracy", 2)
+    (flowers / "rose/0.png").write_bytes((flowers / "tulip/0.png").read_bytes() + b"more")
+    assert run("compare", "flowers", "--model", "cnn", *size, *quick) == 2
+    assert "before its code or data changed" in capsys.readouterr().err
+    assert run("compare", "flowers", "--model", "cnm", *quick) == 2
+    assert "model must be one of mlp, cnn" in capsys.readouterr().err
+
+
+def test_images_are_divided_once_and_for_all(flowers):
+    train, test = image_folder(flowers, 8)
+    assert (len(train), len(test), train.classes) == (16, 4, ["rose", "tulip"])
+    assert not set(train.files.paths) & set(test.files.paths)
+    assert image_folder(flowers, 8)[1].files == test.files
+    pixels, label = test[0]
+    assert (pixels.shape, pixels.dtype, label) == ((3, 8, 8), torch.float32, 0)
+    assert torch.equal(pixels, test[0][0])
+    with RandomStates(1).inside():
+        first = train[0][0]
+    with RandomStates(1).inside():
+        assert torch.equal(first, train[0][0])
+        assert not torch.equal(first, train[0][0])
+
+
+def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
+    write_images(tmp_path / "train", ("a", "b"), 6)
+    write_images(tmp_path / "val", ("a", "b"), 2)
+    train, test = image_folder(tmp_path, 4)
+    assert (len(train), len(test)) == (12, 4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    found = compare(
+        model=model,
+        loss=nn.functional.cross_entropy,
+        train=train,
+        test=test,
+        epochs=1,
+        methods=["sgdm"],
+        seeds=1,
+        device="cpu",
+        samples=0,
+        quiet=True,
+    )
+    assert found.runs[0].result["parameters"] == 98
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    with pytest.raises(DataError, match="is not a folder"):
+        image_folder(tmp_path / "gone")
+    with pytest.raises(DataError, match="at least two folders of images, one per class, and has 0"):
+        image_folder(tmp_path)
+    write_images(tmp_path / "train", ("a", "b"), 2)
+    with pytest.raises(DataError, match="has a folder train, but none of val, valid, validation, test"):
+        image_folder(tmp_path)
+    write_images(tmp_path / "val", ("a", "c"), 2)
+    with pytest.raises(DataError, match="has the class c, which"):
+        image_folder(tmp_path)
