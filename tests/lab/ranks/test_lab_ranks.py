@@ -19,7 +19,7 @@ from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.shared_pass import SharedPass, share
-from llqr.lab.ranks.strategy import DDP
+from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.ranks.team import FailureElsewhere, Team
 from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.folder import RunFolder
@@ -44,11 +44,15 @@ SETTINGS = [
     "geometries.ngd.inner.steps=3",
     "geometries.ngd.batch_size=33",
 ]
+#: Name -> strategy, method, and how it is carried out.
 CASES = {
-    "sam": ("sam", {}),
-    "llqr": ("llqr-ngd+sam", {}),
-    "llqr shared out": ("llqr-ngd+sam", {"shards": "all"}),
+    "sam": ("ddp", "sam", {}),
+    "llqr": ("ddp", "llqr-ngd+sam", {}),
+    "llqr shared out": ("ddp", "llqr-ngd+sam", {"shards": "all"}),
+    "sam on shards": ("fsdp2", "sam", {}),
+    "llqr on shards": ("fsdp2", "llqr-ngd+sam", {}),
 }
+ALONE = dict.fromkeys(method for _, method, _ in CASES.values())
 
 
 class StopAt(Stop):
@@ -102,10 +106,11 @@ def work(folder, runs, rank, world):
         return replace(runs[method], path=folder / runs[method].path)
 
     tasks.TASKS["classification"] = DoubleTask
-    ranks = Execution(CPU, strategy=DDP())
+    strategies = {name: kind() for name, kind in STRATEGIES.items()}
+    ranks = Execution(CPU, strategy=strategies["ddp"])
     found = {}
-    for case, (method, options) in CASES.items():
-        made = Execution(CPU, strategy=ranks.strategy, **options)
+    for case, (strategy, method, options) in CASES.items():
+        made = Execution(CPU, strategy=strategies[strategy], **options)
         make(planned_in(folder / case, method), made)
         # Only one of the ranks is asked to stop.
         stop = StopAt(STOPPED_AT if rank == 1 else STEPS * 10)
@@ -132,14 +137,15 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tasks.TASKS, "classification", DoubleTask)
-        for case, (method, _) in CASES.items():
-            make(planned_in(folder / f"alone {case}", method), Execution(CPU))
+        for method in ALONE:
+            make(planned_in(folder / "alone", method), Execution(CPU))
+        for case, (_, method, _) in CASES.items():
             with pytest.raises(Stopped):
                 make(planned_in(folder / f"begun alone {case}", method), Execution(CPU), StopAt(STOPPED_AT))
         with RunFolder(planned_in(folder / "locked", "sgdm").path).locked():
             runs = {method: planned_in(Path(), method) for method in ("sgdm", "sam", "llqr-ngd+sam")}
             found = on_ranks(RANKS, folder, partial(work, folder, runs))
-        for case, (method, _) in CASES.items():
+        for case, (_, method, _) in CASES.items():
             make(planned_in(folder / f"stopped {case}", method), Execution(CPU))
     return folder, found
 
@@ -159,9 +165,9 @@ def end(folder, method):
 @pytest.mark.parametrize("way", ["", "stopped ", "begun alone "])
 def test_a_run_equals_that_of_one_process(ranks, case, way):
     folder, _ = ranks
-    method, _ = CASES[case]
+    _, method, _ = CASES[case]
     numbers, position, log, result = end(folder / f"{way}{case}", method)
-    expected, expected_position, expected_log, expected_result = end(folder / f"alone {case}", method)
+    expected, expected_position, expected_log, expected_result = end(folder / "alone", method)
     assert bool(expected["metric"]) == ("llqr" in case)
     torch.testing.assert_close(numbers, expected, rtol=1e-12, atol=1e-13)
     assert position == expected_position

@@ -76,7 +76,7 @@ class Training:
             compile=execution.compile,
             on_refresh=self._reports.append,
             ranks=self.strategy.group,
-            shards=execution.shards,
+            shards=execution.shards or self.strategy.shards,
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
@@ -205,7 +205,7 @@ class Training:
         self.current = Interval(self.execution.device, self.optimizer.steps)
         self.team.by_all(lambda: self.folder.log.append(record))
         if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
-            weights = checkpoint.to_host(self.model.state_dict())
+            weights = checkpoint.to_host(self.strategy.weights(self.model))
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
             self.board.write(record)
@@ -226,18 +226,20 @@ class Training:
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the current weights."""
-        return self.strategy.measured(lambda: self._measure(self.task.evaluate))
+        return self.strategy.measured(self.model, lambda: self._measure(self.task.evaluate))
 
     def test(self) -> tuple[dict[str, float], float]:
         """The test metrics of the best weights, and the seconds it took; the current ones are restored."""
         assert self.best is not None
         started = time.perf_counter()
-        current = checkpoint.to_host(self.model.state_dict())
-        self.model.load_state_dict(self.best["model"])
+        current = checkpoint.to_host(self.strategy.weights(self.model))
+        self.strategy.load_weights(self.model, self.best["model"])
         try:
-            return self.strategy.measured(lambda: self._measure(self.task.test)), time.perf_counter() - started
+            return self.strategy.measured(
+                self.model, lambda: self._measure(self.task.test)
+            ), time.perf_counter() - started
         finally:
-            self.model.load_state_dict(current)
+            self.strategy.load_weights(self.model, current)
 
     def _measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
@@ -343,7 +345,7 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
+            "model": self.strategy.weights(self.model),
             "optimizer": self.strategy.optimizer_state(self.optimizer),
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
@@ -360,8 +362,8 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.task.data_key:
             raise ValueError(f"it was trained on {state['data']}, and the data are now {self.task.data_key}.")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.strategy.load_weights(self.model, state["model"])
+        self.strategy.load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if self.inner is not None:
