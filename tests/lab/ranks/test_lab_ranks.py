@@ -33,14 +33,13 @@ from processes import on_ranks
 from resumed_runs import timeless
 
 CPU = torch.device("cpu")
-RANKS = 2
-STEPS, STOPPED_AT = 6, 4
+STEPS = 6
 SETTINGS = [
     f"training.steps={STEPS}",
     "training.evaluate_every=3",
     "training.batch_size=25",
     "model.options.hidden=[12]",
-    "geometries.ngd.every=4",
+    "geometries.ngd.every=3",
     "geometries.ngd.inner.steps=3",
     "geometries.ngd.batch_size=33",
 ]
@@ -52,7 +51,10 @@ CASES = {
     "sam on shards": ("fsdp2", "sam", {}),
     "llqr on shards": ("fsdp2", "llqr-ngd+sam", {}),
 }
-ALONE = dict.fromkeys(method for _, method, _ in CASES.values())
+METHODS = ("sgdm", "sam", "llqr-ngd+sam")
+#: By ranks from its beginning to its end; or begun by one process, continued by ranks, and ended by one process.
+WAYS = ("whole", "relay")
+FEW = [("sam", "whole"), ("llqr", "whole"), ("llqr shared out", "relay"), ("llqr on shards", "relay")]
 
 
 class StopAt(Stop):
@@ -99,8 +101,8 @@ class NoNumber(DoubleTask):
         return super().loss(outputs, targets) * torch.nan
 
 
-def work(folder, runs, rank, world):
-    """All that two ranks do, in one start; ``runs`` by method and without a folder, as planning takes seconds."""
+def work(folder, runs, chosen, rank, world):
+    """All that the ranks do, in one start; ``runs`` by method and without a folder, as planning takes seconds."""
 
     def planned_in(folder, method):
         return replace(runs[method], path=folder / runs[method].path)
@@ -108,14 +110,16 @@ def work(folder, runs, rank, world):
     tasks.TASKS["classification"] = DoubleTask
     strategies = {name: kind() for name, kind in STRATEGIES.items()}
     ranks = Execution(CPU, strategy=strategies["ddp"])
-    found = {}
-    for case, (strategy, method, options) in CASES.items():
+    found = {"stopped": []}
+    for case, way in chosen:
+        strategy, method, options = CASES[case]
+        planned = planned_in(folder / case / way, method)
         made = Execution(CPU, strategy=strategies[strategy], **options)
-        make(planned_in(folder / case, method), made)
-        # Only one of the ranks is asked to stop.
-        stop = StopAt(STOPPED_AT if rank == 1 else STEPS * 10)
-        found[f"stopped {case}"] = failure(lambda: make(planned_in(folder / f"stopped {case}", method), made, stop))  # noqa: B023
-        make(planned_in(folder / f"begun alone {case}", method), made)
+        if way == "whole":
+            make(planned, made)
+        else:
+            stop = StopAt(2 if rank == 1 else 10 * STEPS)  # only one of the ranks is asked to
+            found["stopped"].append(failure(partial(make, planned, made, stop)))
     tasks.TASKS["classification"] = NoNumber if rank == 1 else DoubleTask
     found["diverged"] = failure(lambda: make(planned_in(folder / "diverged", "sgdm"), ranks))
     found["locked"] = failure(lambda: make(planned_in(folder / "locked", "sgdm"), ranks))
@@ -131,23 +135,27 @@ def fail(error):
     raise error
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What the two ranks found; before them, one process made every run and began others."""
-    folder = tmp_path_factory.mktemp("ranks")
+def made_by(count, folder, chosen):
+    """What these ranks found; before them one process made every run, and began some for them to continue."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tasks.TASKS, "classification", DoubleTask)
-        for method in ALONE:
+        for method in METHODS[1:]:
             make(planned_in(folder / "alone", method), Execution(CPU))
-        for case, (_, method, _) in CASES.items():
+        relays = [planned_in(folder / case / way, CASES[case][1]) for case, way in chosen if way == "relay"]
+        for planned in relays:
             with pytest.raises(Stopped):
-                make(planned_in(folder / f"begun alone {case}", method), Execution(CPU), StopAt(STOPPED_AT))
+                make(planned, Execution(CPU), StopAt(3))
         with RunFolder(planned_in(folder / "locked", "sgdm").path).locked():
-            runs = {method: planned_in(Path(), method) for method in ("sgdm", "sam", "llqr-ngd+sam")}
-            found = on_ranks(RANKS, folder, partial(work, folder, runs))
-        for case, (_, method, _) in CASES.items():
-            make(planned_in(folder / f"stopped {case}", method), Execution(CPU))
+            runs = {method: planned_in(Path(), method) for method in METHODS}
+            found = on_ranks(count, folder, partial(work, folder, runs, chosen))
+        for planned in relays:
+            make(planned, Execution(CPU))
     return folder, found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return made_by(2, tmp_path_factory.mktemp("ranks"), FEW)
 
 
 def end(folder, method):
@@ -161,12 +169,23 @@ def end(folder, method):
     return numbers, position, log, json.loads((path / "result.json").read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", ["", "stopped ", "begun alone "])
+@pytest.mark.parametrize(("case", "way"), FEW)
 def test_a_run_equals_that_of_one_process(ranks, case, way):
-    folder, _ = ranks
-    _, method, _ = CASES[case]
-    numbers, position, log, result = end(folder / f"{way}{case}", method)
+    assert_same_run(ranks[0], case, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_case_equals_one_process(tmp_path, count):
+    chosen = [(case, way) for case in CASES for way in WAYS]
+    made_by(count, tmp_path, chosen)
+    for case, way in chosen:
+        assert_same_run(tmp_path, case, way)
+
+
+def assert_same_run(folder, case, way):
+    method = CASES[case][1]
+    numbers, position, log, result = end(folder / case / way, method)
     expected, expected_position, expected_log, expected_result = end(folder / "alone", method)
     assert bool(expected["metric"]) == ("llqr" in case)
     torch.testing.assert_close(numbers, expected, rtol=1e-12, atol=1e-13)
@@ -190,9 +209,12 @@ def _close(one, other):
 
 def test_one_folder_says_what_made_it(ranks):
     folder, _ = ranks
-    path = planned_in(folder / "llqr shared out", "llqr-ngd+sam").path
-    machine = json.loads((path / "config.json").read_text())["machine"]
-    assert [machine[key] for key in ("strategy", "ranks", "shards")] == ["ddp", RANKS, "all"]
+    path = planned_in(folder / "llqr shared out/relay", "llqr-ngd+sam").path
+    began = json.loads((path / "config.json").read_text())
+    assert "strategy" not in began["machine"]
+    first, second = (resumed["machine"] for resumed in began["resumed"])
+    assert [first[key] for key in ("strategy", "ranks", "shards")] == ["ddp", 2, "all"]
+    assert "strategy" not in second
     assert {file.name for file in path.iterdir()} == {
         ".lock",
         "checkpoint.pt",
@@ -204,11 +226,10 @@ def test_one_folder_says_what_made_it(ranks):
 
 def test_ranks_stop_and_fail_together(ranks):
     _, (first, second) = ranks
-    for case in CASES:
-        for found in (first, second):
-            kind, sentence = found[f"stopped {case}"]
-            assert kind == Stopped.__name__
-            assert f"stopped by a test after {STOPPED_AT} of {STEPS} steps" in sentence
+    assert len(first["stopped"]) == 2
+    for kind, sentence in first["stopped"] + second["stopped"]:
+        assert kind == Stopped.__name__
+        assert "stopped by a test after 4 of 6 steps" in sentence, "two by one process, and two by the ranks"
     assert first["diverged"] == second["diverged"]
     assert first["diverged"][0] == Diverged.__name__
     assert first["locked"][0] == ConfigurationError.__name__
