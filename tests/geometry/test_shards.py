@@ -36,6 +36,11 @@ OPTIONS = {
     "identity beside": {"structure": {"conv*": "identity", "*": "e-kfac"}, "damping": 0.1},
     "micro-batches": {"structure": "diag-kfac", "micro_batch": 2},
 }
+SLOW_OPTIONS = {
+    "linearised": {"structure": "kfac", "engine": "linearised"},
+    "compiled": {"structure": "e-kfac", "engine": "linearised", "compile": True},
+    "forward": {"structure": "diag-kfac", "engine": "forward", "debias": True},
+}
 
 
 def learned(model, data, **settings):
@@ -61,7 +66,8 @@ def learned(model, data, **settings):
 
 
 def cases(grid):
-    return {str(tuple(case.values())): case for case in grid} | OPTIONS
+    more = SLOW_OPTIONS if grid is GRID else {}
+    return {str(tuple(case.values())): case for case in grid} | OPTIONS | more
 
 
 def assert_joined(ranks, expected, shards, case):

@@ -243,7 +243,10 @@ class Geometry:
 
     @contextmanager
     def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:
-        """The quadratic model that a refresh on this batch would learn from; the model is frozen while entered."""
+        """The quadratic model that a refresh on this batch would learn from; the model is frozen while entered.
+
+        Of a metric that is shared out, its vectors are those of this rank's blocks, by their names.
+        """
         with self.linearizer.frozen():
             yield self.linearizer.linearise(self.linearizer.problem(batch))
 

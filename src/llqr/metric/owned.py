@@ -18,10 +18,6 @@ from llqr.metric.placement import Named, Placement
 #: Blocks begin at multiples of so many bytes in a buffer: multi-tensor kernels are slower on others.
 ALIGNED = 16
 
-# torch 2.13 has new names for these, and warns of the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -85,6 +81,16 @@ class Owned(Placement):
     def names(self) -> list[str]:
         """Of the blocks that this rank owns."""
         return [block.name for block in self._own]
+
+    @property
+    def buffer_lengths(self) -> list[int]:
+        """Entries of the buffers that travel, one for every dtype and device."""
+        return [self.shards * lane.width for lane in self._lanes]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of all of them, for vectors in the parameters' dtypes."""
+        return sum(self.shards * lane.width * lane.blocks[0].dtype.itemsize for lane in self._lanes)
 
     def to_owner(self, named: Mapping[str, Tensor]) -> Named:
         return _pieces(self._own, named)
@@ -171,3 +177,14 @@ def _fill(places: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
     copy_each([places[name] for name in present], [pieces[name] for name in present])
     for name in places.keys() - pieces.keys():
         places[name].zero_()
+
+
+# torch 2.13 has new names for these, and warns of the old ones.
+
+
+def _all_gather(into: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(into, own, group=group)
+
+
+def _reduce_scatter(own: Tensor, given: Tensor, group: dist.ProcessGroup) -> None:
+    (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(own, given, group=group)

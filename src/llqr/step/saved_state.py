@@ -66,9 +66,9 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, 
     groups = [dict(group) for group in plain["param_groups"]]
     for group in groups:
         found, tensors = group.pop("llqr", None), group.pop("llqr_tensors", {})
-        if own is None and isinstance(state, State) and isinstance(found, OwnState):
-            own = state.own  # nothing has been loaded into the group
-        elif own is None and found is not None:
+        if own is None and isinstance(found, OwnState):  # nothing has been loaded into the group
+            own = getattr(state, "own", None)
+        if own is None and found is not None:
             own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
     return plain | {"param_groups": groups}, own
 

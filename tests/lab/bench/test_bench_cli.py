@@ -19,8 +19,9 @@ COMMANDS = {
     "scaling": ["--model", CNN, "--engine", "forward", "--steps", "2", "--repeats", "2"],
     "peers": ["--repeats", "2"],
     "solvers": ["--products", "3"],
+    "shards": ["--shards", "1", "--shards", "2", "--no-processes", "--engine", "forward", "--repeats", "2"],
 }
-ROWS = {"step": 6, "refresh": 4, "cadence": 15, "scaling": 2, "peers": 10, "solvers": 3}
+ROWS = {"step": 6, "refresh": 4, "cadence": 15, "scaling": 2, "peers": 10, "solvers": 3, "shards": 10}
 
 
 def bench(*arguments):

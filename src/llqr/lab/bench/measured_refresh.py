@@ -70,9 +70,12 @@ class MeasuredRefresh:
     """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
 
     It does not average: what one refresh learned is compared as it is, not blended with the identity.
+
+    Args:
+        shards: among how many of the runtime's ranks the metric is shared out.
     """
 
-    def __init__(self, workload: Workload, settings: RefreshSettings) -> None:
+    def __init__(self, workload: Workload, settings: RefreshSettings, shards: int = 1) -> None:
         self._batch = workload.batch
         self._clock = Clock(workload.precision.device)
         self.geometry = llqr.Geometry(
@@ -84,6 +87,7 @@ class MeasuredRefresh:
             inner=settings.inner,
             runtime=settings.runtime_in(workload.precision),
             forward=differentiable_forward if settings.attention == "unfused" else None,
+            shards=shards,
         )
 
     def run(self) -> llqr.Refresh:

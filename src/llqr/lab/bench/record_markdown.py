@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.bench import cadence, memory, peers, refresh, scaling, solvers, step
+from llqr.lab.bench import cadence, memory, peers, refresh, scaling, shards, solvers, step
 from llqr.lab.config.strict import ConfigurationError
 
 TABLES = {
     module.__name__.rpartition(".")[2]: module.as_table
-    for module in (cadence, memory, peers, refresh, scaling, solvers, step)
+    for module in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Annotated, NoReturn
 
 import typer
@@ -15,7 +16,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.cli.toy import app as toy
 from llqr.lab.config import recipe
 from llqr.lab.errors import EXIT_CODES
-from llqr.lab.results import storage
+from llqr.lab.results import cluster, storage
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
@@ -88,6 +89,16 @@ def show_storage(
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         show(storage.as_table(rows))
+
+
+@app.command("cluster")
+def show_cluster(as_json: options.Json = False) -> None:
+    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic of a step and of a refresh."""
+    found = cluster.costs()
+    if as_json:
+        print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
+    else:
+        show(cluster.as_table(found))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

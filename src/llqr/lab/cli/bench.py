@@ -15,7 +15,7 @@ from rich.console import Console
 
 import llqr
 from llqr.lab import machine
-from llqr.lab.bench import cadence, memory, peers, refresh, scaling, solvers, step
+from llqr.lab.bench import cadence, memory, peers, refresh, scaling, shards, solvers, step
 from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.record import Record
 from llqr.lab.bench.terminal_table import NumberTable
@@ -117,6 +117,8 @@ IN_FULL_PRECISION = Target(precision="fp32")
 # The time of a step does not depend on what U has learned.
 ONE_STEP = RefreshSettings(inner=llqr.Inner(steps=1))
 TWO_STEPS = tuple(RefreshSettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac"))
+# Bytes are proportional to the number of products; a refresh of few steps shows them as well.
+FEW_STEPS = RefreshSettings(inner=llqr.Inner(steps=5, product_every=3))
 EXACT = RefreshSettings("diagonal", "unfused", llqr.Runtime(engine="forward"))
 
 
@@ -265,3 +267,27 @@ def solvers_command(
     setup = target.setup("resnet18", "vit-s")
     config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry], "products": products}
     output.write("solvers", setup, config, solvers.measure(setup, geometry, products), solvers.as_table)
+
+
+@bench_app.command("shards")
+@options_from_dataclasses
+def shards_command(
+    target: Target = TARGET,
+    geometry: GeometryOptions = FEW_STEPS,
+    shard: Annotated[
+        list[int] | None, typer.Option("--shards", min=1, help="Ranks that share a metric, repeatable (1, 2, 4, 8).")
+    ] = None,
+    processes: Annotated[
+        bool | None,
+        typer.Option(help="Also count the payload of real processes, on the CPU (default: if that is the device)."),
+    ] = None,
+    repeats: Repeats = 10,
+    output: Output = OUTPUT,
+) -> None:
+    """Measure one rank of a metric that is shared out: memory, time of U g, and bytes that it receives from others."""
+    setup = target.setup("vit-b", "vit-l")
+    counts = shard or shards.COUNTS
+    real = setup.precision.device.type == "cpu" if processes is None else processes
+    config = {"geometry": geometry.to_dict(setup.precision), "shards": counts, "processes": real, "repeats": repeats}
+    rows = shards.measure(setup, geometry, counts, repeats, processes=real)
+    output.write("shards", setup, config, rows, shards.as_table)

@@ -60,14 +60,14 @@ class Storage:
         return {key: getattr(self, key) for key in counted} | sizes
 
 
-def rows(shards: Sequence[int] = SHARDS) -> list[Storage]:
+def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES) -> list[Storage]:
     """The table; the paper's rows are in its order."""
     table = []
     for title, (name, options) in NETWORKS.items():
         with torch.device("meta"):
             model = models.build(name, **options)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        for structure in STRUCTURES:
+        for structure in structures:
             metric = Metric(model, structure=structure)
             for count in shards:
                 largest = max(scalars_of_shards(metric, count))

@@ -1,0 +1,257 @@
+"""`llqr bench shards`: what a metric that is shared out among ranks holds, sends and computes on each of them.
+
+Three kinds of rows. "planned": the paper's networks on the meta device, the fullest rank's part of the metric. "one
+rank": a network on the device as the fullest rank of a process group that is imitated (torch's `fake` one), so that one
+device is enough: memory and time are those of a rank, the vectors of other ranks are not. "gloo": real processes on the
+CPU, whose collectives are counted; the largest count of any rank.
+
+A vector of the weights' size `P` costs a rank `P (S - 1) / S`: one for every `U g` of a step, in a refresh two for
+every product (`U g` and `H U g`) and one for every gradient. Segments have the length of the longest, which is padding.
+"""
+
+import json
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+import llqr
+from llqr.lab.bench.clock import Clock
+from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
+from llqr.lab.bench.payload import Payload
+from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.step import BURST
+from llqr.lab.bench.terminal_table import NumberTable, number
+from llqr.lab.bench.workload import Network, Setup, Workload
+from llqr.lab.results import storage
+from llqr.lab.results.paper import paper
+from llqr.lab.training.precision import Precision
+from llqr.metric.owned import Owned
+
+MIB = 2**20
+COUNTS = (1, 2, 4, 8)
+Row = dict[str, Any]
+
+
+def measure(
+    setup: Setup, settings: RefreshSettings, shards: Sequence[int], repeats: int, *, processes: bool
+) -> Iterator[Row]:
+    yield from planned(settings.structure, shards)
+    for network in setup.networks:
+        rows = [one_rank(setup, network, settings, count, repeats) for count in shards]
+        yield from (row | _shares(row, rows) for row in rows)
+        if processes:
+            yield from (gloo(setup, network, settings, count) for count in shards if count > 1)
+
+
+# -- planned -----------------------------------------------------------------------------------------------------------
+
+
+def planned(structure: str, shards: Sequence[int]) -> Iterator[Row]:
+    """The paper's networks, whose storage it prints for one and four devices."""
+    printed = {(row["model"], row["structure"], row["shards"]): row for row in paper()["storage"]["rows"]}
+    for row in storage.rows(shards, (structure,)):
+        theirs = printed.get((row.model, structure, row.shards))
+        yield {
+            "model": row.model,
+            "what": "planned",
+            "structure": structure,
+            "shards": row.shards,
+            "metric_bytes": row.largest_shard * torch.float32.itemsize,
+            "metric_share": row.shards * row.largest_shard / row.precond_params,
+            "paper_mib": None if theirs is None else theirs["precond_mib"],
+        }
+
+
+# -- one rank of a process group that is imitated ----------------------------------------------------------------------
+
+
+@contextmanager
+def imitated_rank(shards: int, metric: llqr.Metric) -> Iterator[dist.ProcessGroup | None]:
+    """The fullest rank of so many, whose collectives return at once."""
+    if shards == 1:
+        yield None
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    held = storage.scalars_of_shards(metric, shards)
+    dist.init_process_group("fake", store=FakeStore(), rank=held.index(max(held)), world_size=shards)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: int, repeats: int) -> Row:
+    """Memory of the factors and of a refresh, time of `U g`, and payload, as the fullest rank."""
+    device = setup.precision.device
+    with torch.device("meta"):
+        plan = llqr.Metric(network.build(), structure=settings.structure, max_side=settings.runtime.max_side)
+    with imitated_rank(shards, plan) as group:
+        peaks = {}
+        if device.type == "cuda":
+            for structure in (settings.structure, WITHOUT_FACTORS):
+                refresh = _refresh(setup.workload(network), replace(settings, structure=structure), shards, group)
+                with _quiet():
+                    refresh.run_once_for_steps()
+                    peaks[structure] = cuda_peak(device)(refresh.run)
+                del refresh
+        workload = setup.workload(network)
+        refresh = _refresh(workload, settings, shards, group)
+        counted = _payload(workload, refresh, settings, shards)
+        metric = refresh.geometry.metric
+        own = metric.placement.to_owner(_gradients(workload))
+        clock = Clock(device)
+        seconds = interleaved({"apply": Action(lambda: metric.apply(own), repeats, BURST)}, clock)["apply"]
+        return {
+            "model": network.label,
+            "what": "one rank",
+            "structure": settings.structure,
+            "shards": shards,
+            "metric_bytes": refresh.geometry.memory()["allocated"],
+            "refresh_bytes": peaks[settings.structure] - peaks[WITHOUT_FACTORS] if peaks else None,
+            "apply_seconds": Sample.of(seconds).to_dict(),
+        } | counted
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The vectors of an imitated group are not the other ranks', so that refreshes may be rejected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", llqr.RefreshWarning)
+        yield
+
+
+def _refresh(
+    workload: Workload, settings: RefreshSettings, shards: int, group: dist.ProcessGroup | None
+) -> MeasuredRefresh:
+    runtime = replace(settings.runtime, process_group=group)
+    return MeasuredRefresh(workload, replace(settings, runtime=runtime), shards=shards)
+
+
+def _gradients(workload: Workload) -> dict[str, torch.Tensor]:
+    generator = torch.Generator(workload.precision.device).manual_seed(1)
+    return {
+        name: torch.empty_like(p).normal_(generator=generator)
+        for name, p in workload.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _payload(workload: Workload, refresh: MeasuredRefresh, settings: RefreshSettings, shards: int) -> Row:
+    """Bytes that a rank receives for one `U g` and in one refresh, and what the formulas say."""
+    geometry = refresh.geometry
+    with _quiet():
+        refresh.run_once_for_steps()  # the first refresh chooses an engine, which ranks agree about
+        if shards == 1:
+            return {}
+        placement = geometry.metric.placement
+        assert isinstance(placement, Owned)
+        gradients, parameters = _gradients(workload), geometry.parameters
+        with Payload(placement.buffer_lengths) as step:
+            geometry.transport(list(parameters.values()), [gradients[name] for name in parameters])
+        with Payload(placement.buffer_lengths) as whole:
+            refresh.run()
+    inner = settings.inner
+    vectors = 2 * inner.products + (1 if inner.gradients == 1 else 1 + inner.gradients)
+    exact = sum(parameter.nbytes for parameter in parameters.values()) * (shards - 1) // shards
+    padded = placement.buffer_bytes * (shards - 1) // shards
+    return {
+        "step_payload": step.vectors,
+        "step_formula": exact,
+        "refresh_payload": whole.vectors,
+        "refresh_formula": vectors * exact,
+        "padding": padded - exact,
+        "vectors": vectors,
+        "numbers": step.numbers + whole.numbers,
+    }
+
+
+def _shares(row: Row, rows: Sequence[Row]) -> Row:
+    """What a rank has, times the number of shards, in units of the whole: 1 where it is shared out evenly."""
+    whole = next((other for other in rows if other["shards"] == 1), None)
+    if whole is None:
+        return {}
+    shares = {"metric": "metric_bytes", "refresh": "refresh_bytes"}
+    found = {
+        f"{name}_share": row["shards"] * row[key] / whole[key] for name, key in shares.items() if row[key] is not None
+    }
+    apply = row["shards"] * row["apply_seconds"]["median"] / whole["apply_seconds"]["median"]
+    return found | {"apply_share": apply}
+
+
+# -- real processes ----------------------------------------------------------------------------------------------------
+
+
+def gloo(setup: Setup, network: Network, settings: RefreshSettings, shards: int) -> Row:
+    """The same in so many processes on the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        with closing(socket.socket()) as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        arguments = (shards, port, folder, network, setup.batch, settings)
+        spawn(_gloo_rank, args=arguments, nprocs=shards)
+        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(shards)]
+    names = {"model": network.label, "what": "gloo", "structure": settings.structure, "shards": shards}
+    return names | {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+
+
+def _gloo_rank(
+    rank: int, shards: int, port: int, folder: str, network: Network, batch: int, settings: RefreshSettings
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=shards)
+    workload = Workload(network, batch, Precision("fp32", torch.device("cpu")))
+    refresh = _refresh(workload, settings, shards, dist.group.WORLD)
+    counted = _payload(workload, refresh, settings, shards)
+    counted["metric_bytes"] = refresh.geometry.memory()["allocated"]
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(counted))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def as_table(rows: Sequence[Row]) -> NumberTable:
+    memory = ("S", "U MiB", "paper", "x S", "refresh MiB", "x S", "U g ms", "x S")
+    payload = ("step receives MiB", "formula", "refresh receives MiB", "formula", "padding", "numbers KiB")
+    table = NumberTable("shards", "model", "what", "structure", numbers=(*memory, *payload))
+    for row in rows:
+        apply, vectors = row.get("apply_seconds"), row.get("vectors")
+        table.add(
+            row["model"],
+            row["what"],
+            row["structure"],
+            str(row["shards"]),
+            _mib(row, "metric_bytes"),
+            number(row.get("paper_mib"), ",.2f"),
+            number(row.get("metric_share"), ".3f"),
+            _mib(row, "refresh_bytes"),
+            number(row.get("refresh_share"), ".3f"),
+            number(None if apply is None else 1e3 * apply["median"], ".3f"),
+            number(row.get("apply_share"), ".3f"),
+            _mib(row, "step_payload"),
+            _mib(row, "step_formula"),
+            _mib(row, "refresh_payload"),
+            _mib(row, "refresh_formula"),
+            number(None if vectors is None else vectors * row["padding"] / MIB, ",.2f"),
+            number(None if vectors is None else row["numbers"] / 1024, ",.1f"),
+        )
+    return table
+
+
+def _mib(row: Row, key: str) -> str | None:
+    count = row.get(key)
+    return number(None if count is None else count / MIB, ",.2f")

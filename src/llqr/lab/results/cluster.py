@@ -1,0 +1,175 @@
+"""What a shared metric costs on many devices, on paper: bytes and arithmetic from the real plan, speeds assumed.
+
+LLQR+SAM: two forward and backward passes and two `U g` per step, a refresh every so many steps. ViT-L is trained under
+DDP, with one copy of the metric in every node; the 7B decoder under FSDP2 with 64 shards, more devices being copies.
+Nothing overlaps here, which is the worst case.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from rich.box import SIMPLE
+from rich.table import Table
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from llqr import Inner, Metric
+from llqr.geometry.geometry import DEFAULT_INNER
+from llqr.lab import models
+from llqr.lab.models.language_model import LanguageModel
+from llqr.lab.results.storage import MIB, scalars_of_shards
+from llqr.metric.owners import owners
+from llqr.metric.placement import Placement
+
+DEVICES = (64, 256, 1024)
+NODE = 8
+#: Assumed, per device: sustained arithmetic, and bytes per second inside a node and between nodes.
+FLOPS, NVLINK, NETWORK = 400e12, 300e9, 40e9
+#: Steps between refreshes.
+EVERY = 500
+WIDTH = torch.float32.itemsize
+#: A product with `H` (forward mode and a pull-back, or two forward passes and a backward one) in passes of a step.
+PRODUCT = 4 / 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network in training; `tokens` are those of one device's batch, which a refresh learns from too."""
+
+    name: str
+    model: nn.Module
+    structure: str
+    tokens: int
+    shards: int
+    sharded_weights: bool
+    inner: Inner = DEFAULT_INNER
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def jobs() -> Iterator[Job]:
+    """On the meta device."""
+    with torch.device("meta"):
+        yield Job("ViT-L/16, DDP", models.build("vit-l"), "e-kfac", 64 * 197, NODE, sharded_weights=False)
+        decoder = LanguageModel(50257, width=4096, heads=32, layers=32, context=2048)
+        yield Job("7B decoder, FSDP2", decoder, "e-kfac-one-sided", 4 * 2048, 64, sharded_weights=True)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one device among `devices`: bytes of the metric, and seconds."""
+
+    job: str
+    structure: str
+    devices: int
+    shards: int
+    metric_bytes: int
+    step_compute: float
+    step_traffic: float
+    apply_compute: float
+    apply_traffic: float
+    refresh_compute: float
+    refresh_traffic: float
+
+    @property
+    def overhead(self) -> float:
+        """What the metric adds to a step of SAM, refreshes included."""
+        added = self.apply_compute + self.apply_traffic + (self.refresh_compute + self.refresh_traffic) / EVERY
+        return added / (self.step_compute + self.step_traffic)
+
+
+def costs() -> list[Cost]:
+    return [cost for job in jobs() for cost in _costs(job)]
+
+
+def _costs(job: Job) -> Iterator[Cost]:
+    metric = Metric(job.model, structure=job.structure)
+    held = scalars_of_shards(metric, job.shards)
+    P, S = WIDTH * job.parameters, job.shards
+    one_pass = 6 * job.parameters * job.tokens / FLOPS
+    products = job.inner.products
+    apply = _apply_flops(metric, S) / FLOPS
+    for devices in DEVICES:
+        copies = devices // S
+        between_copies = 2 * (P / S) * (copies - 1) / copies / NETWORK
+        if job.sharded_weights:
+            vector = 2 * P * (S - 1) / S**2 / NETWORK  # to the owners and back
+            passes = 3 * P * (S - 1) / S / NETWORK + between_copies
+            product = 4 * P * (S - 1) / S / NETWORK + vector + between_copies
+            gradient = passes
+        else:
+            vector = P * (S - 1) / S / NVLINK
+            passes = 2 * P * (devices - 1) / devices / NETWORK
+            product = 2 * vector + between_copies
+            gradient = vector + between_copies
+        yield Cost(
+            job.name,
+            job.structure,
+            devices,
+            S,
+            WIDTH * max(held),
+            step_compute=2 * one_pass,
+            step_traffic=2 * passes,
+            apply_compute=2 * apply,
+            apply_traffic=2 * vector,
+            refresh_compute=(1 + PRODUCT * products) * one_pass + 3 * job.inner.steps * apply,
+            refresh_traffic=products * product + gradient,
+        )
+
+
+def _apply_flops(metric: Metric, shards: int) -> int:
+    """Of one `U g` on the rank with the most arithmetic; an inner step pulls back too, which is twice as much."""
+    owner = owners(metric.groups, shards)
+    most = 0
+    for shard in range(shards):
+        part = metric.part({name for name, own in owner.items() if own == shard}, Placement())
+        with FlopCounterMode(display=False) as counter:
+            for group, factors in zip(part.groups, part.factors(), strict=True):
+                group.apply(factors, group.blank(torch.float32, torch.device("meta")))
+        most = max(most, counter.get_total_flops())
+    return most
+
+
+def as_table(found: list[Cost]) -> Table:
+    """The rows for a terminal."""
+    table = Table(title="LLQR+SAM on many devices, on paper", box=SIMPLE, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right", no_wrap=True)
+    for cost in found:
+        table.add_row(*cells(cost))
+    return table
+
+
+HEADINGS = (
+    "training",
+    "structure",
+    "devices",
+    "S",
+    "U MiB",
+    "two passes ms",
+    "their traffic ms",
+    "two U g ms",
+    "their traffic ms",
+    "refresh s",
+    "its traffic s",
+    "added",
+)
+
+
+def cells(cost: Cost) -> list[str]:
+    """A row as it is printed."""
+    milliseconds = (cost.step_compute, cost.step_traffic, cost.apply_compute, cost.apply_traffic)
+    return [
+        cost.job,
+        cost.structure,
+        f"{cost.devices}",
+        f"{cost.shards}",
+        f"{cost.metric_bytes / MIB:,.0f}",
+        *(f"{1e3 * seconds:,.1f}" for seconds in milliseconds),
+        f"{cost.refresh_compute:.2f}",
+        f"{cost.refresh_traffic:.2f}",
+        f"{100 * cost.overhead:.1f} %",
+    ]
