@@ -39,11 +39,11 @@ def one_rank():
     return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(_free_port())}
 
 
-def on_ranks(world, folder, function):
+def on_ranks(world, folder, function, seconds=SECONDS):
     """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
     port = _free_port()
     context = mp.spawn(_work, args=(world, port, str(folder), function), nprocs=world, join=False)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not context.join(timeout=5):
         if time.monotonic() > deadline:
             for process in context.processes:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Shards, local
+from llqr.dtensors import Sharding, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
@@ -24,7 +24,7 @@ Transport = Callable[[list[Tensor]], list[Tensor]]
 class Point:
     """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one.
 
-    With `shards`, parameters are sharded, and gradients are this rank's parts.
+    With `sharding`, parameters are sharded, and gradients are this rank's parts.
     """
 
     parameters: list[Tensor]
@@ -32,7 +32,7 @@ class Point:
     layers: list[int]
     is_bias: list[bool]
     rho: list[float | None]
-    shards: Shards | None = None
+    sharding: Sharding | None = None
 
     @property
     def weights(self) -> list[Tensor]:
@@ -76,7 +76,7 @@ class SAMProbe:
         v = self.filtered(point)
         scaling = self.scaling(point)
         d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
-        over = divisors(self.norm, v, d, point.layers, point.shards)
+        over = divisors(self.norm, v, d, point.layers, point.sharding)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
         if any(part.dtype == torch.float16 for part in d):
