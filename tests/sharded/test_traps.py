@@ -240,6 +240,32 @@ def stored(rank, world):
     return max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
 
 
+def through_passes(rank, world):
+    """A refresh by FSDP's own passes: what it leaves as it was, and how far `H g` in bfloat16 is from float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    x, y = (part.chunk(world)[rank].float() for part in batches(1)[0])
+    products, untouched = [], []
+    for engine, settings in (("double-backward", {}), ("passes", {"mp_policy": policy})):
+        model = fully_shard(network().float(), **settings)
+        geometry = flat_geometry(model, mse, structure="kfac", steps=1, engine=engine, shards="all")
+        with geometry.quadratic_model((x, y)) as quadratic:
+            Hg = quadratic.product(quadratic.gradient)
+        products.append(torch.cat([Hg[name].flatten() for name in sorted(Hg)]))
+        mse(model(x).float(), y).backward()
+        before = [(p.to_local().clone(), p.grad, p.grad.to_local().clone()) for p in model.parameters()]
+        geometry.refresh((x, y))
+        after = list(model.parameters())
+        untouched.append(
+            model.training
+            and all(
+                p.to_local().equal(weight) and p.grad is gradient and gradient.to_local().equal(values)
+                for p, (weight, gradient, values) in zip(after, before, strict=True)
+            )
+        )
+    exact, found = products
+    return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
+
+
 def failing_refresh(rank, world):
     """Rank 1 cannot linearise, then sees NaN."""
     model, share, shares = fsdp2(world)
@@ -271,6 +297,7 @@ def work(rank, world):
         "metrics": test_metric.compare(test_metric.FEW, rank, world),
         "failing refresh": failing_refresh(rank, world),
         "traffic": traffic(rank, world),
+        "passes": through_passes(rank, world),
         "stored": stored(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
@@ -299,6 +326,13 @@ def test_only_what_another_rank_has_travels(ranks):
     for found in ranks:
         assert found["traffic"]["received"] == found["traffic"]["needed"]
         assert all(count > 0 for count in found["traffic"]["received"])
+
+
+def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precision(ranks):
+    """With a difference of the length that suits float32, bfloat16 would see nothing but rounding."""
+    for found in ranks:
+        assert found["passes"]["untouched"] == [True, True]
+        assert found["passes"]["error"] < 0.05
 
 
 def test_checkpoints_continue_bit_exactly(ranks):
