@@ -68,7 +68,7 @@ class SAMProbe:
         """`eps`, one tensor per parameter."""
         v = self.filtered(point)
         d, over = self._direction(point, v, transport)
-        if any(map(_infinite, over)):
+        if any(map(_infinite, {id(divisor): divisor for divisor in over}.values())):
             d, over = self._without_overflow(point, v, transport, d, over)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
