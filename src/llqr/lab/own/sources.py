@@ -124,7 +124,8 @@ def _function(source: str) -> Function:
         return known
     before = set(sys.modules)
     place = path.name if path is not None else file
-    module = _explained(place, lambda: _import_file(path, text) if path is not None else _import_module(file))
+    with RandomStates(0).inside():  # so that a module may draw its data
+        module = _explained(place, lambda: _import_file(path, text) if path is not None else _import_module(file))
     found = getattr(module, name, None)
     if not callable(found):
         functions = inspect.getmembers(module, inspect.isfunction)
