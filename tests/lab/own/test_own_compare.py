@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from llqr.lab import Experiment, compare
-from llqr.lab.cli.app import main
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
 from llqr.lab.training.stop import Stop
@@ -37,19 +36,6 @@ FAST = {"geometries.ngd.inner.steps": 2}
 @pytest.fixture(autouse=True)
 def _without_git(monkeypatch):
     monkeypatch.setenv("LLQR_COMMIT", "none")
-
-
-@pytest.fixture
-def llqr(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(list(arguments))
-        return exit_.value.code, *capsys.readouterr()
-
-    return run
 
 
 def classes(count=32, seed=0):
