@@ -37,13 +37,13 @@ def draw(table: PaperTable) -> "Figure":
     for axes, (row, cells) in zip(panels, rows.items(), strict=True):
         _points(axes, [cell.paper or cell.beside for cell in cells], 0.17, "paper", pictures.BLUE, hollow=True)
         _points(axes, [cell.measured for cell in cells], -0.17, "measured", pictures.ORANGE, hollow=False)
-        axes.set_yticks(range(len(cells)), [pictures.plain(cell.column) for cell in cells])
+        axes.set_yticks(range(len(cells)), [pictures.literal(cell.column) for cell in cells])
         axes.set_ylim(len(cells) - 0.4, -0.6)
         axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")
         beside = ", beside another experiment of the paper" if cells[0].beside else ""
-        axes.set_title(f"{pictures.plain(row)}{beside}")
-    panels[-1].set_xlabel(pictures.plain(table.metric))
+        axes.set_title(f"{pictures.literal(row)}{beside}")
+    panels[-1].set_xlabel(pictures.literal(table.metric))
     pictures.legend_above(figure, panels[0])
     pictures.note_below(figure, "mean ± standard deviation over n seeds")
     return figure
