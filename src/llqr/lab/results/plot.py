@@ -1,5 +1,7 @@
 """A table of the paper as a picture: measured numbers beside the printed ones, with their standard deviations."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +18,20 @@ ROW = 0.36
 """Inches per method."""
 
 
-def save(table: PaperTable, path: Path, source: str = "") -> None:
+def digest(table: PaperTable) -> str:
+    """A table by its name and numbers, to be named as the source of its picture."""
+    numbers = json.dumps([cell.to_dict() for cell in table.cells])
+    return f"{table.name} sha256:{hashlib.sha256(numbers.encode()).hexdigest()[:16]}"
+
+
+def save(table: PaperTable, path: Path) -> None:
     """Draw the rows with a measured number, or all rows of the paper if there is none."""
     means = [number.mean for cell in table.cells for number in (cell.measured, cell.paper) if number is not None]
     if not means or any(isinstance(mean, int) for mean in means):
         raise ConfigurationError(f"--plot: {table.name} compares no methods, so there is nothing to draw.")
     measured = dict.fromkeys(cell.row for cell in table.measured)
     title = f"{table.name}: {table.metric}"
-    pictures.save(draw(table.of_rows(list(measured))), path, title, source)
+    pictures.save(draw(table.of_rows(list(measured))), path, title, digest(table))
 
 
 @pictures.styled
