@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
-from llqr.dtensors import Shards, any_sharded, as_sharded, local, refuse_fsdp1
+from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.schedule import check_number
@@ -351,18 +351,18 @@ class Optimizer(Wrapper):
         parameters, grads = self._parameters_and_grads()
         refuse_fsdp1(parameters)
         self._gather_again()
-        shards = Shards.of(parameters)
+        sharding = Sharding.of(parameters)
         grads = amp.centre_gradients(scaler, (self, self.base), local(grads))
         self._weights.take(parameters)
         # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
         torch.clear_autocast_cache()
-        if amp.overflowed(scaler, grads, shards):
+        if amp.overflowed(scaler, grads, sharding):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(local(parameters), float("nan"))
             return
         layers, biases = self._modules.roles(parameters)
-        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), shards)
+        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), sharding)
         eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
         self._point_uphill(parameters, eps)
         torch._foreach_add_(local(parameters), eps)

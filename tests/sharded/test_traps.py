@@ -1,5 +1,6 @@
 """What may go wrong beside sharded weights: refusals, statistics, low precision, resuming, a rank that fails."""
 
+import tempfile
 import time
 import warnings
 from datetime import timedelta
@@ -7,7 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,17 +22,17 @@ from sharded_models import batches, fsdp2, fsdp2_and_tensor_parallel, network, t
 
 from . import test_metric, test_step
 
-mse = nn.functional.mse_loss
+mse, cross_entropy = nn.functional.mse_loss, nn.functional.cross_entropy
 
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def closure_of(opt, model, batch):
+def closure_of(opt, model, batch, loss_fn=mse):
     def closure():
         opt.zero_grad()
-        loss = mse(model(batch[0]), batch[1])
+        loss = loss_fn(model(batch[0]), batch[1])
         loss.backward()
         return loss
 
@@ -176,6 +179,93 @@ def failing(rank, world):
     }
 
 
+def traffic(rank, world):
+    """Entries that this rank receives for one `U g`, and how many of them are neither held nor owned here."""
+    model = test_metric.sharded(world, "fsdp2")
+    geometry = flat_geometry(model, cross_entropy, structure="kfac", steps=1, shards="all")
+    x, y = (part.chunk(world)[rank] for part in test_metric.batches(1)[0])
+    geometry.refresh((x, y))
+    received = []
+    exchange = dist.all_to_all_single
+
+    def counted(output, given, output_lengths, lengths, group):
+        received.append(sum(length for i, length in enumerate(output_lengths) if i != rank))
+        return exchange(output, given, output_lengths, lengths, group=group)
+
+    parameters = list(model.parameters())
+    dist.all_to_all_single = counted
+    try:
+        geometry.transport(parameters, [torch.ones_like(parameter) for parameter in parameters])
+    finally:
+        dist.all_to_all_single = exchange
+    own = {block.name for block in geometry.metric.blocks}
+    there, back = 0, 0
+    for block in geometry.metric.whole.blocks:
+        parameter = geometry.parameters[block.parameter]
+        here = torch.zeros(parameter.shape, dtype=torch.bool)
+        for chunk in here.chunk(world)[rank : rank + 1]:
+            chunk.fill_(True)
+        held = int(block.piece(here).sum())
+        there += block.size - held if block.name in own else 0
+        back += 0 if block.name in own else held
+    return {"received": received, "needed": [there, back]}
+
+
+def stored(rank, world):
+    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    data = [[part.chunk(world)[rank] for part in batch] for batch in test_metric.batches(4)]
+
+    def fresh():
+        model = test_metric.sharded(world, "fsdp2")
+        geometry = flat_geometry(model, cross_entropy, structure="kfac", steps=2, lr=0.02, every=2, shards="all")
+        return model, llqr.build("llqr+fsam", sgd(model), geometry=geometry, rho=0.3)
+
+    def train(model, opt, some):
+        for batch in some:
+            opt.step(closure_of(opt, model, batch, cross_entropy), batch=batch)
+        return weights(model)
+
+    model, opt = fresh()
+    train(model, opt, data[:2])
+    model_state, state = get_state_dict(model, opt)
+    dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder[0])
+    expected = train(model, opt, data[2:])
+    model, opt = fresh()
+    model_state, state = get_state_dict(model, opt)
+    dcp.load({"model": model_state, "optimizer": state}, checkpoint_id=folder[0])
+    set_state_dict(model, opt, model_state_dict=model_state, optim_state_dict=state)
+    found = train(model, opt, data[2:])
+    return max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+
+
+def through_passes(rank, world):
+    """A refresh by FSDP's own passes: what it leaves as it was, and how far `H g` in bfloat16 is from float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    x, y = (part.chunk(world)[rank].float() for part in batches(1)[0])
+    products, untouched = [], []
+    for engine, settings in (("double-backward", {}), ("passes", {"mp_policy": policy})):
+        model = fully_shard(network().float(), **settings)
+        geometry = flat_geometry(model, mse, structure="kfac", steps=1, engine=engine, shards="all")
+        with geometry.quadratic_model((x, y)) as quadratic:
+            Hg = quadratic.product(quadratic.gradient)
+        products.append(torch.cat([Hg[name].flatten() for name in sorted(Hg)]))
+        mse(model(x).float(), y).backward()
+        before = [(p.to_local().clone(), p.grad, p.grad.to_local().clone()) for p in model.parameters()]
+        geometry.refresh((x, y))
+        after = list(model.parameters())
+        untouched.append(
+            model.training
+            and all(
+                p.to_local().equal(weight) and p.grad is gradient and gradient.to_local().equal(values)
+                for p, (weight, gradient, values) in zip(after, before, strict=True)
+            )
+        )
+    exact, found = products
+    return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
+
+
 def failing_refresh(rank, world):
     """Rank 1 cannot linearise, then sees NaN."""
     model, share, shares = fsdp2(world)
@@ -206,6 +296,9 @@ def work(rank, world):
         "steps": test_step.compare(test_step.FEW, world),
         "metrics": test_metric.compare(test_metric.FEW, rank, world),
         "failing refresh": failing_refresh(rank, world),
+        "traffic": traffic(rank, world),
+        "passes": through_passes(rank, world),
+        "stored": stored(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
         "low precision": [low_precision(rank, world, rho) for rho in (0.0, 0.5)],
@@ -227,6 +320,23 @@ def test_the_sam_family_equals_one_process_on_the_joined_batch(ranks):
 
 def test_a_metric_equals_one_process_on_the_joined_batch(ranks):
     test_metric.assert_as_in_one_process([found["metrics"] for found in ranks], test_metric.FEW)
+
+
+def test_only_what_another_rank_has_travels(ranks):
+    for found in ranks:
+        assert found["traffic"]["received"] == found["traffic"]["needed"]
+        assert all(count > 0 for count in found["traffic"]["received"])
+
+
+def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precision(ranks):
+    """With a difference of the length that suits float32, bfloat16 would see nothing but rounding."""
+    for found in ranks:
+        assert found["passes"]["untouched"] == [True, True]
+        assert found["passes"]["error"] < 0.05
+
+
+def test_checkpoints_continue_bit_exactly(ranks):
+    assert [found["stored"] for found in ranks] == [0.0, 0.0]
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):

@@ -156,12 +156,9 @@ class Problem:
 
     def terms(self, outputs: Tensor) -> Tensor:
         """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
-        targets = self.targets
-        counted: Callable[[Any], Tensor] | None = getattr(self.loss_fn, "terms", None)
+        counted = counted_terms(self.loss_fn, self.targets)
         if counted is not None:
-            return counted(targets).to(outputs.dtype)
-        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-            return (targets != ignore_index(self.loss_fn)).sum().to(outputs.dtype)
+            return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
 
@@ -287,6 +284,16 @@ def doubles_with_the_batch(problem: Problem) -> bool:
         return False  # a loss that keeps statistics must not see a batch that is not one
     once, twice = loss_fn(outputs, targets), loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
     return bool(once != 0) and bool(((twice - 2 * once).abs() <= 1e-3 * once.abs()).all())
+
+
+def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:
+    """How many targets a mean loss is taken over, where it tells by them; None if every sample is a term."""
+    counted: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
+    if counted is not None:
+        return counted(targets)
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+        return (targets != ignore_index(loss_fn)).sum()
+    return None
 
 
 def ignore_index(loss_fn: Loss) -> int:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,8 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
+from llqr.lab.ranks import launch
+from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
@@ -81,6 +83,14 @@ class RunOptions:
         Path | None,
         typer.Option(help="Append the finished runs to this file of results, such as results/cifar100.jsonl."),
     ] = None
+    strategy: Annotated[
+        str | None,
+        typer.Option(help=f"How the processes that torchrun starts train one model: {' or '.join(STRATEGIES)}."),
+    ] = None
+    shards: Annotated[
+        str | None,
+        typer.Option(metavar="N|all", help="Among how many of these processes the metric is shared out (default: 1)."),
+    ] = None
     quiet: options.Quiet = False
     as_json: options.Json = False
     dry_run: Annotated[
@@ -98,11 +108,15 @@ class RunOptions:
 
     @cached_property
     def execution(self) -> Execution:
-        device = machine.choose_device(self.device)
+        launch.check(self.strategy)
+        shards = launch.shard_count(self.shards, self.strategy)
+        device = machine.choose_device(self.device if self.strategy is None else launch.own_device(self.device))
+        if self.strategy is not None and (self.capture or self.compiled):
+            raise ConfigurationError(f"--{'capture' if self.capture else 'compile'} cannot be used with --strategy.")
         if self.capture and device.type != "cuda":
             raise ConfigurationError(f"--capture needs a CUDA device, got {device}.")
-        capture = device.type == "cuda" if self.capture is None else self.capture
-        return Execution(device, capture, self.compiled, self.checkpoint_minutes, self.tensorboard)
+        capture = device.type == "cuda" and self.strategy is None if self.capture is None else self.capture
+        return Execution(device, capture, self.compiled, self.checkpoint_minutes, self.tensorboard, shards=shards)
 
 
 DEFAULTS = RunOptions()
@@ -246,18 +260,23 @@ def _listed(methods: str | None, chosen: Recipe) -> list[str]:
 
 
 def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
-    """Carry out the runs and print their results, or only say what they are; whether they were made."""
+    """Carry out the runs and print their results, or only say what they are; whether this process made them."""
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
-    if how.keep is not None:
-        measurements.check_file("--keep", how.keep)
-    if how.dry_run:
-        print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
+    with launch.joined(how.strategy, execution.device) as strategy:
+        team = strategy.team
+        if how.keep is not None:
+            team.by_first(partial(measurements.check_file, "--keep", how.keep))
+        if how.dry_run:
+            if team.first:
+                print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
+            return False
+        team.by_first(partial(check_folder, "--out", how.out))
+        with Stop(how.max_minutes) as stop, Display(len(planned), quiet=how.quiet or not team.first) as display:
+            results = carry_out(planned, replace(execution, strategy=strategy), stop, display)
+    if not team.first:
         return False
-    check_folder("--out", how.out)
-    with Stop(how.max_minutes) as stop, Display(len(planned), quiet=how.quiet) as display:
-        results = carry_out(planned, execution, stop, display)
     summaries = summarise(results)
     if how.as_json:
         print(json.dumps({"runs": results, "summaries": [asdict(summary) for summary in summaries]}, indent=1))

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import llqr
@@ -117,16 +118,20 @@ class Run:
         capture: bool = False,
         compile: bool = False,
         on_refresh: OnRefresh | None = None,
+        ranks: dist.ProcessGroup | None = None,
+        shards: int | Literal["all"] | None = None,
     ) -> llqr.Optimizer:
         """The method of this run, put together from its components.
 
         With ``capture`` a refresh runs as captured CUDA graphs, unless it is computed in pieces; with ``compile`` it
         runs compiled. It has the precision of the training passes. ``on_refresh`` gets the report of every refresh.
+        The ``ranks`` that train the model learn one metric together, which is shared out among ``shards`` of them.
         """
+        geometry = self._build_geometry(model, task, capture, compile, on_refresh, ranks, shards)
         return llqr.Optimizer(
             self.base.build(model),
             None if self.probe is None else self.probe.build(),
-            self._build_geometry(model, task, capture, compile, on_refresh),
+            geometry,
             transport=self.transport,
             model=model,
             same_dropout=self.optimizer.same_dropout,
@@ -134,7 +139,14 @@ class Run:
         )
 
     def _build_geometry(
-        self, model: nn.Module, task: Task, capture: bool, compile: bool, on_refresh: OnRefresh | None
+        self,
+        model: nn.Module,
+        task: Task,
+        capture: bool,
+        compile: bool,
+        on_refresh: OnRefresh | None,
+        ranks: dist.ProcessGroup | None,
+        shards: int | Literal["all"] | None,
     ) -> llqr.Geometry | None:
         settings = self.geometry
         if settings is None:
@@ -160,7 +172,9 @@ class Run:
                 capture=capture and whole,
                 compile=compile,
                 autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
+                process_group=ranks,
             ),
+            shards=shards,
             # Differences need no derivative of the fast kernels that the training passes use.
             forward=task.forward if first_order else task.differentiable_forward,
             on_refresh=on_refresh,

@@ -9,9 +9,11 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from llqr.lab.analysis import spectrum
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
+from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
@@ -37,13 +40,15 @@ from llqr.lab.training.tensorboard import Board
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out; none of it decides what they compute."""
+    """How runs are carried out; none of it decides what they compute. A metric is shared out among ``shards`` ranks."""
 
     device: torch.device
     capture: bool = False
     compile: bool = False
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
+    strategy: Strategy = field(default_factory=Strategy)
+    shards: int | Literal["all"] | None = None
 
 
 class Training:
@@ -51,18 +56,27 @@ class Training:
 
     def __init__(self, planned: PlannedRun, task: Task, execution: Execution) -> None:
         self.planned, self.task, self.execution = planned, task, execution
+        self.strategy, self.team = execution.strategy, execution.strategy.team
         run, device = planned.run, execution.device
         model_seed, order_seed, inner_seed = independent_seeds(planned.seed, 3)
-        self.folder = RunFolder(planned.path)
+        self.folder = RunFolder(planned.path, writes=self.team.first)
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
-        self.model = task.place(task.new_model(run)).train()
+        self.model = self.strategy.prepare(task.place(task.new_model(run)).train())
+        if not self.team.first:  # every rank drops other units; the first one does it as a process alone
+            torch.manual_seed(independent_seeds(planned.seed, 3 + self.team.rank)[-1])
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
-            self.model, task, capture=execution.capture, compile=execution.compile, on_refresh=self._reports.append
+            self.model,
+            task,
+            capture=execution.capture,
+            compile=execution.compile,
+            on_refresh=self._reports.append,
+            ranks=self.strategy.group,
+            shards=execution.shards or self.strategy.shards,
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
@@ -70,7 +84,8 @@ class Training:
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
-        self.closure = (CapturedPass if execution.capture else Pass)(task, forward_model, self.precision)
+        make = CapturedPass if execution.capture else self.strategy.closure
+        self.closure: Pass = make(task, forward_model, self.precision)
         self.current = Interval(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
         self.board: Board | None = None
@@ -102,7 +117,8 @@ class Training:
 
     def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
         """Train until the end or until asked to stop, and leave a checkpoint; the result if this is the end."""
-        self.board = Board(self.folder.path, self.optimizer.steps) if self.execution.tensorboard else None
+        if self.execution.tensorboard and self.team.first:
+            self.board = Board(self.folder.path, self.optimizer.steps)
         saved = time.monotonic()
         display.begin(self.planned.label, self.total_steps, self.optimizer.steps)
         while not self.finished:
@@ -110,17 +126,21 @@ class Training:
                 self.save()
                 return None
             self._close_interval(display)
-            minutes = (time.monotonic() - saved) / 60
-            if self.finished or stop.requested or minutes >= self.execution.checkpoint_minutes:
+            stopping = stop.requested
+            if self.finished or stopping or self.team.by_first(partial(self._checkpoint_due, saved)):
                 self.save()
                 saved = time.monotonic()
-            if stop.requested and not self.finished:
+            if stopping and not self.finished:
                 return None
         if self.board is not None:
             self.board.close()
         if self.best is not None:
-            checkpoint.save(self.best, self.folder.best)
-        return self.folder.finish(self.result())
+            self._write(self.best, self.folder.best)
+        result = self.result()
+        return self.team.by_first(lambda: self.folder.finish(result))
+
+    def _checkpoint_due(self, saved: float) -> bool:
+        return time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes
 
     def _train(self, stop: Stop, display: Display) -> bool:
         """The rest of the current interval; False if it was asked to stop before its end."""
@@ -128,6 +148,7 @@ class Training:
         current, end = self.current, self.next_evaluation
         while self.optimizer.steps < end and not self._train_in_epoch(end, stop, display):
             pass
+        current.loss = self.team.mean(current.loss)
         current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
         current.seconds += time.perf_counter() - started
         current.refreshes += [asdict(report) for report in self._reports]
@@ -136,7 +157,7 @@ class Training:
 
     def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
         """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
-        inner = None if self.inner is None else self.inner.next
+        inner = None if self.inner is None else self._inner_share
         for batch in self.batches:
             self.closure.load(batch)
             try:
@@ -151,6 +172,10 @@ class Training:
             if stop.requested:
                 return True
         return False
+
+    def _inner_share(self) -> Batch:
+        assert self.inner is not None
+        return self.strategy.share(self.inner.next())
 
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
@@ -178,9 +203,9 @@ class Training:
             "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
         }
         self.current = Interval(self.execution.device, self.optimizer.steps)
-        self.folder.log.append(record)
+        self.team.by_all(lambda: self.folder.log.append(record))
         if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
-            weights = checkpoint.to_host(self.model.state_dict())
+            weights = checkpoint.to_host(self.strategy.weights(self.model))
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
             self.board.write(record)
@@ -201,18 +226,20 @@ class Training:
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the current weights."""
-        return self._measure(self.task.evaluate)
+        return self.strategy.measured(self.model, lambda: self._measure(self.task.evaluate))
 
     def test(self) -> tuple[dict[str, float], float]:
         """The test metrics of the best weights, and the seconds it took; the current ones are restored."""
         assert self.best is not None
         started = time.perf_counter()
-        current = checkpoint.to_host(self.model.state_dict())
-        self.model.load_state_dict(self.best["model"])
+        current = checkpoint.to_host(self.strategy.weights(self.model))
+        self.strategy.load_weights(self.model, self.best["model"])
         try:
-            return self._measure(self.task.test), time.perf_counter() - started
+            return self.strategy.measured(
+                self.model, lambda: self._measure(self.task.test)
+            ), time.perf_counter() - started
         finally:
-            self.model.load_state_dict(current)
+            self.strategy.load_weights(self.model, current)
 
     def _measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
@@ -272,7 +299,7 @@ class Training:
         }
         if self.geometry is not None and run.geometry is not None:
             result["metric_bytes"] = self.geometry.memory()["allocated"]
-            result["metric_fallbacks"] = run.geometry.fallbacks(self.geometry.metric)
+            result["metric_fallbacks"] = run.geometry.fallbacks(self.geometry.metric.whole)
             result["layers"] = spectrum.layer_means(self.geometry)
             result["layer_effects"] = self.layer_effects()
         if run.probe is not None and run.probe.start_after:
@@ -296,14 +323,20 @@ class Training:
         return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def save(self) -> None:
-        checkpoint.save(self.state_dict(), self.folder.checkpoint)
+        self._write(self.state_dict(), self.folder.checkpoint)
+
+    def _write(self, state: dict[str, Any], path: Path) -> None:
+        self.team.by_first(lambda: checkpoint.save(state, path))
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint, if it has one."""
-        if not self.folder.checkpoint.exists():
-            self.folder.log.restore([])
+        there = self.team.gathered(self.folder.checkpoint.exists())
+        if any(there) != all(there):
+            raise ConfigurationError(f"--out: {self.folder.path} must be on a file system that all ranks share.")
+        if not any(there):
+            self.team.by_all(lambda: self.folder.log.restore([]))
             return
-        state = checkpoint.load(self.folder.checkpoint, self.execution.device)
+        state = self.team.by_all(lambda: checkpoint.load(self.folder.checkpoint, self.execution.device))
         try:
             self.load_state_dict(state)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -312,8 +345,8 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": self.strategy.weights(self.model),
+            "optimizer": self.strategy.optimizer_state(self.optimizer),
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
             "inner": None if self.inner is None else self.inner.batches.state_dict(),
@@ -323,14 +356,14 @@ class Training:
             "layer_effects": self.layer_effects(),
             "log": self.folder.log.records,
             "data": self.task.data_key,
-            "random": checkpoint.random_state(self.execution.device),
+            "random": self.team.gathered(checkpoint.random_state(self.execution.device)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.task.data_key:
             raise ValueError(f"it was trained on {state['data']}, and the data are now {self.task.data_key}.")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.strategy.load_weights(self.model, state["model"])
+        self.strategy.load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if self.inner is not None:
@@ -338,8 +371,15 @@ class Training:
         self.best = state["best"]
         self._effects = state["layer_effects"]
         vars(self.current).update(state["current"])
-        self.folder.log.restore(state["log"])
-        checkpoint.set_random_state(state["random"], self.execution.device)
+        self.team.by_all(lambda: self.folder.log.restore(state["log"]))
+        self._set_random_state(state["random"])
+
+    def _set_random_state(self, saved: list[dict[str, torch.Tensor]]) -> None:
+        """That of this rank, by rank; a rank that was not there begins a stream of its own."""
+        if self.team.rank < len(saved):
+            checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
+        else:
+            torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
 
 
 class Interval:

@@ -1,0 +1,201 @@
+"""How a model is trained by several processes: on copies (DDP), or on shards (FSDP2).
+
+Every rank draws the same batches and takes its share of each, so that a run does not depend on the number of ranks but
+for rounding, and a checkpoint, which is one file of whole tensors, is resumed on any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+import llqr
+from llqr.dtensors import as_sharded, drop_gathered, local, local_like, whole
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.ranks.shared_pass import SharedPass, share
+from llqr.lab.ranks.team import Ranks, Team
+from llqr.lab.tasks.task import Batch, Task
+from llqr.lab.training.captured_pass import Pass
+from llqr.lab.training.compiling import repeated_blocks
+from llqr.lab.training.precision import Precision
+from llqr.step.saved_state import taken_apart
+
+T = TypeVar("T")
+
+
+class Strategy:
+    """One process: nothing is shared out."""
+
+    name: str | None = None
+    group: dist.ProcessGroup | None = None
+    """The ranks that learn one metric, where the model itself does not say."""
+    shards: Literal["all"] | None = None
+    """Among how many ranks a metric is shared out, unless the command says otherwise."""
+
+    def __init__(self) -> None:
+        self.team: Team = Team()
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model whose parameters an optimizer is made for."""
+        return model
+
+    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
+        return Pass(task, model, precision)
+
+    def share(self, batch: Batch) -> Batch:
+        """This rank's part of a batch."""
+        return batch
+
+    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
+        """What an evaluation of the model finds."""
+        return action()
+
+    # -- whole tensors, whichever rank has them ------------------------------------------------------------------------
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        return model.state_dict()
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        model.load_state_dict(weights)
+
+    def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: llqr.Optimizer, state: Mapping[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+
+class SeveralRanks(Strategy):
+    """What strategies have in common: batches are shared out, BatchNorm and the metric are those of the whole batch."""
+
+    def __init__(self) -> None:
+        self.ranks = Ranks()
+        self.team = self.ranks
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            return model
+        if next(model.parameters()).device.type != "cuda":
+            raise ConfigurationError(
+                "--strategy: the network has BatchNorm, whose statistics several ranks share only on CUDA devices "
+                "(torch.nn.SyncBatchNorm); train it on one process, or with --device cuda."
+            )
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, self.ranks.group)
+        return converted
+
+    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
+        return SharedPass(task, model, precision, self.team)
+
+    def share(self, batch: Batch) -> Batch:
+        return share(batch, self.team)
+
+    def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
+        """With the parts of a metric that is shared out joined together."""
+        geometry = optimizer.geometry
+        if not isinstance(geometry, llqr.Geometry) or geometry.metric.whole is geometry.metric:
+            return optimizer.state_dict()
+        base, own = taken_apart(optimizer.state_dict())
+        assert own is not None
+        metric = own["geometry"]["metric"]
+        on_host: dict[str, Tensor] = {name: factor.cpu() for name, factor in metric["factors"].items()}
+        factors = {name: factor for part in self.team.gathered(on_host) for name, factor in part.items()}
+        return base | {"llqr": {**own, "geometry": {**own["geometry"], "metric": {**metric, "factors": factors}}}}
+
+
+class DDP(SeveralRanks):
+    """A copy of the model on every rank, which averages the gradients with the others."""
+
+    name = "ddp"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = self.ranks.group
+
+    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
+        return super().closure(task, DistributedDataParallel(model, process_group=self.group), precision)
+
+    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
+        """By the first rank: the others have the same weights and would find the same."""
+        return self.team.by_first(action)
+
+
+class FSDP2(SeveralRanks):
+    """A shard of the weights, of the optimizer's state and of the metric on every rank."""
+
+    name = "fsdp2"
+    shards = "all"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Blocks that repeat are gathered one at a time, the rest of the model together."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        model = super().prepare(model)
+        mesh = init_device_mesh(next(model.parameters()).device.type, (self.team.size,))
+        for block in repeated_blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
+        """By all ranks, because each has a part of the weights; what the first one finds counts."""
+        model.unshard()  # type: ignore[operator]  # of a module that fully_shard has changed; for calls past its forward
+        try:
+            found = action()
+        finally:
+            drop_gathered(model.modules())
+        return self.team.by_first(lambda: found)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = _on_host(model.state_dict())
+        return weights
+
+    @torch.no_grad()
+    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        drop_gathered(model.modules())
+        places = model.state_dict()
+        if places.keys() != weights.keys():
+            differing = sorted(places.keys() ^ weights.keys())
+            raise ValueError(f"state_dict: {', '.join(differing[:5])} are in the model or in the checkpoint only")
+        for name, place in places.items():
+            if place.shape != weights[name].shape:
+                raise ValueError(
+                    f"state_dict: {name!r} is of shape {tuple(weights[name].shape)}, expected {tuple(place.shape)}"
+                )
+        for name, place in places.items():
+            local([place])[0].copy_(local_like(weights[name].to(place.device), place))
+
+    def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
+        base, own = taken_apart(super().optimizer_state(optimizer))
+        state: dict[str, Any] = _on_host({**base, "llqr": own})
+        return state
+
+    def load_optimizer(self, optimizer: llqr.Optimizer, state: Mapping[str, Any]) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        momenta = {
+            number: {name: _placed(value, parameters[number]) for name, value in entries.items()}
+            for number, entries in state["state"].items()
+        }
+        optimizer.load_state_dict({**state, "state": momenta})
+
+
+def _on_host(state: Any) -> Any:
+    """Sharded tensors whole, and all of them in host memory, as soon as each is gathered."""
+    return pytree.tree_map_only(Tensor, lambda tensor: whole(tensor.detach()).cpu(), state)
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """A momentum as its parameter is sharded; counters and the like stay as they are."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return as_sharded(local_like(value.to(parameter.device), parameter).clone(), parameter)
+
+
+STRATEGIES: dict[str, type[Strategy]] = {"ddp": DDP, "fsdp2": FSDP2}

@@ -1,0 +1,292 @@
+"""A run on two ranks is the run of one process, leaves the same files, and is resumed on another number of ranks.
+
+All batches have odd sizes, so that the ranks' shares differ.
+"""
+
+import json
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from double_task import DoubleTask
+from llqr.lab import tasks
+from llqr.lab.config import recipe
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
+from llqr.lab.ranks import launch
+from llqr.lab.ranks.shared_pass import SharedPass, share
+from llqr.lab.ranks.strategy import STRATEGIES
+from llqr.lab.ranks.team import FailureElsewhere, Team
+from llqr.lab.runs.experiment import carry_out
+from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.planned import plan
+from llqr.lab.tasks.tokens import TokenCrossEntropy
+from llqr.lab.training.loop import Execution
+from llqr.lab.training.precision import Precision
+from llqr.lab.training.progress import Display
+from llqr.lab.training.stop import Stop
+from processes import on_ranks
+from resumed_runs import timeless
+
+CPU = torch.device("cpu")
+RANKS = 2
+STEPS, STOPPED_AT = 6, 4
+SETTINGS = [
+    f"training.steps={STEPS}",
+    "training.evaluate_every=3",
+    "training.batch_size=25",
+    "model.options.hidden=[12]",
+    "geometries.ngd.every=4",
+    "geometries.ngd.inner.steps=3",
+    "geometries.ngd.batch_size=33",
+]
+#: Name -> strategy, method, and how it is carried out.
+CASES = {
+    "sam": ("ddp", "sam", {}),
+    "llqr": ("ddp", "llqr-ngd+sam", {}),
+    "llqr shared out": ("ddp", "llqr-ngd+sam", {"shards": "all"}),
+    "sam on shards": ("fsdp2", "sam", {}),
+    "llqr on shards": ("fsdp2", "llqr-ngd+sam", {}),
+}
+ALONE = dict.fromkeys(method for _, method, _ in CASES.values())
+
+
+class StopAt(Stop):
+    """Asks to stop after so many questions."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self.left = questions
+
+    @property
+    def requested(self):
+        self.left -= 1
+        if self.left <= 0:
+            self.reason = "a test"
+        return bool(self.reason)
+
+
+@cache
+def loaded():
+    return recipe.load("digits/mlp", SETTINGS)
+
+
+def planned_in(folder, method):
+    (planned,) = plan("digits/mlp", loaded(), [method], [0], folder)
+    return planned
+
+
+def make(planned, execution, stop=None):
+    (result,) = carry_out([planned], execution, stop or Stop(), Display(quiet=True))
+    return result
+
+
+def failure(action):
+    """The kind of error, and what it says or the code that it leaves with."""
+    try:
+        action()
+    except Exception as error:
+        return [type(error).__name__, error.code if isinstance(error, FailureElsewhere) else str(error)]
+    return []
+
+
+class NoNumber(DoubleTask):
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) * torch.nan
+
+
+def work(folder, runs, rank, world):
+    """All that two ranks do, in one start; ``runs`` by method and without a folder, as planning takes seconds."""
+
+    def planned_in(folder, method):
+        return replace(runs[method], path=folder / runs[method].path)
+
+    tasks.TASKS["classification"] = DoubleTask
+    strategies = {name: kind() for name, kind in STRATEGIES.items()}
+    ranks = Execution(CPU, strategy=strategies["ddp"])
+    found = {}
+    for case, (strategy, method, options) in CASES.items():
+        made = Execution(CPU, strategy=strategies[strategy], **options)
+        make(planned_in(folder / case, method), made)
+        # Only one of the ranks is asked to stop.
+        stop = StopAt(STOPPED_AT if rank == 1 else STEPS * 10)
+        found[f"stopped {case}"] = failure(lambda: make(planned_in(folder / f"stopped {case}", method), made, stop))  # noqa: B023
+        make(planned_in(folder / f"begun alone {case}", method), made)
+    tasks.TASKS["classification"] = NoNumber if rank == 1 else DoubleTask
+    found["diverged"] = failure(lambda: make(planned_in(folder / "diverged", "sgdm"), ranks))
+    found["locked"] = failure(lambda: make(planned_in(folder / "locked", "sgdm"), ranks))
+    team = ranks.strategy.team
+    found["one of all"] = failure(lambda: team.by_all(lambda: fail(DataError("gone")) if rank == 1 else None))
+    found["the first"] = failure(lambda: team.by_first(lambda: fail(CannotWrite("full"))))
+    found["statistics"] = failure(lambda: ranks.strategy.prepare(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    found["in step"] = team.by_first(lambda: "as the first says") == "as the first says"
+    return found
+
+
+def fail(error):
+    raise error
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What the two ranks found; before them, one process made every run and began others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tasks.TASKS, "classification", DoubleTask)
+        for method in ALONE:
+            make(planned_in(folder / "alone", method), Execution(CPU))
+        for case, (_, method, _) in CASES.items():
+            with pytest.raises(Stopped):
+                make(planned_in(folder / f"begun alone {case}", method), Execution(CPU), StopAt(STOPPED_AT))
+        with RunFolder(planned_in(folder / "locked", "sgdm").path).locked():
+            runs = {method: planned_in(Path(), method) for method in ("sgdm", "sam", "llqr-ngd+sam")}
+            found = on_ranks(RANKS, folder, partial(work, folder, runs))
+        for case, (_, method, _) in CASES.items():
+            make(planned_in(folder / f"stopped {case}", method), Execution(CPU))
+    return folder, found
+
+
+def end(folder, method):
+    """Weights, metric, position in the data, and log of a finished run."""
+    path = planned_in(folder, method).path
+    state = torch.load(path / "checkpoint.pt", weights_only=True)
+    own = state["optimizer"]["llqr"]["geometry"]
+    numbers = {"weights": dict(state["model"]), "metric": {} if own is None else dict(own["metric"]["factors"])}
+    log = [timeless(json.loads(line)) for line in (path / "log.jsonl").read_text().splitlines()]
+    position = [str(state[loader]) for loader in ("batches", "inner")]
+    return numbers, position, log, json.loads((path / "result.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", ["", "stopped ", "begun alone "])
+def test_a_run_equals_that_of_one_process(ranks, case, way):
+    folder, _ = ranks
+    _, method, _ = CASES[case]
+    numbers, position, log, result = end(folder / f"{way}{case}", method)
+    expected, expected_position, expected_log, expected_result = end(folder / "alone", method)
+    assert bool(expected["metric"]) == ("llqr" in case)
+    torch.testing.assert_close(numbers, expected, rtol=1e-12, atol=1e-13)
+    assert position == expected_position
+    assert len(log) == len(expected_log) == 2
+    assert all(_close(one, other) for one, other in zip(log, expected_log, strict=True))
+    assert result.keys() == expected_result.keys()
+    assert result["best"] == expected_result["best"]
+    assert result["metric_fallbacks"] == expected_result["metric_fallbacks"]
+    assert _close(result["layers"], expected_result["layers"])
+
+
+def _close(one, other):
+    """Numbers to rounding, everything else exactly."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    return one == pytest.approx(other, rel=1e-10) if isinstance(one, float) else one == other
+
+
+def test_one_folder_says_what_made_it(ranks):
+    folder, _ = ranks
+    path = planned_in(folder / "llqr shared out", "llqr-ngd+sam").path
+    machine = json.loads((path / "config.json").read_text())["machine"]
+    assert [machine[key] for key in ("strategy", "ranks", "shards")] == ["ddp", RANKS, "all"]
+    assert {file.name for file in path.iterdir()} == {
+        ".lock",
+        "checkpoint.pt",
+        "config.json",
+        "log.jsonl",
+        "result.json",
+    }
+
+
+def test_ranks_stop_and_fail_together(ranks):
+    _, (first, second) = ranks
+    for case in CASES:
+        for found in (first, second):
+            kind, sentence = found[f"stopped {case}"]
+            assert kind == Stopped.__name__
+            assert f"stopped by a test after {STOPPED_AT} of {STEPS} steps" in sentence
+    assert first["diverged"] == second["diverged"]
+    assert first["diverged"][0] == Diverged.__name__
+    assert first["locked"][0] == ConfigurationError.__name__
+    assert "is in use by process" in first["locked"][1]
+    assert second["locked"] == [FailureElsewhere.__name__, 2]
+    assert first["one of all"] == [FailureElsewhere.__name__, 3]
+    assert second["one of all"] == [DataError.__name__, "gone"]
+    assert first["the first"] == [CannotWrite.__name__, "full"]
+    assert second["the first"] == [FailureElsewhere.__name__, 73]
+    assert "the network has BatchNorm" in first["statistics"][1]
+    assert first["in step"]
+    assert second["in step"]
+
+
+class Place(Team):
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def test_shares_make_up_the_batch_and_a_batch_that_is_too_small_is_refused():
+    batch = {"x": torch.arange(7), "scale": torch.ones(())}, torch.arange(7) * 10
+    shares = [share(batch, Place(rank, 3)) for rank in range(3)]
+    assert [len(targets) for _, targets in shares] == [3, 2, 2]
+    assert sorted(torch.cat([inputs["x"] for inputs, _ in shares]).tolist()) == list(range(7))
+    assert all(targets.equal(inputs["x"] * 10) and inputs["scale"] == 1 for inputs, targets in shares)
+    with pytest.raises(ConfigurationError, match="a batch of 7 samples cannot be shared out among 8 ranks"):
+        share(batch, Place(0, 8))
+
+
+class Tokens:
+    loss = TokenCrossEntropy(ignore_index=0, label_smoothing=0.1)
+
+    def forward(self, model, inputs):
+        return model(inputs)
+
+
+def test_the_mean_of_the_ranks_is_that_of_all_tokens_even_if_a_share_is_all_padding():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)).double()
+    targets = torch.tensor([[1, 2, 3], [4, 0, 0], [0, 0, 0]])
+    batch = torch.randint(5, (3, 3)), targets
+
+    def gradients(closure):
+        model.zero_grad()
+        closure.load(batch)
+        return [closure(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    precision = Precision("fp32", CPU)
+    shares = [gradients(SharedPass(Tokens(), model, precision, Place(rank, 3))) for rank in range(3)]
+    whole = gradients(SharedPass(Tokens(), model, precision, Team()))
+    assert shares[2][0] == 0
+    for parts, expected in zip(zip(*shares, strict=True), whole, strict=True):
+        torch.testing.assert_close(sum(parts) / 3, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("environment", "strategy", "sentence"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, None, "--strategy must be given where torchrun starts several processes"),
+        ({}, "ddp", "torchrun --nproc-per-node N -m llqr train RECIPE --strategy ddp"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "dpp", "--strategy must be one of|Did you mean|ddp"),
+    ],
+)
+def test_a_strategy_and_torchrun_need_each_other(monkeypatch, environment, strategy, sentence):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=sentence):
+        launch.check(strategy)
+
+
+def test_devices_and_shards_are_checked():
+    with pytest.raises(ConfigurationError, match="--device must be auto, cpu or cuda with --strategy"):
+        launch.own_device("cuda:1")
+    assert launch.own_device("cpu") == "cpu"
+    with pytest.raises(ConfigurationError, match="--shards needs --strategy"):
+        launch.shard_count("all", None)
+    with pytest.raises(ConfigurationError, match="--shards must be all or a whole number"):
+        launch.shard_count("some", "ddp")
+    assert [launch.shard_count(text, "ddp") for text in (None, "all", "2")] == [None, "all", 2]
