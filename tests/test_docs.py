@@ -145,3 +145,12 @@ def test_memory_is_that_measured(label, model, structure):
     factors = f"{step['metric_bytes'] / 2**20:.0f} MiB"
     row = f"| {label} | {structure} | {factors} | {step['vs_sam']:.2f} | {refresh['vs_sam']:.2f} |"
     assert row in (ROOT / "docs/choose.md").read_text()
+
+
+def test_the_counts_of_the_soak_are_those_kept():
+    kept = {path.stem: json.loads(path.read_text())["counts"] for path in (ROOT / "results/soak").glob("*.json")}
+    text = " ".join((ROOT / "docs/loops.md").read_text().split())
+    assert f"all {kept['random-failures']['retries compared']:,} retries" in text
+    for name in ("random-failures", "random-failures-in-captured-refreshes", "random-failures-on-two-ranks"):
+        assert f"{kept[name]['failures']:,}" in text
+        assert not any(count for what, count in kept[name].items() if "changed" in what or "differ" in what)
