@@ -188,7 +188,7 @@ def test_every_kind_of_loader_is_resumed_exactly(kind, tmp_path, monkeypatch):
     asked = iter([False] * 7)
     with monkeypatch.context() as patch:
         patch.setattr(Stop, "requested", property(lambda self: next(asked, True)))
-        with pytest.raises(Stopped):
+        with pytest.raises(Stopped, match="The folder is out="):
             compare(**arguments, out=tmp_path / "parts")
     torch.rand(5)  # the state of the global generator does not matter
     parts = compare(**arguments, out=tmp_path / "parts")
@@ -223,6 +223,7 @@ def test_a_network_that_is_given_as_it_is_starts_every_run_and_stays_as_it_was()
     model = network()
     before = [p.clone() for p in model.parameters()]
     found = compare(**given(model=model, methods=["sgdm"], seeds=2, lr=0.0, weight_decay=0.0))
+    compare(**given(model=nn.Linear(6, 3), methods=["sgdm"]))  # of the same name
     for seed in (0, 1):
         assert all(map(torch.equal, before, found.model("sgdm", seed).parameters()))
     assert all(map(torch.equal, before, model.parameters()))
@@ -290,14 +291,11 @@ def test_a_program_that_changes_its_model_is_refused_in_the_same_folder(tmp_path
         compare(**given(model=model, train=classes(seed=5), methods=["sgdm"], out=tmp_path))
 
 
-def test_runs_of_an_object_are_measured_only_by_the_program_that_has_it(tmp_path):
+def test_an_object_is_known_only_to_the_program_that_has_it():
     from llqr.lab.own import sources
 
-    compare(**given(methods=["sgdm"], out=tmp_path, name="gone"))
-    sources._objects.clear()
-    sources._latest.clear()
-    with pytest.raises(DataError, match=r"gone was given to .* as an object"):
-        sources.experiment("object:gone", 0)
+    with pytest.raises(DataError, match=r"gone was given to .* as an object, which only that program has"):
+        sources.experiment("object:gone#of another program", 0)
 
 
 def test_an_experiment_may_be_given_as_one(tmp_path):

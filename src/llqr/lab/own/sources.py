@@ -81,10 +81,10 @@ def label(name: str) -> str:
 
 
 def hold(name: str, experiment: Experiment, digest: str) -> str:
-    """The source of an object of this program; it is held until another one takes its name."""
+    """The source of an object of this program, which is held for as long as the program runs."""
     _latest.clear()
-    _objects[name] = experiment, digest
-    return f"{HERE}{name}"
+    _objects[f"{name}#{digest}"] = experiment, digest
+    return f"{HERE}{name}#{digest}"
 
 
 def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
@@ -106,12 +106,12 @@ def digest_of(source: str) -> str:
 def _held(source: str) -> tuple[Experiment, str]:
     name = source.removeprefix(HERE)
     if name not in _objects:
-        raise DataError(f"{name} was given to llqr.lab.compare as an object, which only that program has.")
+        raise DataError(f"{_place(source)} was given to llqr.lab.compare as an object, which only that program has.")
     return _objects[name]
 
 
 def _place(source: str) -> str:
-    return source.removeprefix(HERE) if source.startswith(HERE) else _function(source).place
+    return source.removeprefix(HERE).rpartition("#")[0] if source.startswith(HERE) else _function(source).place
 
 
 # -- importing -----------------------------------------------------------------------------------------------------
