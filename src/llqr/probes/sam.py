@@ -79,7 +79,7 @@ class SAMProbe:
         v = self.filtered(point)
         d, over = self._direction(point, v, transport)
         # Not of sharded gradients: ranks may differ in whether their part is finite, and one would wait for the others.
-        if point.sharding is None and any(map(_infinite, over)):
+        if point.sharding is None and any(map(_infinite, {id(divisor): divisor for divisor in over}.values())):
             d, over = self._without_overflow(point, v, transport, d, over)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
