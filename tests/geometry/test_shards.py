@@ -36,7 +36,7 @@ OPTIONS = {
     "identity beside": {"structure": {"conv*": "identity", "*": "e-kfac"}, "damping": 0.1},
     "micro-batches": {"structure": "diag-kfac", "micro_batch": 2},
 }
-SLOW_OPTIONS = {
+ENGINES = {
     "linearised": {"structure": "kfac", "engine": "linearised"},
     "compiled": {"structure": "e-kfac", "engine": "linearised", "compile": True},
     "forward": {"structure": "diag-kfac", "engine": "forward", "debias": True},
@@ -66,8 +66,7 @@ def learned(model, data, **settings):
 
 
 def cases(grid):
-    more = SLOW_OPTIONS if grid is GRID else {}
-    return {str(tuple(case.values())): case for case in grid} | OPTIONS | more
+    return {str(tuple(case.values())): case for case in grid} | OPTIONS
 
 
 def assert_joined(ranks, expected, shards, case):
@@ -304,3 +303,17 @@ def test_every_structure_divergence_and_scale(world, shards, work, tmp_path):
     for name, case in cases(GRID).items():
         expected = learned(network(), batch(), **case)
         assert_joined(ranks, expected, 1 if case["structure"] == "identity" else shards, name)
+
+
+def engines(rank, world):
+    own = tuple(part.split(CUTS[world])[rank] for part in batch())
+    return {
+        name: learned(DistributedDataParallel(network()), own, shards="all", **case) for name, case in ENGINES.items()
+    }
+
+
+@pytest.mark.slow
+def test_engines_and_compiled_products(tmp_path):
+    ranks = on_ranks(2, tmp_path, engines)
+    for name, case in ENGINES.items():
+        assert_joined(ranks, learned(network(), batch(), **case), 2, name)
