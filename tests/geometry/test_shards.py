@@ -185,8 +185,12 @@ def test_a_spread_refresh_of_other_ranks_begins_again(two, checkpoints):
     assert geometry.refreshes == 2
 
 
+def no_batch():
+    raise RuntimeError("the loader is broken")
+
+
 def failing(rank, world):
-    """Rank 1 cannot linearise, a product of its fails, it sees NaN, and a decomposition of its fails."""
+    """Rank 1 cannot linearise or has no batch; a product, then a decomposition of its fails; it sees NaN."""
     own = tuple(part.chunk(world)[rank] for part in even_batch())
     geometry = flat_geometry(
         DistributedDataParallel(network()),
@@ -200,12 +204,13 @@ def failing(rank, world):
     geometry.refresh(own)
     before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
     met = []
-    try:
-        geometry.refresh((torch.ones(6, 1, 9, 9, dtype=torch.float64), own[1]) if rank == 1 else own)
-    except RankError:
-        met.append("another rank")
-    except RuntimeError:
-        met.append("its own error")
+    for bad in ((torch.ones(6, 1, 9, 9, dtype=torch.float64), own[1]), no_batch, 5):
+        try:
+            geometry.refresh(bad if rank == 1 else own)
+        except RankError:
+            met.append("another rank")
+        except (RuntimeError, TypeError):
+            met.append("its own error")
     engine = geometry.linearizer._engine
     linearise, blend = engine.linearise, geometry.metric.blend
 
@@ -238,8 +243,8 @@ def failing(rank, world):
 
 def test_a_rank_that_fails_leaves_none_waiting_and_all_with_the_old_metric(two):
     first, second = (found["failed"] for found in two)
-    assert first["met"] == ["another rank", False, False, False, True]
-    assert second["met"] == ["its own error", False, False, False, True]
+    assert first["met"] == 3 * ["another rank"] + [False, False, False, True]
+    assert second["met"] == 3 * ["its own error"] + [False, False, False, True]
     assert first["same"]
     assert second["same"]
 
