@@ -220,3 +220,12 @@ def test_the_picture_of_the_terminal_shows_the_kept_runs_of_the_demo():
     for one in summary.summarise(runs):
         assert f"{one.best_mean:.2f} ± {one.best_std:.2f}" in shown
     assert "http" not in (ROOT / "docs/figures/terminal.svg").read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_counts_of_the_soak_are_those_kept():
+    kept = {path.stem: json.loads(path.read_text())["counts"] for path in (ROOT / "results/soak").glob("*.json")}
+    text = " ".join((ROOT / "docs/loops.md").read_text().split())
+    assert f"all {kept['random-failures']['retries compared']:,} retries" in text
+    for name in ("random-failures", "random-failures-in-captured-refreshes", "random-failures-on-two-ranks"):
+        assert f"{kept[name]['failures']:,}" in text
+        assert not any(count for what, count in kept[name].items() if "changed" in what or "differ" in what)

@@ -115,7 +115,7 @@ def drop_gathered(modules: Iterable[nn.Module]) -> None:
                 module.reshard()
 
 
-class Shards:
+class Sharding:
     """Which ranks hold the other parts of each parameter.
 
     Attributes:
@@ -132,7 +132,7 @@ class Shards:
         self._every_group = list(dict.fromkeys(chain.from_iterable(members)))
 
     @classmethod
-    def of(cls, parameters: Sequence[Tensor]) -> Shards | None:
+    def of(cls, parameters: Sequence[Tensor]) -> Sharding | None:
         """None if every parameter is whole."""
         return cls(parameters) if any_sharded(parameters) else None
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from llqr.dtensors import Shards, any_sharded, as_sharded, local, refuse_fsdp1
+from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.schedule import check_number
 from llqr.step import amp, gradients
+from llqr.step.arguments import check_geometry, check_parameters
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.random_state import RandomState
@@ -99,7 +100,7 @@ class Optimizer(Wrapper):
         if probe is not None and not isinstance(probe, SAMProbe):
             raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
-            _check_geometry(geometry, base)
+            check_geometry(geometry, base)
         if buffers not in ("centre", "probe"):
             raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
         if not isinstance(transport, bool):
@@ -114,9 +115,9 @@ class Optimizer(Wrapper):
                 "Geometry(shards=...) or no_sync"
             )
         super().__init__(base, probe, geometry)
-        self._no_sync = no_sync
-        self._check_parameters()
+        check_parameters(self._order(), own_probes=no_sync is not None)
         self.transport = transport
+        self._no_sync = no_sync
         self._same_dropout = same_dropout
         self._buffers_of_probe = buffers == "probe"
         if model is None and geometry is not None:
@@ -127,17 +128,8 @@ class Optimizer(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
-            self._check_parameters()
+            check_parameters(self._order(), own_probes=self._no_sync is not None)
             self._modules.known = self._modules.given
-
-    def _check_parameters(self) -> None:
-        parameters = self._order()
-        refuse_fsdp1(parameters)
-        if self._no_sync is not None and any_sharded(parameters):
-            raise ValueError(
-                "no_sync: a probe of each rank's own (m-sharpness) needs the whole weights on every rank, but they are "
-                "sharded; leave it out, or use DDP"
-            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -351,18 +343,18 @@ class Optimizer(Wrapper):
         parameters, grads = self._parameters_and_grads()
         refuse_fsdp1(parameters)
         self._gather_again()
-        shards = Shards.of(parameters)
+        sharding = Sharding.of(parameters)
         grads = amp.centre_gradients(scaler, (self, self.base), local(grads))
         self._weights.take(parameters)
         # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
         torch.clear_autocast_cache()
-        if amp.overflowed(scaler, grads, shards):
+        if amp.overflowed(scaler, grads, sharding):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(local(parameters), float("nan"))
             return
         layers, biases = self._modules.roles(parameters)
-        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), shards)
+        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), sharding)
         eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
         self._point_uphill(parameters, eps)
         torch._foreach_add_(local(parameters), eps)
@@ -445,18 +437,4 @@ class Optimizer(Wrapper):
         geometry = None if self.geometry is None else type(self.geometry).__name__
         return (
             f"{type(self).__name__}(probe={probe}, geometry={geometry}, transport={self.transport}, base={self.base})"
-        )
-
-
-def _check_geometry(geometry: GeometryLike, base: torch.optim.Optimizer) -> None:
-    if not hasattr(geometry, "transport"):
-        raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
-    known: Mapping[str, Tensor] | None = getattr(geometry, "parameters", None)
-    if known is None:
-        return
-    mine = {parameter for group in base.param_groups for parameter in group["params"]}
-    if mine.isdisjoint(known.values()):
-        raise ValueError(
-            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both "
-            "from the same model, after its weights are in place"
         )

@@ -126,10 +126,13 @@ def failing(rank, world):
     linearise = geometry.linearizer._engine.linearise
 
     def broken(problem):
-        local = linearise(problem)
+        local, calls = linearise(problem), []
 
         def product(v):
-            raise RuntimeError("no")
+            calls.append(v)
+            if len(calls) == 2:  # neither the first nor the last, from which the objective is read
+                raise RuntimeError("no")
+            return local.product(v)
 
         return type(local)(local.loss, local.gradient, product, local.gradients, local.terms)
 

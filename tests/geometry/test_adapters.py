@@ -53,16 +53,44 @@ def test_the_shifted_loss_has_the_curvature_of_the_plain_one_on_what_it_compares
         torch.testing.assert_close(factor, plain.metric.named_factors()[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_with_several_outputs():
-    class TwoHeads(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).split([2, 1], -1)
+class TwoHeads(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).split([2, 1], -1)
 
-    def loss_fn(outputs, targets):
-        return cross_entropy(outputs[:, :2], targets % 2) + outputs[:, 2].square().mean()
 
-    geometry = flat_geometry(TwoHeads(5, 3), loss_fn, forward=lambda model, x: torch.cat(model(x), -1), steps=2)
-    assert geometry.refresh(batches(1)[0]).accepted
+class WithLogits(nn.Linear):
+    def forward(self, inputs, labels=None):
+        logits = super().forward(inputs)
+        loss = None if labels is None else cross_entropy(logits, labels)
+        return type("Outputs", (), {"logits": logits, "loss": loss})()
+
+
+class LossFirst(nn.Linear):
+    def forward(self, x):
+        return None, super().forward(x), "something else"
+
+
+def two_losses(outputs, targets):
+    return cross_entropy(outputs[:, :2], targets % 2) + outputs[:, 2].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss_fn", "forward"),
+    [
+        (TwoHeads, two_losses, lambda model, x: torch.cat(model(x), -1)),
+        (LossFirst, cross_entropy, lambda model, x: model(x)[1]),
+        (WithLogits, cross_entropy, None),
+    ],
+)
+def test_outputs_of_other_forms_give_the_metric_of_plain_ones(kind, loss_fn, forward):
+    torch.manual_seed(0)
+    plain, model, (batch,) = nn.Linear(5, 3), kind(5, 3), batches(1)
+    model.load_state_dict(plain.state_dict())
+    learned, expected = flat_geometry(model, loss_fn, forward=forward), flat_geometry(plain, loss_fn)
+    assert learned.refresh(batch if forward else {"inputs": batch[0], "labels": batch[1]}).accepted
+    expected.refresh(batch)
+    for name, factor in expected.metric.named_factors().items():
+        assert learned.metric.named_factors()[name].equal(factor)
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,33 @@ def test_adapters_beside_frozen_layers(learned):
 
 def trainable_of(model):
     return [p for p in model.parameters() if p.requires_grad]
+
+
+SCHEDULERS = {
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [2, 4]},
+    "ExponentialLR": {"gamma": 0.5},
+    "CosineAnnealingLR": {"T_max": 6},
+    "CosineAnnealingWarmRestarts": {"T_0": 3},
+    "LinearLR": {"total_iters": 4},
+    "OneCycleLR": {"max_lr": 1.0, "total_steps": 10},
+    "CyclicLR": {"base_lr": 0.1, "max_lr": 1.0, "step_size_up": 2},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_set_what_they_set_for_the_base_alone(name):
+    model, other = network(), network()
+    opt, base = sam(model), sgd(other)
+    ours, theirs = (getattr(torch.optim.lr_scheduler, name)(one, **SCHEDULERS[name]) for one in (opt, base))
+    seen = []
+
+    def compare():
+        base.step()
+        for scheduler in (ours, theirs):
+            scheduler.step()
+        seen.append([(one.param_groups[0]["lr"], one.param_groups[0]["momentum"]) for one in (opt.base, base)])
+
+    train(model, opt, after=compare)
+    assert all(mine == alone for mine, alone in seen)
+    assert len({mine for mine, _ in seen}) > 1

@@ -26,7 +26,10 @@ def torchvisions_loop(model, optimizer, *, scaler=None, clip=None):
         def scaled(loss):
             return loss if scaler is None else scaler.scale(loss)
 
-        passes.record(lambda: scaled(compute_loss()).backward())
+        if scaler is None:
+            passes.record(lambda x, y: cross_entropy(model(x), y).backward(), image, target)
+        else:
+            passes.record(lambda compute_loss=compute_loss: scaled(compute_loss()).backward())
         loss = compute_loss()
         optimizer.zero_grad()
         scaled(loss).backward()
@@ -66,12 +69,8 @@ def timms_loop(model, optimizer, accumulate):
     optimizer.zero_grad()
     for i, (image, target) in enumerate(samples()):
         seed_micro_batch(0, i)
-
-        def forward(image=image, target=target):
-            return cross_entropy(model(image), target) / accumulate
-
-        passes.record(lambda forward=forward: forward().backward())
-        forward().backward()
+        passes.record(lambda x, y: (cross_entropy(model(x), y) / accumulate).backward(), image, target)
+        (cross_entropy(model(image), target) / accumulate).backward()
         if (i + 1) % accumulate == 0:
             passes.repeat_at_probe(batch=(image, target))
             optimizer.step()

@@ -1,7 +1,6 @@
 """What may go wrong beside sharded weights: refusals, statistics, low precision, resuming, a rank that fails."""
 
 import time
-import warnings
 from datetime import timedelta
 
 import pytest
@@ -13,35 +12,22 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor
 
 import llqr
-from geometries import flat_geometry
 from processes import on_ranks
-from sharded_models import batches, fsdp2, fsdp2_and_tensor_parallel, network, tensor_parallel, weights
+from sharded_models import (
+    batches,
+    closure_of,
+    fsdp2,
+    fsdp2_and_tensor_parallel,
+    network,
+    refusal,
+    sgd,
+    tensor_parallel,
+    weights,
+)
 
-from . import test_metric, test_step
+from . import refreshes, test_metric, test_step
 
 mse = nn.functional.mse_loss
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def closure_of(opt, model, batch):
-    def closure():
-        opt.zero_grad()
-        loss = mse(model(batch[0]), batch[1])
-        loss.backward()
-        return loss
-
-    return closure
-
-
-def refusal(action):
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def refusals(rank, world):
@@ -53,7 +39,7 @@ def refusals(rank, world):
     model, share, shares = fsdp2(world)
     batch = [part.chunk(shares)[share] for part in batches(1)[0]]
     opt = llqr.SAM(sgd(model))
-    closure = closure_of(opt, model, batch)
+    closure = closure_of(opt, model, batch, mse)
 
     def outside():
         closure()
@@ -90,7 +76,7 @@ def with_statistics(model):
     """All ranks see the same batch, so that their statistics are those of one process."""
     opt = llqr.SAM(sgd(model), rho=0.5)
     for x, y in batches(2):
-        opt.step(closure_of(opt, model, (x[:, 0].float(), y[:, 0].float())))
+        opt.step(closure_of(opt, model, (x[:, 0].float(), y[:, 0].float()), mse))
     return weights(model)
 
 
@@ -101,7 +87,7 @@ def low_precision(rank, world, rho):
     fully_shard(model, mp_policy=policy)
     opt = llqr.SAM(sgd(model), rho=rho)
     x, y = (part.chunk(world)[rank].float() for part in batches(1)[0])
-    opt.step(closure_of(opt, model, (x, y)))
+    opt.step(closure_of(opt, model, (x, y), mse))
     return weights(model)
 
 
@@ -144,7 +130,7 @@ def resumed(rank, world):
                     memory |= {key: mean.full_tensor() for key, mean in memory.items()}
                 opt = llqr.FriendlySAM(sgd(model), rho=0.3)
                 opt.load_state_dict(state)
-            opt.step(closure_of(opt, model, [part.chunk(shares)[share] for part in batch]))
+            opt.step(closure_of(opt, model, [part.chunk(shares)[share] for part in batch], mse))
         ends.append(weights(model))
     return ends
 
@@ -162,7 +148,7 @@ def failing(rank, world):
         passes.append(1)
         if rank == 1 and len(passes) == 2:
             raise ArithmeticError("on one rank")
-        return closure_of(opt, model, batch)()
+        return closure_of(opt, model, batch, mse)()
 
     started = time.monotonic()
     met = refusal(lambda: opt.step(closure))
@@ -176,28 +162,12 @@ def failing(rank, world):
     }
 
 
-def failing_refresh(rank, world):
-    """Rank 1 cannot linearise, then sees NaN."""
-    model, share, shares = fsdp2(world)
-    geometry = flat_geometry(model, mse, structure="kfac", steps=3, shards="all")
-    x, y = (part.chunk(shares)[share] for part in batches(1)[0])
-    raised = refusal(lambda: geometry.refresh((x[..., :2] if rank == 1 else x, y)))
-    geometry.refresh((x, y))
-    before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        accepted = geometry.refresh((x * float("nan") if rank == 1 else x, y)).accepted
-    kept = all(factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
-    afterwards = geometry.refresh((x, y)).accepted
-    return {"raised": raised, "not a number": accepted, "kept": kept, "afterwards": afterwards}
-
-
 def not_a_number(rank, world):
     """Rank 1 alone sees NaN: all ranks have it in their gradients, and so in their weights, as without a probe."""
     model, share, shares = fsdp2(world)
     opt = llqr.SAM(sgd(model), rho=0.3)
     x, y = (part.chunk(shares)[share] for part in batches(1)[0])
-    opt.step(closure_of(opt, model, (x * float("nan") if rank == 1 else x, y)))
+    opt.step(closure_of(opt, model, (x * float("nan") if rank == 1 else x, y), mse))
     return [bool(tensor.isnan().all()) for tensor in weights(model).values()]
 
 
@@ -205,7 +175,10 @@ def work(rank, world):
     return {
         "steps": test_step.compare(test_step.FEW, world),
         "metrics": test_metric.compare(test_metric.FEW, rank, world),
-        "failing refresh": failing_refresh(rank, world),
+        "failing refresh": refreshes.failing_refresh(rank, world),
+        "traffic": refreshes.traffic(rank, world),
+        "passes": refreshes.through_passes(rank, world),
+        "stored": refreshes.stored(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
         "low precision": [low_precision(rank, world, rho) for rho in (0.0, 0.5)],
@@ -227,6 +200,23 @@ def test_the_sam_family_equals_one_process_on_the_joined_batch(ranks):
 
 def test_a_metric_equals_one_process_on_the_joined_batch(ranks):
     test_metric.assert_as_in_one_process([found["metrics"] for found in ranks], test_metric.FEW)
+
+
+def test_only_what_another_rank_has_travels(ranks):
+    for found in ranks:
+        assert found["traffic"]["received"] == found["traffic"]["needed"]
+        assert all(count > 0 for count in found["traffic"]["received"])
+
+
+def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precision(ranks):
+    """With a difference of the length that suits float32, bfloat16 would see nothing but rounding."""
+    for found in ranks:
+        assert found["passes"]["untouched"] == [True, True]
+        assert found["passes"]["error"] < 0.05
+
+
+def test_checkpoints_continue_bit_exactly(ranks):
+    assert [found["stored"] for found in ranks] == [0.0, 0.0]
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):

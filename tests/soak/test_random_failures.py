@@ -59,7 +59,7 @@ def check(what, found, record_property):
 
 
 def test_a_few(record_property):
-    check("random failures", soak(150, ON_ONE_DEVICE, seed=0), record_property)
+    check("a few random failures", soak(150, ON_ONE_DEVICE, seed=0), record_property)
 
 
 @pytest.mark.slow

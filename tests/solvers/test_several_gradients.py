@@ -211,6 +211,11 @@ def test_micro_batches_give_the_same_shares():
     assert all(relative_error(factor, factors[0][name]) < 1e-10 for name, factor in factors[1].items())
 
 
+def test_a_metric_without_factors_takes_several_gradients():
+    drawn = case("mlp")
+    assert flat_geometry(drawn.model, F.cross_entropy, structure="identity", gradients=2).refresh(drawn.batch).accepted
+
+
 def test_more_gradients_than_samples_are_refused():
     drawn = case("mlp")
     geometry = flat_geometry(drawn.model, F.cross_entropy, gradients=100)

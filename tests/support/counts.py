@@ -15,11 +15,11 @@ def show(what, counts, record_property):
     folder = os.environ.get("LLQR_SOAK_OUT")
     if folder is None:
         return
-    count = os.environ.get("LLQR_SOAK")
-    command = f"{f'LLQR_SOAK={count} ' if count else ''}LLQR_SOAK_OUT=results/soak make test-slow"
+    test = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
+    numbers = [f"{name}={os.environ[name]} " for name in ("LLQR_SOAK", "LLQR_KILLS") if name in os.environ]
     record = {
         "what": what,
-        "command": command,
+        "command": f"{''.join(numbers)}LLQR_SOAK_OUT=results/soak python -m pytest -m slow {test}",
         **source_state(),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),

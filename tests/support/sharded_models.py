@@ -116,3 +116,26 @@ def whole(tensor):
 
 def weights(model):
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def closure_of(opt, model, batch, loss_fn):
+    def closure():
+        opt.zero_grad()
+        loss = loss_fn(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def refusal(action):
+    """The error that this meets, as text; empty if none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

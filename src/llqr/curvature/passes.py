@@ -19,7 +19,7 @@ from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedE
 from llqr.curvature.engines import Engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
-from llqr.dtensors import Shards, drop_gathered, local
+from llqr.dtensors import Sharding, drop_gathered, local
 
 
 class ShardedProblem(Problem):
@@ -43,7 +43,7 @@ class ShardedProblem(Problem):
     ) -> None:
         super().__init__(model, loss_fn, batch, sharded, forward=forward, autocast=autocast)
         self._model, self._sharded, self._group = model, sharded, group
-        self._computes_in = _computing_dtypes(model)
+        self._computes_in = _examined(model)
         self._weight: Tensor | None = None
 
     def taken(self, parameter: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class ShardedProblem(Problem):
 
     def size(self, v: Mapping[str, Tensor]) -> Tensor:
         """`|v|` over all shards."""
-        squares = Shards(list(self._sharded.values())).sums(
+        squares = Sharding(list(self._sharded.values())).sums(
             lambda parts: torch.stack([part.double() for part in torch._foreach_norm(parts)]).square().sum(),
             [v[name] for name in self._sharded],
         )
@@ -178,9 +178,13 @@ class PassesEngine(Engine):
         return QuadraticModel(loss, model.gradient, model.product, model.gradients, model.terms)
 
 
-def _computing_dtypes(model: nn.Module) -> set[torch.dtype]:
-    """What FSDP's policies let modules compute in."""
+def _examined(model: nn.Module) -> set[torch.dtype]:
+    """What FSDP's policies let modules compute in. Refuses gradients that are not averages over the ranks."""
     from torch.distributed.fsdp import FSDPModule
 
-    policies = [module._get_fsdp_state()._mp_policy for module in model.modules() if isinstance(module, FSDPModule)]
-    return {policy.param_dtype for policy in policies if policy.param_dtype is not None}
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    for state in states:
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        if any(getattr(group, "gradient_divide_factor", None) is not None for group in groups):
+            raise ValueError("engine: 'passes' needs FSDP's own averages, without set_gradient_divide_factor()")
+    return {state._mp_policy.param_dtype for state in states if state._mp_policy.param_dtype is not None}

@@ -1,15 +1,15 @@
 """Quadratic models of several ranks as one: that of the joined batch, so that every rank learns the same metric.
 
 The mean loss of the joined batch weighs every rank by the number of terms of its own mean. A rank that fails must not
-leave the others waiting: if it cannot linearise, all ranks raise; if a product fails, its part is NaN, and the guards
-of all ranks reject the refresh.
+leave the others waiting: if it cannot linearise, all ranks raise; if a product fails, its part of that product and of
+all later ones is NaN, and the guards of all ranks reject the refresh.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -57,6 +57,7 @@ class Ranks:
     def joined(self, linearise: Callable[[], QuadraticModel], device: torch.device) -> QuadraticModel:
         """The quadratic model of the joined batch, from every rank's own."""
         local = self.all_or_none(linearise, device)
+        local = replace(local, product=_failing_for_good(local.product))
         terms = torch.ones((), device=device) if local.terms is None else local.terms
         weight = terms.double() / self._sum(terms.double())
         mean, multiply, curvature_weight = self.exchange.mean, local.product, None if self.summed else weight
@@ -105,3 +106,19 @@ class Ranks:
         total = number.clone()
         dist.all_reduce(total, group=self.group)
         return total
+
+
+def _failing_for_good(product: Callable[[Mapping[str, Tensor]], Named]) -> Callable[[Mapping[str, Tensor]], Named]:
+    """A product that fails again once it has failed: an inner step alone leaves out what is NaN."""
+    failures: list[Exception] = []
+
+    def guarded(v: Mapping[str, Tensor]) -> Named:
+        if failures:
+            raise failures[0]
+        try:
+            return product(v)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    return guarded

@@ -268,7 +268,8 @@ class Geometry:
     def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
         self._check_place()
         with interrupts.deferred(), self.linearizer.frozen():
-            return self._refresher.begin(self._draw if batch is None else batch, self._step, self._until())
+            given = self._draw if batch is None else batch
+            return self.linearizer.agreed(lambda: self._refresher.begin(given, self._step, self._until()))
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
@@ -305,10 +306,7 @@ class Geometry:
 
     def _blended(self, learned: list[Factors], beta: float) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
-        ranks = self.linearizer.ranks
-        if ranks is None or self.shards == 1:
-            return self.metric.blend(learned, beta)
-        return ranks.all_or_none(lambda: self.metric.blend(learned, beta), self.metric.blocks[0].device)
+        return self.linearizer.agreed(lambda: self.metric.blend(learned, beta))
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,8 @@ from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
 from llqr.metric.placement import Placement
 from llqr.refresh.report import RefreshWarning
+
+T = TypeVar("T")
 
 
 class Linearizer:
@@ -152,6 +155,11 @@ class Linearizer:
         """Whether it is so on any of them."""
         ranks = self.ranks
         return flag if ranks is None else bool(ranks.largest(flag, next(iter(self.parameters.values())).device))
+
+    def agreed(self, action: Callable[[], T]) -> T:
+        """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
+        ranks = self.ranks
+        return action() if ranks is None else ranks.all_or_none(action, next(iter(self.parameters.values())).device)
 
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""

@@ -56,8 +56,9 @@ class Runtime:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.engine, str) or self.engine not in ("auto", "passes", *ENGINES):
-            raise ValueError(f"engine: unknown {self.engine!r}; choose auto, passes or one of {', '.join(ENGINES)}")
+        known = (*ENGINES, "passes")
+        if not isinstance(self.engine, str) or self.engine not in ("auto", *known):
+            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(known)}")
         for name in ("capture", "compile", "spread"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")

@@ -118,8 +118,8 @@ def note_below(figure: "Figure", text: str) -> None:
     figure.supxlabel(text, fontsize=7, color=SOFT)
 
 
-def plain(text: str) -> str:
-    """A name as it is: between two dollar signs matplotlib would read mathematics."""
+def literal(text: str) -> str:
+    """``text`` for matplotlib, which would read what stands between dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Shards
+from llqr.dtensors import Sharding
 
 TINY = 1e-12
 #: A tensor of this many entries gets its own kernel in a sum; smaller ones share a few. BLAS counts in 31 bits.
@@ -84,24 +84,24 @@ def check_norm(norm: Norm) -> None:
 
 
 def divisors(
-    norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int], shards: Shards | None = None
+    norm: Norm, v: list[Tensor], d: list[Tensor], layers: Sequence[int], sharding: Sharding | None = None
 ) -> Divisors:
     """One divisor per parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there.
 
-    With `shards`, `v` and `d` are this rank's parts of tensors, whose norms are those of all parts together.
+    With `sharding`, `v` and `d` are this rank's parts of tensors, whose norms are those of all parts together.
     """
     if callable(norm):
-        return norm(v, d) if shards is None else shards.parts(norm(shards.joined(v), shards.joined(d)))
+        return norm(v, d) if sharding is None else sharding.parts(norm(sharding.joined(v), sharding.joined(d)))
     if norm in GLOBAL:
-        root = _root(GLOBAL[norm](v, d) if shards is None else _added(shards.sums(GLOBAL[norm], v, d)))
+        root = _root(GLOBAL[norm](v, d) if sharding is None else _added(sharding.sums(GLOBAL[norm], v, d)))
         places = {device: root.to(device) for device in {part.device for part in d}}
         return [root] * len(d) if len(places) == 1 else [places[part.device] for part in d]
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     count = max(layers) + 1
-    if shards is None:
+    if sharding is None:
         sums = _by_layer(BY_PARAMETER[norm](v, d), layers, count)
     else:
-        squares = zip(shards.sums(BY_PARAMETER[norm], v, d), shards.kinds, strict=True)
+        squares = zip(sharding.sums(BY_PARAMETER[norm], v, d), sharding.kinds, strict=True)
         sums = _added([_by_layer(own, [layers[place] for place in places], count) for own, places in squares])
     roots = (_root(sums) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(layers, d, strict=True)]

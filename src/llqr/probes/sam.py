@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Shards, local
+from llqr.dtensors import Sharding, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
@@ -27,7 +27,7 @@ SMALL = 2.0**-64
 class Point:
     """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one.
 
-    With `shards`, parameters are sharded, and gradients are this rank's parts.
+    With `sharding`, parameters are sharded, and gradients are this rank's parts.
     """
 
     parameters: list[Tensor]
@@ -35,7 +35,7 @@ class Point:
     layers: list[int]
     is_bias: list[bool]
     rho: list[float | None]
-    shards: Shards | None = None
+    sharding: Sharding | None = None
 
     @property
     def weights(self) -> list[Tensor]:
@@ -79,7 +79,7 @@ class SAMProbe:
         v = self.filtered(point)
         d, over = self._direction(point, v, transport)
         # Not of sharded gradients: ranks may differ in whether their part is finite, and one would wait for the others.
-        if point.shards is None and any(map(_infinite, over)):
+        if point.sharding is None and any(map(_infinite, {id(divisor): divisor for divisor in over}.values())):
             d, over = self._without_overflow(point, v, transport, d, over)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
@@ -98,7 +98,7 @@ class SAMProbe:
         """`T U T v`, and what it is divided by."""
         scaling = self.scaling(point)
         d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
-        return d, divisors(self.norm, v, d, point.layers, point.shards)
+        return d, divisors(self.norm, v, d, point.layers, point.sharding)
 
     def _without_overflow(
         self, point: Point, v: list[Tensor], transport: Transport, d: list[Tensor], over: list[Tensor]

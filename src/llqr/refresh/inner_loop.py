@@ -112,7 +112,7 @@ def perform(step: Step, solver: Solver | None, objective: Objective) -> Tensor |
 
 def factors_of(solver: Solver | None, objective: Objective) -> list[Factors]:
     """What is learned; without a solver every group is the identity, which has no factors."""
-    return [{} for _ in objective.g] if solver is None else solver.factors
+    return [{} for _ in objective.metric.groups] if solver is None else solver.factors
 
 
 def solution_of(solver: Solver | None, objective: Objective, values: dict[Step, Tensor]) -> Solution:

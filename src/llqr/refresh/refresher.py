@@ -48,8 +48,9 @@ class Refresher:
         started = time.perf_counter()
         self.release()
         drawn = batch() if callable(batch) else batch
+        split = split_batch(drawn)  # refuses what is no batch here, where other ranks do not wait for this one yet
         if self.spread:
-            drawn = pytree.tree_map_only(Tensor, torch.clone, split_batch(drawn))
+            drawn = pytree.tree_map_only(Tensor, torch.clone, split)
             self._copy_weights(self._linearizer.problem(drawn))
         return Progress(step, until, drawn, seconds=time.perf_counter() - started)
 

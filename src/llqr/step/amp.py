@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 
-from llqr.dtensors import Shards
+from llqr.dtensors import Sharding
 
 
 class ScaledByAttributes:
@@ -72,7 +72,7 @@ def centre_gradients(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...],
     return list(torch._foreach_mul(grads, 1.0 / scaler.get_scale()))
 
 
-def overflowed(scaler: Any, grads: list[Tensor], shards: Shards | None = None) -> bool:
+def overflowed(scaler: Any, grads: list[Tensor], sharding: Sharding | None = None) -> bool:
     """Whether any gradient is infinite or NaN, on any rank that has shards of them.
 
     Checked only with a scaler, where this is an ordinary event.
@@ -81,7 +81,7 @@ def overflowed(scaler: Any, grads: list[Tensor], shards: Shards | None = None) -
         return False
     filled = [gradient for gradient in grads if gradient.numel()]
     found = bool(filled) and not _finite(filled)
-    return found if shards is None else shards.any(found)
+    return found if sharding is None else sharding.any(found)
 
 
 def _finite(tensors: list[Tensor]) -> bool:

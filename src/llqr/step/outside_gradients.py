@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Shards, local, version
+from llqr.dtensors import Sharding, local, version
 
 REFUSAL = (
     "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "
@@ -76,10 +76,10 @@ class OutsideGradients:
         """Sizes that are not zero if a gradient is not: on every rank the same, because all of them must refuse."""
         if not grads:
             return ()
-        shards = Shards.of(grads)
-        if shards is None:
+        sharding = Sharding.of(grads)
+        if sharding is None:
             return torch._foreach_norm(grads, 1)
-        return shards.sums(lambda parts: torch.stack(torch._foreach_norm(parts, 1)).sum(), local(grads))
+        return sharding.sums(lambda parts: torch.stack(torch._foreach_norm(parts, 1)).sum(), local(grads))
 
 
 def _any(sizes: Sequence[Tensor]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llqr.lab import pictures
-from llqr.lab.bench import plots
+from llqr.lab.bench import plots, record_markdown
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 
@@ -19,6 +19,7 @@ SHOWN = {
     "peers": "peers",
     "refresh": "refresh-vit-b-few",
     "scaling": "scaling-vit",
+    "shards": "shards-cpu",
     "solvers": "solvers",
 }
 
@@ -33,7 +34,7 @@ def drawn(name):
 
 
 def test_every_bench_has_a_picture_and_a_title():
-    assert plots.DRAWINGS.keys() == plots.TITLES.keys() == SHOWN.keys() | {"step"}
+    assert plots.DRAWINGS.keys() == plots.TITLES.keys() == SHOWN.keys() | {"step"} == record_markdown.TABLES.keys()
 
 
 def test_the_cadence_figure_shows_ours_beside_the_paper():
@@ -72,6 +73,14 @@ def test_bars_are_as_long_as_what_was_measured():
     assert [round(bar.get_width(), 2) for bar in seconds.patches] == [1.71, 1.05, 0.86]
     assert [round(bar.get_width(), 1) for bar in errors.patches] == [4.7, 4.9, 5.5]
     assert [axes.get_title() for axes in drawn("peers").axes] == ["resnet18", "vit-b"]
+
+
+def test_shards_are_drawn_beside_the_paper_s_storage():
+    memory, traffic = drawn("shards-cpu").axes
+    lines = {line.get_label(): line for line in memory.get_lines()}
+    assert list(lines) == ["ViT-Ti/16", "ViT-B/16", "ViT-L/16", "ResNet-18", "paper"]
+    assert list(lines["paper"].get_ydata()) == [92.45, 23.11, 1479.44, 369.86, 5215.13, 1303.78]
+    assert len(traffic.get_lines()) == 4
 
 
 def test_a_picture_of_steps():

@@ -1,5 +1,6 @@
 """What happens before a command runs: help without torch, Ctrl-C during imports, completion in the shell."""
 
+import signal
 import subprocess
 import sys
 
@@ -58,6 +59,22 @@ def test_ctrl_c_in_a_command_is_exit_code_130(llqr, monkeypatch):
 
     monkeypatch.setattr("llqr.lab.results.storage.rows", interrupt)
     assert llqr("storage") == (130, "", "llqr: interrupted.\n")
+
+
+def test_ctrl_c_that_a_package_renames_is_still_exit_code_130(llqr, monkeypatch):
+    def rename(*arguments):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise TypeError("incompatible arguments") from None
+
+    monkeypatch.setattr("llqr.lab.results.storage.rows", rename)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert llqr("storage") == (130, "", "llqr: interrupted.\n")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,10 @@ def test_names_that_do_not_exist(sentence):
     assert (code, "--data-dir belongs to built-in data sets" in err) == (2, True)
     code, err = sentence(good, "mine.py", "--set", "training.epoch=3")
     assert (code, "--set training.epoch=3: unknown key training.epoch" in err) == (2, True)
+    for ignored in ("model.name=resnet18", "data.options.image_size=3", "task.name=own2"):
+        code, err = sentence(good, "mine.py", "--set", ignored)
+        part = ignored.partition(".")[0]
+        assert (code, f"{part} is what the experiment gives; change it there" in err) == (2, True)
 
 
 def pair(count=16):
@@ -135,6 +139,7 @@ class Two(nn.Linear):
         ({"base": "lion"}, "base must be one of sgdm, adam, adamw, got 'lion'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"methods": ["sma"]}, "methods must be one of .*, got 'sma'; did you mean sam"),
+        ({"structure": {"nowhere*": "kfac"}}, "geometries.ngd: .*nowhere"),
         ({"name": "../away"}, "name names a folder"),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],

@@ -39,6 +39,13 @@ def test_dollar_signs_in_names_are_shown(tmp_path):
     assert r"$\frac$" in text
 
 
+@pytest.mark.parametrize(("picture", "table"), [("cifar100", "cifar100"), ("europarl", "iwslt14@paper")])
+def test_the_pictures_of_the_site_are_those_of_the_results(picture, table):
+    """If this fails, run `make figures`."""
+    built = build_table.build(table, measurements.read(RESULTS))
+    assert plot.digest(built) in (RESULTS.parent / f"docs/figures/{picture}.svg").read_text()
+
+
 def test_a_table_of_counts_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="storage compares no methods"):
         plot.save(build_table.build("storage", []), tmp_path / "x.svg")

@@ -1,4 +1,4 @@
-"""Ctrl-C where nothing must be saved: while modules are imported, which takes seconds."""
+"""Ctrl-C where nothing must be saved: while modules are imported, which takes seconds, and outside of training."""
 
 import os
 import signal
@@ -7,26 +7,61 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from llqr.lab.errors import INTERRUPTED
+from llqr.lab.errors import INTERRUPTED, Interrupted
+
+SENTENCE = "interrupted."
 
 
 @contextmanager
 def quitting() -> Iterator[None]:
     """Ctrl-C ends the process at once: an exception inside an import is caught or renamed by some packages."""
+    with _handling(_quit):
+        yield
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Ctrl-C becomes `Interrupted`, also where a package has made another exception of it."""
+    seen = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        seen.set()
+        raise KeyboardInterrupt
+
+    try:
+        with _handling(interrupt):
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(SENTENCE) from None
+    except Exception:
+        if seen.is_set():
+            raise Interrupted(SENTENCE) from None
+        raise
+
+
+@contextmanager
+def _handling(handler: Any) -> Iterator[None]:
+    """Where Ctrl-C is ignored, as in a background job, or handled by somebody else, it stays so."""
     previous = signal.getsignal(signal.SIGINT)
-    # Left alone where Ctrl-C is ignored, as in a background job, and where somebody else handles it.
-    ours = previous is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, _quit)
+    ours = previous in _REPLACEABLE and threading.current_thread() is threading.main_thread()
+    if not ours:
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    _REPLACEABLE.append(handler)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, previous)
+        _REPLACEABLE.remove(handler)
+        signal.signal(signal.SIGINT, previous)
 
 
 def _quit(number: int, frame: FrameType | None) -> NoReturn:
-    print("llqr: interrupted.", file=sys.stderr, flush=True)
+    print(f"llqr: {SENTENCE}", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
+
+
+_REPLACEABLE: list[Any] = [signal.default_int_handler]
+"""Python's own handler, and those of the contexts that are entered."""

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from llqr.lab.cli.interrupts import quitting
-from llqr.lab.errors import Interrupted
+from llqr.lab.cli.interrupts import explained, quitting
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 """Help and errors as plain text, without typer's frames."""
@@ -43,7 +42,5 @@ class LazyGroup(TyperGroup):
         return typer.main.get_group(app).commands[name]
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with explained():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted.") from None

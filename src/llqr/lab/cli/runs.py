@@ -34,11 +34,13 @@ from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
 from llqr.lab.writing import check_folder
 
+WHAT = (
+    "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py, file.py:function, module:function, "
+    "or a folder of images."
+)
 RecipeName = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE", help="A recipe, recipe@variant, or a TOML file.", autocompletion=completion.recipes
-    ),
+    typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=completion.recipes),
 ]
 Methods = Annotated[
     str | None,
@@ -150,7 +152,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE]...",
-            help="Recipes, each a name, recipe@variant, or a TOML file.",
+            help=f"{WHAT} Any number of them.",
             autocompletion=completion.recipes,
         ),
     ] = None,
@@ -158,7 +160,11 @@ def compare(
         str | None, typer.Option(help="Instead of RECIPE: the data set.", autocompletion=completion.data_sets)
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Instead of RECIPE: the network.", autocompletion=completion.networks)
+        str | None,
+        typer.Option(
+            help="Instead of RECIPE: the network; with a folder of images, the one to train.",
+            autocompletion=completion.networks,
+        ),
     ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,

@@ -32,13 +32,18 @@ def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin
     for override in overrides:
         merge(table, parse_override(override), f"--set {override}", origins)
 
+    return table, origin_in(origins, plain)
+
+
+def origin_in(origins: Mapping[str, str], otherwise: str) -> Origin:
+    """A function from a key to the layer that wrote it, or the nearest table around it."""
+
     def origin(key: str) -> str:
-        """The layer that wrote the key, or the nearest table around it."""
         while key and key not in origins:
             key = key.rpartition(".")[0]
-        return origins.get(key, plain)
+        return origins.get(key, otherwise)
 
-    return table, origin
+    return origin
 
 
 def locate(name: str) -> Path:

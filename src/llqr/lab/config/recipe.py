@@ -29,7 +29,7 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import ConfigurationError, make
+from llqr.lab.config.strict import ConfigurationError, Origin, make
 from llqr.lab.names import check_folder_name, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]
@@ -107,19 +107,23 @@ class Recipe:
             optimizer=self.optimizer,
         )
 
+    def check(self, origin: Origin) -> None:
+        """Refuse names and options that do not exist, before any data is read."""
+        run = self.run(self.columns[0])
+        run.check(origin)  # task, data and model are those of all methods
+        for name, geometry in self.geometries.items():
+            if not isinstance(geometry.structure, str):  # patterns of the names of this network's parameters
+                try:
+                    with torch.device("meta"):
+                        geometry.metric(run.build_model())
+                except ValueError as error:
+                    key = f"geometries.{name}"
+                    raise ConfigurationError(f"{origin(f'{key}.structure')}: {key}: {error}.") from error
+
 
 def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe ``name``, or ``name@variant``, or the file of that path, with ``key=value`` overrides applied last."""
     table, origin = resolve(str(name), overrides)
     recipe = make(Recipe, table, "", origin)
-    run = recipe.run(recipe.columns[0])
-    run.check(origin)  # task, data and model are those of all methods
-    for name, geometry in recipe.geometries.items():
-        if not isinstance(geometry.structure, str):  # patterns of the names of this network's parameters
-            try:
-                with torch.device("meta"):
-                    geometry.metric(run.build_model())
-            except ValueError as error:
-                key = f"geometries.{name}"
-                raise ConfigurationError(f"{origin(f'{key}.structure')}: {key}: {error}.") from error
+    recipe.check(origin)
     return recipe

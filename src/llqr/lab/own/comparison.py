@@ -20,6 +20,7 @@ from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import Stopped
 from llqr.lab.own import load
 from llqr.lab.own.experiment import Experiment
 from llqr.lab.own.recipe import Override
@@ -172,7 +173,10 @@ def compare(
     where = machine.choose_device(device)
     planned = plan(label, chosen, list(listed), range(seeds), folder)
     with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
-        carry_out(planned, Execution(where), stop, display)
+        try:
+            carry_out(planned, Execution(where), stop, display)
+        except Stopped as error:
+            raise Stopped(f"{error} The folder is out={str(folder)!r}.") from error
     analyst = Analyst(where, samples)
     for one in planned:
         if analyst.needed(RunFolder(one.path)):

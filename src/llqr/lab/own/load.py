@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.config.layers import merge
+from llqr.lab.config.layers import merge, names
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import make
 from llqr.lab.own import fingerprint, image_folder, sources
@@ -25,7 +25,8 @@ def is_named_by(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    return Path(name).is_dir()
+    """A built-in recipe comes before a folder of the same name."""
+    return Path(name).is_dir() and name.partition("@")[0] not in names()
 
 
 def label(name: str) -> str:

@@ -51,13 +51,15 @@ class Passes:
         return self._sum / self._weight
 
 
-class ByLoss:
+class _ByPasses:
+    def __init__(self, forward: Any, loss: Any) -> None:
+        self._forward, self._loss = forward, loss
+
+
+class ByLoss(_ByPasses):
     """The mean loss and nothing else."""
 
     metric, larger_is_better = "loss", False
-
-    def __init__(self, forward: Any, loss: Any) -> None:
-        self._forward, self._loss = forward, loss
 
     def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
         passes = Passes(self._forward, self._loss)
@@ -66,13 +68,10 @@ class ByLoss:
         return {"loss": passes.mean_loss}
 
 
-class ByAccuracy:
+class ByAccuracy(_ByPasses):
     """How often the largest output is that of the target, in per cent."""
 
     metric, larger_is_better = "accuracy", True
-
-    def __init__(self, forward: Any, loss: Any) -> None:
-        self._forward, self._loss = forward, loss
 
     def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
         passes = Passes(self._forward, self._loss)
@@ -86,11 +85,12 @@ class ByAccuracy:
         return {"accuracy": 100 * correct / counted, "loss": passes.mean_loss}
 
 
-class ByMetric:
+class ByMetric(_ByPasses):
     """A function of all outputs and targets of the test data, joined in host memory."""
 
     def __init__(self, forward: Any, loss: Any, metric: Metric, larger_is_better: bool) -> None:
-        self._forward, self._loss, self._function = forward, loss, metric
+        super().__init__(forward, loss)
+        self._function = metric
         self.metric, self.larger_is_better = name_of(metric), larger_is_better
 
     def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:

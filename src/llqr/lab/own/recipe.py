@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from llqr.lab.config.layers import merge, parse_override
+from llqr.lab.config.layers import merge, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError, make
 from llqr.lab.names import check_folder_name, unknown
@@ -86,14 +86,13 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     for override in (*experiment.settings.items(), *overrides):
         merge(table, layer(override), f"--set {override if isinstance(override, str) else override[0]}", origins)
 
-    def origin(key: str) -> str:
-        while key and key not in origins:
-            key = key.rpartition(".")[0]
-        return origins.get(key, label)
-
+    origin = origin_in(origins, label)
+    for name, part in parts.items():
+        if table[name] != part:
+            raise ConfigurationError(f"{origin(name)}: {name} is what the experiment gives; change it there.")
     _fill_in(table, experiment)
     made = make(Recipe, table, "", origin)
-    made.run(made.columns[0]).check(origin)
+    made.check(origin)
     return made
 
 

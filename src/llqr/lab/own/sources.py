@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-import llqr
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.own import fingerprint
 from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.imported_files import LIBRARY, files_of
 from llqr.lab.own.random_states import RandomStates
 
 FUNCTION = "experiment"
@@ -37,12 +37,12 @@ _latest: dict[tuple[str, int], Experiment] = {}  # at most one: its data may be 
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function, and the text and modules that it came from."""
+    """A user's function, and where it came from: ``text`` is that of its file when it was imported."""
 
     source: str
     text: str
     call: Callable[..., Any]
-    modules: frozenset[str]
+    file: Path
 
     @property
     def place(self) -> str:
@@ -51,7 +51,12 @@ class Function:
 
     @property
     def digest(self) -> str:
-        return fingerprint.of_files(_python_files(self.modules))
+        """Of its file, and of those that it imports: beside it, or of the same package."""
+        module = self.source.rpartition(":")[0]
+        if module.endswith(".py"):
+            return fingerprint.of_files(files_of(self.file, self.file.parent))
+        above = module.count(".") + (self.file.name == "__init__.py")
+        return fingerprint.of_files(files_of(self.file, self.file.parents[above], module.partition(".")[0]))
 
 
 def is_named_by(name: str) -> bool:
@@ -76,10 +81,10 @@ def label(name: str) -> str:
 
 
 def hold(name: str, experiment: Experiment, digest: str) -> str:
-    """The source of an object of this program; it is held until another one takes its name."""
+    """The source of an object of this program, which is held for as long as the program runs."""
     _latest.clear()
-    _objects[name] = experiment, digest
-    return f"{HERE}{name}"
+    _objects[f"{name}#{digest}"] = experiment, digest
+    return f"{HERE}{name}#{digest}"
 
 
 def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
@@ -94,19 +99,19 @@ def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
 
 
 def digest_of(source: str) -> str:
-    """Of an experiment that was made before: what its function imports is part of it."""
+    """Changes with the code of the experiment."""
     return _held(source)[1] if source.startswith(HERE) else _function(source).digest
 
 
 def _held(source: str) -> tuple[Experiment, str]:
     name = source.removeprefix(HERE)
     if name not in _objects:
-        raise DataError(f"{name} was given to llqr.lab.compare as an object, which only that program has.")
+        raise DataError(f"{_place(source)} was given to llqr.lab.compare as an object, which only that program has.")
     return _objects[name]
 
 
 def _place(source: str) -> str:
-    return source.removeprefix(HERE) if source.startswith(HERE) else _function(source).place
+    return source.removeprefix(HERE).rpartition("#")[0] if source.startswith(HERE) else _function(source).place
 
 
 # -- importing -----------------------------------------------------------------------------------------------------
@@ -122,16 +127,16 @@ def _function(source: str) -> Function:
     known = _functions.get(source)
     if known is not None and known.text == text:
         return known
-    before = set(sys.modules)
     place = path.name if path is not None else file
-    module = _explained(place, lambda: _import_file(path, text) if path is not None else _import_module(file))
+    with RandomStates(0).inside():  # so that a module may draw its data
+        module = _explained(place, lambda: _import_file(path, text) if path is not None else _import_module(file))
     found = getattr(module, name, None)
     if not callable(found):
         functions = inspect.getmembers(module, inspect.isfunction)
         others = [key for key, value in functions if value.__module__ == module.__name__]
         hint = f"; it has {', '.join(others)}: write {place}:{others[0]}" if others else ""
         raise ConfigurationError(f"{place} has no function {name}{hint}.")
-    _functions[source] = Function(source, text, found, frozenset({module.__name__, *(set(sys.modules) - before)}))
+    _functions[source] = Function(source, text, found, Path(module.__file__ or ""))
     return _functions[source]
 
 
@@ -172,7 +177,6 @@ def _made(function: Function, seed: int) -> Experiment:
     needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
     if needed not in ([], ["seed"]):
         raise ConfigurationError(f"{place} must take nothing, or seed, got the arguments {', '.join(needed)}.")
-    before = set(sys.modules)
 
     def call() -> Any:
         with RandomStates(seed).inside():
@@ -182,8 +186,6 @@ def _made(function: Function, seed: int) -> Experiment:
     made = _explained(function.place, call)
     if not isinstance(made, Experiment):
         raise ConfigurationError(f"{place} must return an llqr.lab.Experiment, got {type(made).__name__}.")
-    late = frozenset(set(sys.modules) - before)
-    _functions[function.source] = Function(function.source, function.text, function.call, function.modules | late)
     return made
 
 
@@ -209,13 +211,4 @@ def _explained(place: str, action: Callable[[], Any]) -> Any:
 
 
 def _is_of_a_library(file: str) -> bool:
-    package = str(Path(llqr.__file__).parent)
-    return file.startswith(("<", package)) or "site-packages" in file or "importlib" in file
-
-
-def _python_files(modules: frozenset[str]) -> set[Path]:
-    """The files of those of these modules that are the user's own: not installed, and not this library's."""
-    paths = [Path(file) for name in modules if (file := getattr(sys.modules.get(name), "__file__", None))]
-    roots = tuple(Path(place) for place in {sys.base_prefix, sys.prefix})
-    own = {path for path in paths if path.suffix == ".py" and not _is_of_a_library(str(path))}
-    return {path for path in own if not any(path.is_relative_to(root / "lib") for root in roots)}
+    return file.startswith(("<", str(LIBRARY))) or "site-packages" in file or "importlib" in file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -184,22 +184,12 @@ class OwnTask(Task):
     def _try_passes(self, model: nn.Module, name: str, data: Samples | Iterable[Any]) -> Pair:
         """Outputs and targets of the first batch."""
         inputs, targets = self._first(name, data)
-        try:
-            outputs = self.forward(model, inputs)
-        except Exception as error:
-            raise ConfigurationError(
-                f"model cannot be called on a batch of {name} ({type(error).__name__}: {_first_line(error)})."
-            ) from error
+        outputs = _tried("model cannot be called", name, self.forward, model, inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigurationError(
                 f"model must return a tensor, got {type(outputs).__name__}; give forward(model, inputs) that does."
             )
-        try:
-            loss = self.loss(outputs, targets)
-        except Exception as error:
-            raise ConfigurationError(
-                f"loss cannot be computed on a batch of {name} ({type(error).__name__}: {_first_line(error)})."
-            ) from error
+        loss = _tried("loss cannot be computed", name, self.loss, outputs, targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigurationError(f"loss must return one number, the mean over the batch, got {got}.")
@@ -231,6 +221,15 @@ def _joined(one: Batch, other: Batch) -> Batch | None:
     joined = [torch.cat([a, b]) if isinstance(a, Tensor) else a for a, b in pairs]
     made: Batch = pytree.tree_unflatten(joined, structure)
     return made
+
+
+def _tried(complaint: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's function returns for a batch of the data called ``name``."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise ConfigurationError(f"{complaint} on a batch of {name} ({reason}).") from error
 
 
 def _first_line(error: Exception) -> str:

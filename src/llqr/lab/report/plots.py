@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llqr.lab.pictures import COLOURS, DASHES, STYLE
+from llqr.lab.pictures import COLOURS, DASHES, STYLE, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,11 +39,6 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
         method: Look(COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)])
         for number, method in enumerate(methods)
     }
-
-
-def literal(text: str) -> str:
-    """``text`` for matplotlib, which would read what stands between dollar signs as a formula."""
-    return text.replace("$", r"\$")
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """A table of the paper as a picture: measured numbers beside the printed ones, with their standard deviations."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +18,20 @@ ROW = 0.36
 """Inches per method."""
 
 
-def save(table: PaperTable, path: Path, source: str = "") -> None:
+def digest(table: PaperTable) -> str:
+    """A table by its name and numbers, to be named as the source of its picture."""
+    numbers = json.dumps([cell.to_dict() for cell in table.cells])
+    return f"{table.name} sha256:{hashlib.sha256(numbers.encode()).hexdigest()[:16]}"
+
+
+def save(table: PaperTable, path: Path) -> None:
     """Draw the rows with a measured number, or all rows of the paper if there is none."""
     means = [number.mean for cell in table.cells for number in (cell.measured, cell.paper) if number is not None]
     if not means or any(isinstance(mean, int) for mean in means):
         raise ConfigurationError(f"--plot: {table.name} compares no methods, so there is nothing to draw.")
     measured = dict.fromkeys(cell.row for cell in table.measured)
     title = f"{table.name}: {table.metric}"
-    pictures.save(draw(table.of_rows(list(measured))), path, title, source)
+    pictures.save(draw(table.of_rows(list(measured))), path, title, digest(table))
 
 
 @pictures.styled
@@ -37,13 +45,13 @@ def draw(table: PaperTable) -> "Figure":
     for axes, (row, cells) in zip(panels, rows.items(), strict=True):
         _points(axes, [cell.paper or cell.beside for cell in cells], 0.17, "paper", pictures.BLUE, hollow=True)
         _points(axes, [cell.measured for cell in cells], -0.17, "measured", pictures.ORANGE, hollow=False)
-        axes.set_yticks(range(len(cells)), [pictures.plain(cell.column) for cell in cells])
+        axes.set_yticks(range(len(cells)), [pictures.literal(cell.column) for cell in cells])
         axes.set_ylim(len(cells) - 0.4, -0.6)
         axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")
         beside = ", beside another experiment of the paper" if cells[0].beside else ""
-        axes.set_title(f"{pictures.plain(row)}{beside}")
-    panels[-1].set_xlabel(pictures.plain(table.metric))
+        axes.set_title(f"{pictures.literal(row)}{beside}")
+    panels[-1].set_xlabel(pictures.literal(table.metric))
     pictures.legend_above(figure, panels[0])
     pictures.note_below(figure, "mean ± standard deviation over n seeds")
     return figure

@@ -9,6 +9,7 @@ from llqr.lab import pictures
 from llqr.lab.bench.plots.bars import memory, peers, refresh, step
 from llqr.lab.bench.plots.cadence import cadence
 from llqr.lab.bench.plots.scaling import scaling
+from llqr.lab.bench.plots.shards import shards
 from llqr.lab.bench.plots.solvers import solvers
 from llqr.lab.config.strict import ConfigurationError
 
@@ -23,11 +24,12 @@ TITLES = {
     "peers": "Our steps compared with those of pytorch_optimizer",
     "refresh": "Time of a refresh, and error of what it learns",
     "scaling": "Time of a refresh by the number of parameters",
+    "shards": "Memory and traffic of a metric that ranks share",
     "solvers": "Objective of a refresh by the number of products with H",
     "step": "Time of a step relative to SGD",
 }
 DRAWINGS: "dict[str, Callable[[Rows], Figure]]" = {
-    draw.__name__: draw for draw in (cadence, memory, peers, refresh, scaling, solvers, step)
+    draw.__name__: draw for draw in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
 }
 
 

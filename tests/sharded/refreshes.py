@@ -1,0 +1,122 @@
+"""What each rank of a model that FSDP2 has sharded finds in refreshes; compared in `test_traps.py`."""
+
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import llqr
+from geometries import flat_geometry
+from sharded_models import batches, closure_of, fsdp2, network, refusal, sgd, weights
+
+from . import test_metric
+
+mse, cross_entropy = nn.functional.mse_loss, nn.functional.cross_entropy
+
+
+def traffic(rank, world):
+    """Entries that this rank receives for one `U g`, and how many of them are neither held nor owned here."""
+    model = test_metric.sharded(world, "fsdp2")
+    geometry = flat_geometry(model, cross_entropy, structure="kfac", steps=1, shards="all")
+    x, y = (part.chunk(world)[rank] for part in test_metric.batches(1)[0])
+    geometry.refresh((x, y))
+    received = []
+    exchange = dist.all_to_all_single
+
+    def counted(output, given, output_lengths, lengths, group):
+        received.append(sum(length for i, length in enumerate(output_lengths) if i != rank))
+        return exchange(output, given, output_lengths, lengths, group=group)
+
+    parameters = list(model.parameters())
+    dist.all_to_all_single = counted
+    try:
+        geometry.transport(parameters, [torch.ones_like(parameter) for parameter in parameters])
+    finally:
+        dist.all_to_all_single = exchange
+    own = {block.name for block in geometry.metric.blocks}
+    there, back = 0, 0
+    for block in geometry.metric.whole.blocks:
+        parameter = geometry.parameters[block.parameter]
+        here = torch.zeros(parameter.shape, dtype=torch.bool)
+        for chunk in here.chunk(world)[rank : rank + 1]:
+            chunk.fill_(True)
+        held = int(block.piece(here).sum())
+        there += block.size - held if block.name in own else 0
+        back += 0 if block.name in own else held
+    return {"received": received, "needed": [there, back]}
+
+
+def through_passes(rank, world):
+    """A refresh by FSDP's own passes: what it leaves as it was, and how far `H g` in bfloat16 is from float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    x, y = (part.chunk(world)[rank].float() for part in batches(1)[0])
+    products, untouched = [], []
+    for engine, settings in (("double-backward", {}), ("passes", {"mp_policy": policy})):
+        model = fully_shard(network().float(), **settings)
+        geometry = flat_geometry(model, mse, structure="kfac", steps=1, engine=engine, shards="all")
+        with geometry.quadratic_model((x, y)) as quadratic:
+            Hg = quadratic.product(quadratic.gradient)
+        products.append(torch.cat([Hg[name].flatten() for name in sorted(Hg)]))
+        mse(model(x).float(), y).backward()
+        before = [(p.to_local().clone(), p.grad, p.grad.to_local().clone()) for p in model.parameters()]
+        geometry.refresh((x, y))
+        after = list(model.parameters())
+        untouched.append(
+            model.training
+            and all(
+                p.to_local().equal(weight) and p.grad is gradient and gradient.to_local().equal(values)
+                for p, (weight, gradient, values) in zip(after, before, strict=True)
+            )
+        )
+    exact, found = products
+    return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
+
+
+def stored(rank, world):
+    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    data = [[part.chunk(world)[rank] for part in batch] for batch in test_metric.batches(4)]
+
+    def fresh():
+        model = test_metric.sharded(world, "fsdp2")
+        geometry = flat_geometry(model, cross_entropy, structure="kfac", steps=2, lr=0.02, every=2, shards="all")
+        return model, llqr.build("llqr+fsam", sgd(model), geometry=geometry, rho=0.3)
+
+    def train(model, opt, some):
+        for batch in some:
+            opt.step(closure_of(opt, model, batch, cross_entropy), batch=batch)
+        return weights(model)
+
+    model, opt = fresh()
+    train(model, opt, data[:2])
+    model_state, state = get_state_dict(model, opt)
+    dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder[0])
+    expected = train(model, opt, data[2:])
+    model, opt = fresh()
+    model_state, state = get_state_dict(model, opt)
+    dcp.load({"model": model_state, "optimizer": state}, checkpoint_id=folder[0])
+    set_state_dict(model, opt, model_state_dict=model_state, optim_state_dict=state)
+    found = train(model, opt, data[2:])
+    return max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+
+
+def failing_refresh(rank, world):
+    """Rank 1 cannot linearise, then sees NaN."""
+    model, share, shares = fsdp2(world)
+    geometry = flat_geometry(model, mse, structure="kfac", steps=3, shards="all")
+    x, y = (part.chunk(shares)[share] for part in batches(1)[0])
+    raised = refusal(lambda: geometry.refresh((x[..., :2] if rank == 1 else x, y)))
+    geometry.refresh((x, y))
+    before = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accepted = geometry.refresh((x * float("nan") if rank == 1 else x, y)).accepted
+    kept = all(factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
+    afterwards = geometry.refresh((x, y)).accepted
+    return {"raised": raised, "not a number": accepted, "kept": kept, "afterwards": afterwards}
