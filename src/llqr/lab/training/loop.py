@@ -8,7 +8,7 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from llqr import Geometry, Refresh, RefreshError
 from llqr.lab.analysis import spectrum
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
 from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.tasks import Batch, Task
+from llqr.lab.tasks import Task
 from llqr.lab.training import checkpoint
 from llqr.lab.training.captured_pass import CapturedPass, Pass
 from llqr.lab.training.compiling import compile_network
+from llqr.lab.training.inner_batches import InnerBatches
+from llqr.lab.training.interval import Interval
 from llqr.lab.training.precision import Precision
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
@@ -80,7 +81,9 @@ class Training:
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
-        self.inner = None if run.geometry is None else InnerBatches(task, run.geometry.batch_size, inner_seed)
+        self.inner: InnerBatches | None = None
+        if run.geometry is not None:
+            self.inner = InnerBatches(task, run.geometry.batch_size, inner_seed, self.strategy.share)
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
@@ -157,7 +160,7 @@ class Training:
 
     def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
         """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
-        inner = None if self.inner is None else self._inner_share
+        inner = None if self.inner is None else self.inner.next
         for batch in self.batches:
             self.closure.load(batch)
             try:
@@ -172,10 +175,6 @@ class Training:
             if stop.requested:
                 return True
         return False
-
-    def _inner_share(self) -> Batch:
-        assert self.inner is not None
-        return self.strategy.share(self.inner.next())
 
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
@@ -380,32 +379,6 @@ class Training:
             checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
         else:
             torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
-
-
-class Interval:
-    """Sums over the steps since the last evaluation; the loss stays on the device until it is read."""
-
-    def __init__(self, device: torch.device, first: int = 0) -> None:
-        self.first = first  # the number of steps done before
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.mean_loss = math.nan
-        self.count = 0
-        self.seconds = 0.0
-        self.refreshes: list[dict[str, Any]] = []
-
-
-class InnerBatches:
-    """What the metric is learned from: one batch per refresh, epoch after epoch from its own loader."""
-
-    def __init__(self, task: Task, batch_size: int, seed: int) -> None:
-        self.batches: Batches = task.inner_batches(batch_size, seed)
-        self._rest: Iterator[Batch] = iter(())
-
-    def next(self) -> Batch:
-        for batch in self._rest:
-            return batch
-        self._rest = iter(self.batches)
-        return next(self._rest)
 
 
 def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
