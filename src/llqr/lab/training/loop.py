@@ -22,8 +22,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from llqr import Geometry, Refresh, RefreshError
 from llqr.lab.analysis import spectrum
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import Diverged
+from llqr.lab.errors import CannotWrite, Diverged
 from llqr.lab.ranks.strategy import Strategy
+from llqr.lab.ranks.team import FailureElsewhere
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
@@ -338,6 +339,8 @@ class Training:
         state = self.team.by_all(lambda: checkpoint.load(self.folder.checkpoint, self.execution.device))
         try:
             self.load_state_dict(state)
+        except (CannotWrite, FailureElsewhere):  # about the log, not about the state
+            raise
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {reason}") from error
