@@ -229,3 +229,5 @@ def test_the_counts_of_the_soak_are_those_kept():
     for name in ("random-failures", "random-failures-in-captured-refreshes", "random-failures-on-two-ranks"):
         assert f"{kept[name]['failures']:,}" in text
         assert not any(count for what, count in kept[name].items() if "changed" in what or "differ" in what)
+    assert f"{kept['SIGKILLs']['kills']} SIGKILLs" in text
+    assert kept["SIGKILLs"]["runs that differ"] == 0

@@ -52,18 +52,19 @@ def test_kills(tmp_path, record_property):
     while counts["kills"] < KILLS:
         out = tmp_path / f"run{counts['runs']}"
         while True:
-            process = start(out)
+            process, training_now = start(out), False
             if counts["kills"] == KILLS:
                 process.wait()
             elif draw.random() < 0.2:
                 time.sleep(draw.uniform(0, starting))
             elif trains(process, out):
-                counts["of them while training"] += 1
+                training_now = True
                 time.sleep(draw.uniform(0, training / 3))
             if finished(process):
                 break
             kill(process)
             counts["kills"] += 1
+            counts["of them while training"] += training_now
         assert_same_end(folder_of(tmp_path / "whole"), folder_of(out))
         counts["runs"] += 1
     show("SIGKILLs", counts, record_property)
