@@ -25,7 +25,7 @@ types: $(STAMP)
 
 # One thread per process: the networks of the tests are small, and two processes share two cores.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Checks that take minutes and are not part of CI.
 test-slow: $(STAMP)
@@ -33,7 +33,7 @@ test-slow: $(STAMP)
 
 # The unit tests on the oldest supported torch.
 test-oldest: $(OLDEST)/.installed
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal
 
 # Our steps compared with pytorch_optimizer's, as ratios from one run; and the inner solvers compared per product.
 bench: $(STAMP)

@@ -10,7 +10,14 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 QUICK = {"digits.py": ["--epochs", "1", "--seeds", "1"], "own_experiment.py": ["1", "1"]}
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+LONG = {"huggingface_gpt2.py", "accelerate_digits.py", "pothole.py"}
+SCRIPTS = [
+    pytest.param(path.name, marks=[pytest.mark.slow] if path.name in LONG else [])
+    for path in sorted(EXAMPLES.glob("*.py"))
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_example(script, tmp_path):
     command = [sys.executable, str(EXAMPLES / script), *QUICK.get(script, [])]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)

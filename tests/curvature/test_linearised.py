@@ -70,6 +70,7 @@ def test_shapes_that_come_again_are_not_traced_again(monkeypatch):
     assert len(engine._traces) == engine.KEPT
 
 
+@pytest.mark.slow
 def test_ever_new_shapes_are_no_longer_traced(monkeypatch):
     """torch keeps the code of every trace: 200 shapes took 100 MiB. Products stay exact, with fused attention too."""
     made = []

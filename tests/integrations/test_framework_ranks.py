@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from framework_ranks import ACCUMULATE, EPOCHS, deterministic_network
@@ -14,6 +15,7 @@ FRAMEWORKS = ("lightning", "accelerate", "transformers")
 SCRIPT = Path(__file__).parent.parent / "support" / "framework_ranks.py"
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path):
     """One test for all: it starts once what takes long to import."""
     run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=300)

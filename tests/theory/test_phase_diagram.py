@@ -9,7 +9,7 @@ from llqr.theory.phase import PhaseDiagram, near_line, simulated_escapes
 SETTINGS = PhaseSettings()
 
 
-@pytest.fixture(scope="module", params=["sam", "llqr+sam"])
+@pytest.fixture(scope="module", params=["llqr+sam", pytest.param("sam", marks=pytest.mark.slow)])
 def diagram(request):
     return request.param, escape_diagram(request.param, np.geomspace(0.1, 2, 10), np.geomspace(0.05, 4, 40))
 

@@ -16,6 +16,7 @@ def one_row(constants):
     )
 
 
+@pytest.mark.slow
 def test_the_constants_of_the_figures_pass_the_search():
     row = one_row(FIGURE_CONSTANTS)
     assert FIGURE_CONSTANTS.lr == searching.LEARNING_RATE

@@ -8,6 +8,7 @@ from llqr.theory import Transfer, transfer
 from llqr.theory.transfer import OscillatingMetric, RobustRegression
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [0.5, 0.25])
 @pytest.mark.parametrize("batch", [None, 32])
 def test_the_running_mean_falls_at_least_as_fast_as_the_inverse_root(power, batch):

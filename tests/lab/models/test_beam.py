@@ -98,6 +98,7 @@ settings_of_a_search = {
 }
 
 
+@pytest.mark.slow
 @given(**settings_of_a_search)
 def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty, min_length):
     """Three tokens can follow: 40 sequences of up to three tokens, of which at most 36 are candidates at a time."""

@@ -252,6 +252,7 @@ def test_a_forward_pass_never_reads_from_the_device():
     assert model.source_embedding.weight.grad.shape == (11, 16)
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph():
     torch.compiler.reset()
     model = small()

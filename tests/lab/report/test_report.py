@@ -141,6 +141,16 @@ def test_the_page_opens_with_what_came_out(found, unchanged):
     )
 
 
+def test_the_next_best_method_is_compared_too(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "sgdm", seed, best=90 + 0.1 * seed)
+        write_run(tmp_path, "sam", seed, best=95 + 0.1 * seed)
+        write_run(tmp_path, "llqr-ngd+sam", seed, best=95.1 + 0.2 * seed)
+    said = opening(tmp_path)
+    assert "above sgdm, which has 90.10 ± 0.10 (n = 3)." in said
+    assert re.search(r"Next is sam with 95\.10 ± 0\.10 \(n = 3\)\. Welch's p is \S+: seeds alone could explain", said)
+
+
 def test_a_clear_difference_is_called_one(tmp_path):
     for seed in range(3):
         write_run(tmp_path, "sgdm", seed, best=90 + 0.1 * seed)

@@ -138,6 +138,7 @@ def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, uninterrupt
     assert len(json.loads((folder / "config.json").read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_a_terminated_process_leaves_a_checkpoint_and_exit_code_75(tmp_path, uninterrupted):
     process = start(tmp_path)
     wait_for_epochs(process, 1, tmp_path)

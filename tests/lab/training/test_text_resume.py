@@ -115,6 +115,7 @@ def finish(out, texts):
     assert end.value.code == 0
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_in_the_middle_of_an_epoch(texts, tmp_path):
     out = tmp_path / "killed"
     folder = out / TRANSLATION / "llqr-ngd+sam/seed0"

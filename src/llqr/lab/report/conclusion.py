@@ -28,7 +28,7 @@ DECIDING = {
 
 
 def conclusion(section: Section) -> str:
-    """The best method, its difference to the first one, n, p, and what it costs."""
+    """The best method, its difference to the first one and to the next best, n, p, and what it costs."""
     if not section.finished:
         return "No run is finished yet."
     result = result_of(section.finished[0])
@@ -46,6 +46,7 @@ def conclusion(section: Section) -> str:
     sentences = [
         f"{said}, {distance} {direction} {other.method}, which has {_mean(other)}.",
         _certainty(best, other),
+        "" if order[1] is other else f"Next is {order[1].method} with {_mean(order[1])}. {_certainty(best, order[1])}",
         _tested(best, other),
         f"One {_unit(best)} of {best.method} took {times} ({_seconds(best)} against {_seconds(other)}).",
         f"{unfinished} of {len(section.runs)} runs are not finished." if unfinished else "",
