@@ -97,6 +97,7 @@ def alone_and_in_a_subgroup(rank, world):
     }
 
 
+@pytest.mark.slow
 def test_the_group_is_that_of_the_wrapper_or_the_one_that_is_given(tmp_path):
     ranks = on_ranks(2, tmp_path, alone_and_in_a_subgroup)
     case = ("kfac", "ngd", "sum")

@@ -8,6 +8,8 @@ import llqr
 from geometries import flat_geometry
 from llqr.lab import models
 
+pytestmark = pytest.mark.slow
+
 # A small member of every family: no block has more than a few hundred entries, so that a dense metric fits.
 SMALL = {
     "mlp": {"image_size": 4, "channels": 3, "hidden": [8]},

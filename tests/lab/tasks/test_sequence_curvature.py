@@ -25,6 +25,8 @@ from references import (
 )
 from small_models import tokens_loss
 
+pytestmark = pytest.mark.slow
+
 PAD, VOCABULARY = 0, 7
 MODELS = ["post", "pre", "all tied", "language model"]
 

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from llqr.lab.cli.toy import app
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "escape": (["--starts", "4", "--steps", "150"], ["escape"]),
     "noise": (["--seeds", "3", "--steps", "150"], ["noise", "damping"]),
@@ -46,7 +48,6 @@ def test_the_page_shows_everything_in_one_file(folder):
         assert f'href="{command}.json"' in page
 
 
-@pytest.mark.slow
 def test_the_phase_command_prints_the_agreement(tmp_path):
     done = CliRunner().invoke(
         app, ["phase", "--out", str(tmp_path), "--rows", "3", "--columns", "10", "--steps", "1500"]

@@ -123,6 +123,7 @@ def uninterrupted(tmp_path_factory):
     return folder_of(out)
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, uninterrupted):
     folder = folder_of(tmp_path)
     process = start(tmp_path)
