@@ -9,7 +9,7 @@ from llqr.theory.phase import PhaseDiagram, near_line, simulated_escapes
 SETTINGS = PhaseSettings()
 
 
-@pytest.fixture(scope="module", params=["llqr+sam", pytest.param("sam", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("sam", "llqr+sam")])
 def diagram(request):
     return request.param, escape_diagram(request.param, np.geomspace(0.1, 2, 10), np.geomspace(0.05, 4, 40))
 

@@ -19,6 +19,8 @@ from llqr.lab.training.stop import Stop
 from resumed_runs import assert_same_end, leaves
 from tiny_text import counting, reversal
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TRANSLATION, LANGUAGE = "iwslt14/transformer_iwslt_de_en@tiny", "language/europarl-en@tiny"
 GEOMETRY = [f"geometries.ngd.{setting}" for setting in ("every=5", "inner.steps=2", "batch_size=4")]
@@ -115,7 +117,6 @@ def finish(out, texts):
     assert end.value.code == 0
 
 
-@pytest.mark.slow
 def test_a_killed_process_resumes_in_the_middle_of_an_epoch(texts, tmp_path):
     out = tmp_path / "killed"
     folder = out / TRANSLATION / "llqr-ngd+sam/seed0"
