@@ -19,8 +19,6 @@ from llqr.lab.training.stop import Stop
 from resumed_runs import assert_same_end, leaves
 from tiny_text import counting, reversal
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 TRANSLATION, LANGUAGE = "iwslt14/transformer_iwslt_de_en@tiny", "language/europarl-en@tiny"
 GEOMETRY = [f"geometries.ngd.{setting}" for setting in ("every=5", "inner.steps=2", "batch_size=4")]
@@ -33,7 +31,7 @@ SHORT = [
     "probes.fsam.start_after=4",
     *GEOMETRY,
 ]
-pytestmark = pytest.mark.filterwarnings("ignore:max_side")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:max_side")]
 
 
 @pytest.fixture(scope="module")
