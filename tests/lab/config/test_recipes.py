@@ -59,6 +59,32 @@ def test_a_method_of_the_ablation_changes_one_setting_of_the_recipe():
             assert len(differing) == (name != "llqr-ngd+sam"), (name, differing)
 
 
+def test_a_component_takes_what_it_does_not_say_from_the_one_it_is_like(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'extends = "cifar100/resnet18"\n[geometries]\n'
+        'often = { like = "ngd", every = 100 }\nquick = { like = "often", inner.steps = 5 }\n'
+        '[methods]\nquick = { base = "sgdm", geometry = "quick" }\n'
+    )
+    ngd = recipe.load("cifar100/resnet18", ["geometries.ngd.ema=0.5"]).run("llqr-ngd").geometry
+    quick = recipe.load(own, ["geometries.ngd.ema=0.5"]).run("quick").geometry
+    assert quick == dataclasses.replace(ngd, every=100, inner=dataclasses.replace(ngd.inner, steps=5))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("probes.x.like=sma", "probes.x.like must be one of sam, .*did you mean sam"),
+        ("probes.x.like=[1]", r"probes.x.like must be one of sam, .*got \[1\]"),
+        ("probes.sam.like=sam", "probes.sam.like must not lead back to 'sam'"),
+        ("geometries.ngd.like=newton", "geometries.newton.like must not lead back to 'newton', got 'ngd'"),
+    ],
+)
+def test_a_component_is_like_another_one(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        recipe.load("cifar100/resnet18", ["geometries.newton.like=ngd", override])
+
+
 def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     loaded = recipe.load(TRANSLATION)
     assert (loaded.columns, loaded.seeds) == (("adamw", "llqr-ngd", "sam", "llqr-ngd+sam"), 5)

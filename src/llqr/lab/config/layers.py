@@ -1,4 +1,7 @@
-"""The layers of a recipe: a file on top of those it extends, then a variant, then ``key=value`` overrides."""
+"""The layers of a recipe: a file on top of those it extends, then a variant, then ``key=value`` overrides.
+
+A component may be ``like`` another one of its table and differ from it in a few keys, whichever layer wrote those.
+"""
 
 import copy
 import tomllib
@@ -12,6 +15,7 @@ from llqr.lab.names import suggestion, unknown
 FOLDER = Path(__file__).parent / "recipes"
 ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
 """Two ways to give one thing, also in a variant: a layer that gives one removes the other from the layers below."""
+COMPONENTS = ("bases", "probes", "geometries")
 
 
 def names() -> list[str]:
@@ -31,8 +35,30 @@ def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin
         merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
     for override in overrides:
         merge(table, parse_override(override), f"--set {override}", origins)
+    origin = origin_in(origins, plain)
+    for section in COMPONENTS:
+        components = table.get(section)
+        if isinstance(components, dict):
+            table[section] = {name: complete(components, section, name, origin, ()) for name in components}
+    return table, origin
 
-    return table, origin_in(origins, plain)
+
+def complete(
+    components: Mapping[str, Any], section: str, name: str, origin: Origin, seen: tuple[str, ...]
+) -> dict[str, Any]:
+    """A component with what it takes from the one that it is ``like``."""
+    own = components[name]
+    if not isinstance(own, dict) or "like" not in own:
+        return own
+    key, model = f"{section}.{name}.like", own["like"]
+    if not isinstance(model, str) or model not in components:
+        others = [other for other in components if other != name]
+        raise ConfigurationError(f"{origin(key)}: {unknown(key, model, others)}")
+    if model in (*seen, name):
+        raise ConfigurationError(f"{origin(key)}: {key} must not lead back to {name!r}, got {model!r}.")
+    table = copy.deepcopy(complete(components, section, model, origin, (*seen, name)))
+    merge(table, {key: value for key, value in own.items() if key != "like"}, "", {})
+    return table
 
 
 def origin_in(origins: Mapping[str, str], otherwise: str) -> Origin:
