@@ -399,3 +399,13 @@ def test_a_diagonal_that_was_replaced_is_not_applied_again():
     for number in (2.0, 3.0):
         metric.assign([{"diagonal": torch.full((8,), number)}])
         assert all(Ug.eq(number).all() for Ug in metric.apply(ones).values())
+
+
+@pytest.mark.parametrize("structure", ["scalar", "diagonal", "kfac", "e-kfac", "e-kfac-one-sided", "e-kfac-channels"])
+def test_before_it_is_learned_a_metric_follows_its_model(structure):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 5))
+    metric, there = Metric(model, structure=structure), Metric(model.to("meta"), structure=structure)
+    metric.move_to(torch.device("meta"))
+    assert metric.blocks == there.blocks
+    assert [group.blocks for group in metric.groups] == [group.blocks for group in there.groups]
+    assert all(factor.is_meta for own in metric.factors() for factor in own.values())

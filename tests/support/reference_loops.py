@@ -52,8 +52,9 @@ def train_in_two_calls(
         opt.zero_grad()
         for i in range(start, start + accumulate):
             seed_micro_batch(epoch, i)
-            with nullcontext() if autocast is None else torch.autocast("cpu", autocast, cache_enabled=False):
-                loss = cross_entropy(model(batches[i][0]), batches[i][1])
+            x, y = batches[i]
+            with nullcontext() if autocast is None else torch.autocast(x.device.type, autocast, cache_enabled=False):
+                loss = cross_entropy(model(x), y)
             loss = loss / accumulate
             (loss if scaler is None else scaler.scale(loss)).backward()
 

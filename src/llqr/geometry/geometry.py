@@ -348,8 +348,15 @@ class Geometry:
         return dict(self._outcomes.layers)
 
     def _check_place(self) -> None:
-        """The factors are those of the parameters of that time, and live where they were."""
+        """The factors live where the parameters were; until there are any, they follow these to another device.
+
+        Accelerate moves a model after the optimizer was made.
+        """
         self.linearizer.check_identity()
+        metric, places = self.metric, {parameter.device for parameter in self.parameters.values()}
+        moved = len(places) == 1 and {block.device for block in metric.blocks} != places
+        if moved and not metric.learned and metric.whole is metric:
+            metric.move_to(places.pop())
         for block in self.metric.whole.blocks:
             parameter = self.parameters[block.parameter]
             if (parameter.device, parameter.dtype) != (block.device, block.dtype):

@@ -94,6 +94,12 @@ class Metric:
         part.kinds = {block.name: self.kinds[block.name] for block in part.blocks}
         return part
 
+    def move_to(self, device: torch.device) -> None:
+        """Follow a model that has moved as a whole; before anything is learned."""
+        assert not self.learned
+        self.blocks = [replace(block, device=device) for block in self.blocks]
+        self.groups = [type(group)([replace(block, device=device) for block in group.blocks]) for group in self.groups]
+
     @property
     def whole(self) -> Metric:
         """The metric that this is a part of; this one unless it is a rank's part."""
