@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,9 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Asked of the few types there are, because a step asks it of all its tensors several times."""
     kind = _dtensor()
-    return kind is not None and any(isinstance(tensor, kind) for tensor in tensors)
+    return kind is not None and any(issubclass(own, kind) for own in set(map(type, tensors)))
 
 
 def refuse_fsdp1(parameters: Iterable[Tensor]) -> None:
@@ -46,18 +47,17 @@ def refuse_fsdp1(parameters: Iterable[Tensor]) -> None:
         raise TypeError(FSDP1)
 
 
-@torch.no_grad()
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """This rank's parts, without a copy; tensors that are not sharded are their own part."""
-    kind = _dtensor()
-    if kind is None:
+    if not any_sharded(tensors):
         return list(tensors)
-    return [tensor.to_local() if isinstance(tensor, kind) else tensor for tensor in tensors]
+    with torch.no_grad():
+        return [cast("DTensor", tensor).to_local() if is_sharded(tensor) else tensor for tensor in tensors]
 
 
-def version(tensor: Tensor) -> int:
-    """Changes when the tensor is written to; FSDP writes to the local part of a gradient."""
-    return local([tensor])[0]._version if is_sharded(tensor) else tensor._version
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """Change when the tensors are written to; FSDP writes to the local part of a gradient."""
+    return [part._version for part in local(tensors)]
 
 
 @torch.no_grad()
@@ -70,18 +70,18 @@ def as_sharded(part: Tensor, parameter: Tensor) -> Tensor:
     return kind.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
 
 
-@torch.no_grad()
 def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """Gradients placed as their parameters are: some come as shares of a sum, or whole."""
     kind = _dtensor()
     if kind is None or not any_sharded(parameters):
         return grads
-    return [
-        g.redistribute(p.device_mesh, p.placements)
-        if isinstance(p, kind) and isinstance(g, kind) and g.placements != p.placements
-        else g
-        for p, g in zip(parameters, grads, strict=True)
-    ]
+    with torch.no_grad():
+        return [
+            g.redistribute(p.device_mesh, p.placements)
+            if isinstance(p, kind) and isinstance(g, kind) and g.placements != p.placements
+            else g
+            for p, g in zip(parameters, grads, strict=True)
+        ]
 
 
 @torch.no_grad()

@@ -78,14 +78,17 @@ class SAMProbe:
         """`eps`, one tensor per parameter."""
         v = self.filtered(point)
         d, over = self._direction(point, v, transport)
+        distinct = _distinct(over)
         # Not of sharded gradients: ranks may differ in whether their part is finite, and one would wait for the others.
-        if point.sharding is None and any(map(_infinite, {id(divisor): divisor for divisor in over}.values())):
+        if point.sharding is None and any(map(_infinite, distinct)):
             d, over = self._without_overflow(point, v, transport, d, over)
+            distinct = _distinct(over)
         radius = at(self.rho, step, "rho")
         radii = [radius if own is None else own for own in point.rho]
-        if any(part.dtype == torch.float16 for part in d):
+        dtypes = {part.dtype for part in d}
+        if torch.float16 in dtypes:
             return _scaled_wide(d, over, radii)
-        if over[0].ndim == 0 and len(set(map(id, over))) == len(set(radii)) == len({part.dtype for part in d}) == 1:
+        if over[0].ndim == 0 and len(distinct) == len(set(radii)) == len(dtypes) == 1:
             scale = (radii[0] / over[0]).to(d[0].dtype)
             if self.filters_into_new and d is v:
                 torch._foreach_mul_(d, scale)
@@ -134,6 +137,11 @@ class SAMProbe:
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         pass
+
+
+def _distinct(tensors: list[Tensor]) -> list[Tensor]:
+    """Parameters share divisors, by default all of them one."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _infinite(divisor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from llqr.dtensors import is_sharded, sharded_like, version
+from llqr.dtensors import is_sharded, sharded_like, versions
 
 #: An attribute of gradients that a finished step has left behind: their version at that time.
 LEFT = "_left_by_llqr"
@@ -40,10 +40,9 @@ def leave(parameters: Iterable[Tensor]) -> None:
 
     An attribute of the gradient, because an identity alone is reused, and a reference would keep its memory alive.
     """
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None:
-            setattr(gradient, LEFT, version(gradient))
+    grads = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+    for gradient, version in zip(grads, versions(grads), strict=True):
+        setattr(gradient, LEFT, version)
 
 
 def clear(parameters: Iterable[Tensor]) -> None:
@@ -53,12 +52,10 @@ def clear(parameters: Iterable[Tensor]) -> None:
 
 def clear_left(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Remove the gradients that a step has left behind; returns the parameters that have others."""
+    pairs = [(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
     left, outside = [], []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if getattr(gradient, LEFT, None) == version(gradient):
+    for (parameter, gradient), version in zip(pairs, versions([gradient for _, gradient in pairs]), strict=True):
+        if getattr(gradient, LEFT, None) == version:
             left.append((parameter, gradient))
         else:
             outside.append(parameter)

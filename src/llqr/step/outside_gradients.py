@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Sharding, local, version
+from llqr.dtensors import Sharding, local, versions
 
 REFUSAL = (
     "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "
@@ -26,7 +26,7 @@ class OutsideGradients:
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._zeroed: dict[Tensor, tuple[Tensor, int]] = {}
+        owners: list[Tensor] = []
         self._hooks: list[Any] = []
         self._computed = False
         grads = []
@@ -36,14 +36,14 @@ class OutsideGradients:
                 continue
             if gradient.layout == torch.strided and parameter.requires_grad and gradient.numel():
                 grads.append(gradient)
-                self._zeroed[parameter] = gradient, 0
+                owners.append(parameter)
             else:
                 parameter.grad = None
         # Kept on the device: gradients that someone has zeroed in place are no one's loss.
         self._sizes = self._measured(grads)
         if grads:
             torch._foreach_zero_(local(grads))
-        self._zeroed = {parameter: (gradient, version(gradient)) for parameter, (gradient, _) in self._zeroed.items()}
+        self._zeroed = dict(zip(owners, zip(grads, versions(grads), strict=True), strict=True))
 
     def __enter__(self) -> None:
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._zeroed]
@@ -61,7 +61,7 @@ class OutsideGradients:
         gradient, before = self._zeroed.pop(parameter, (None, 0))
         if gradient is None or parameter.grad is not gradient:
             return
-        if version(gradient) == before + 1 and self._matter():
+        if versions([gradient]) == [before + 1] and self._matter():
             raise RuntimeError(REFUSAL)
 
     def _untouched(self) -> bool:
