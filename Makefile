@@ -40,14 +40,15 @@ bench: $(STAMP)
 	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
 	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
-# The measured tables of the README and of the site, from results/.
+# The measured tables of the README, of the site and of the protocols, from results/.
 tables: $(STAMP)
-	for page in $$(grep -rl --include=*.md "^<!-- table:" README.md docs); do $(BIN)/llqr table --write $$page || exit 1; done
+	for page in $$(grep -rl --include=*.md "^<!-- table:" README.md docs results); do $(BIN)/llqr table --write $$page || exit 1; done
 
 # The pictures of the site: measurements from results/, the diagrams, and the terminal of the demo.
 figures: $(STAMP)
 	$(BIN)/llqr bench plot results/bench/*.json --to docs/figures/bench
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
+	$(BIN)/llqr table metric-ablation --plot docs/figures/metric-ablation.svg > /dev/null
 	$(BIN)/llqr table iwslt14@paper --plot docs/figures/europarl.svg > /dev/null
 	for drawing in idea diagrams terminal; do $(BIN)/python docs/figures/$$drawing.py || exit 1; done
 

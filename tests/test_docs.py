@@ -134,7 +134,9 @@ def test_costs_are_those_measured(label, file, model, structure):
         ("cadence-resnet18-e-kfac", "resnet18", ("README.md", "docs/index.md", "docs/choose.md")),
         ("cadence-resnet18-e-kfac-one-sided", "resnet18", ("README.md", "docs/index.md", "docs/choose.md")),
         ("cadence-resnet18-e-kfac-channels", "resnet18", ("docs/index.md", "docs/choose.md")),
+        ("cadence-resnet18-one-sided-bf16", "resnet18", ("README.md", "docs/index.md", "docs/choose.md")),
         ("cadence-vit-b-one-sided", "vit-b", ("README.md", "docs/index.md", "docs/choose.md")),
+        ("cadence-vit-l-one-sided", "vit-l", ("README.md", "docs/index.md", "docs/choose.md")),
     ],
 )
 def test_costs_of_the_forms_of_ekfac_are_those_measured(file, model, pages):
