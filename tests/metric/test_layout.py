@@ -148,7 +148,7 @@ def test_bad_rules_are_named(structure, message):
 
 @pytest.mark.parametrize(
     ("kind", "cheaper"),
-    [("kfac", "diag-kfac"), ("e-kfac", "diag-kfac"), ("kfac-psd", "diag-kfac"), ("dense", "diagonal")],
+    [("kfac", "diag-kfac"), ("e-kfac", "e-kfac-one-sided"), ("kfac-psd", "diag-kfac"), ("dense", "diagonal")],
 )
 def test_large_blocks_fall_back_and_say_so(kind, cheaper):
     with pytest.warns(UserWarning, match=rf"max_side=5: {kind} -> {cheaper} for 0.weight \(6, 4\)") as caught:
@@ -177,6 +177,8 @@ def test_the_limit_counts_only_the_shorter_side_where_only_that_is_rotated():
         assert Metric(mlp(), structure="e-kfac-one-sided", max_side=4).kinds["0.weight"] == "e-kfac-one-sided"
     with pytest.warns(UserWarning, match=r"e-kfac-one-sided -> diag-kfac for 0.weight \(6, 4\)"):
         assert Metric(mlp(), structure="e-kfac-one-sided", max_side=3).kinds["0.weight"] == "diag-kfac"
+    with pytest.warns(UserWarning, match=r"max_side=3: e-kfac -> diag-kfac for 0.weight \(6, 4\)"):
+        assert Metric(mlp(), structure="e-kfac", max_side=3).kinds["0.weight"] == "diag-kfac"
 
 
 def test_the_limit_counts_channels_where_kernel_positions_share_a_basis():

@@ -14,7 +14,7 @@ class EKFAC(Stacked):
     """The bases start at the identity and are not kept orthogonal."""
 
     name = "e-kfac"
-    fallback = "diag-kfac"
+    fallback = "e-kfac-one-sided"
     multiplies = True
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -81,6 +81,7 @@ class PositiveEKFAC(EKFAC):
     """E-KFAC with `S = s * s`: `U = K diag(s^2) K^T` is symmetric and positive whatever the factors."""
 
     name = "e-kfac-psd"
+    fallback = "diag-kfac"
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         Ug, pull_squares = super().trace(_squared(factors), g)

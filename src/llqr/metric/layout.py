@@ -107,14 +107,21 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
         kind = requested(block, rules)
         if not (block.is_matrix or STRUCTURES[kind].takes_vectors):
             kind = "diagonal"
-        cheaper = STRUCTURES[kind].fallback
-        if cheaper is not None and STRUCTURES[kind].longest_side(block) > max_side:
-            cheapened.setdefault(f"{kind} -> {cheaper}", []).append(f"{block.name} {block.shape}")
-            kind = cheaper
-        chosen[block.name] = kind
+        fitting = _fitting(block, kind, max_side)
+        if fitting != kind:
+            cheapened.setdefault(f"{kind} -> {fitting}", []).append(f"{block.name} {block.shape}")
+        chosen[block.name] = fitting
     for change, names in cheapened.items():
         warnings.warn(f"max_side={max_side}: {change} for {', '.join(names)}", stacklevel=3)
     return chosen
+
+
+def _fitting(block: Block, kind: str, max_side: int) -> str:
+    """The structure itself, or the first of its cheaper ones, whose factors are not too long for this block."""
+    cheaper = STRUCTURES[kind].fallback
+    if cheaper is None or STRUCTURES[kind].longest_side(block) <= max_side:
+        return kind
+    return _fitting(block, cheaper, max_side)
 
 
 def groups_of(blocks: list[Block], spec: StructureSpec, kinds: Mapping[str, str]) -> list[Structure]:

@@ -79,7 +79,7 @@ def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
     assert "# europarl-de-en is not prepared yet: sizes are those for 10,000 tokens" in out
     assert "base.betas = [0.9, 0.98]" in out
     code, out, _ = llqr("train", "language/europarl-en", "--method", "llqr", "--dry-run")
-    assert (code, "# too large, and stored as diag-kfac: tokens.weight (10000, 384)" in out) == (0, True)
+    assert (code, "# too large, and stored as e-kfac-one-sided: tokens.weight (10000, 384)" in out) == (0, True)
 
 
 def test_compare_prints_a_row_per_method_and_leaves_the_runs(llqr, tmp_path):

@@ -77,12 +77,12 @@ def test_a_large_embedding_falls_back_and_says_so(texts, tmp_path):
     loaded = loaded_recipe(texts, "geometries.ngd.runtime.max_side=128")
     lines = list(explain(plan(NAME, loaded, ["llqr-ngd"], [0], tmp_path)))
     (said,) = [line for line in lines if "stored as" in line]
-    assert "diag-kfac: tokens.weight" in said
+    assert "e-kfac-one-sided: tokens.weight" in said
     run = loaded.run("llqr-ngd")
     task, model = run.load_task(CPU), run.build_model()
-    with pytest.warns(UserWarning, match=r"max_side=128: e-kfac -> diag-kfac for tokens.weight"):
+    with pytest.warns(UserWarning, match=r"max_side=128: e-kfac -> e-kfac-one-sided for tokens.weight"):
         optimizer = run.build_optimizer(model, task)
-    assert optimizer.geometry.metric.kinds["tokens.weight"] == "diag-kfac"
+    assert optimizer.geometry.metric.kinds["tokens.weight"] == "e-kfac-one-sided"
     assert optimizer.geometry.metric.kinds["blocks.0.attention.q.weight"] == "e-kfac"
 
 
