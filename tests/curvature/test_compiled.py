@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from geometries import flat_geometry
-from llqr.curvature.engines import ENGINES
-from references import DIFFERENCES, relative_error
+from references import DIFFERENCES, ONE_PROCESS, relative_error
 
 
 class Block(nn.Module):
@@ -24,7 +23,7 @@ def network():
     return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(6, 4)).double()
 
 
-@pytest.mark.parametrize("engine", [*ENGINES])
+@pytest.mark.parametrize("engine", ONE_PROCESS)
 @pytest.mark.parametrize("divergence", ["ngd", "newton"])
 def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, divergence):
     torch._dynamo.reset()  # it compiles one piece of code a few times only, whoever asks

@@ -1,5 +1,6 @@
 """Which engine is chosen, and what engines do with models that are not as usual."""
 
+import re
 import warnings
 
 import pytest
@@ -10,9 +11,9 @@ from torch import nn
 import llqr
 from geometries import flat_geometry
 from llqr.curvature import NEWTON, NGD, Problem, choose_engine
-from llqr.curvature.engines import ENGINES
 from references import (
     DIFFERENCES,
+    ONE_PROCESS,
     TOLERANCE,
     dense_fisher,
     dense_newton,
@@ -23,7 +24,7 @@ from references import (
 )
 from small_models import Case, case
 
-EXACT = [name for name in ENGINES if name not in DIFFERENCES]
+EXACT = [name for name in ONE_PROCESS if name not in DIFFERENCES]
 
 
 def geometry_of(drawn, **options):
@@ -37,6 +38,33 @@ def problem_of(drawn):
 def curvature_of(drawn, divergence, engine):
     with torch.no_grad():
         return quadratic_model(problem_of(drawn), divergence, engine)
+
+
+# -- of shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [name for name in llqr.ENGINES if name not in ONE_PROCESS])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "engine: '{}' is for models sharded by FSDP2 (fully_shard); choose 'auto'"),
+        ({"spread": True}, "spread: not with engine='{}', for which the weights must stay where they are"),
+        ({"micro_batch": 2}, "micro_batch: not with engine='{}', which keeps a whole batch's activations"),
+    ],
+)
+def test_engines_of_shards_are_refused_by_name(engine, settings, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence.format(engine))):
+        geometry_of(case("mlp"), engine=engine, **settings)
+
+
+@pytest.mark.parametrize("engine", [name for name in llqr.ENGINES if name not in ONE_PROCESS])
+def test_a_model_without_shards_goes_on_from_a_run_on_shards(engine):
+    drawn = case("mlp")
+    saved, resumed = geometry_of(drawn), geometry_of(drawn, engine="double-backward")
+    saved.refresh(drawn.batch)
+    resumed.load_state_dict(saved.state_dict() | {"engine": engine})
+    assert resumed.refreshes == 1
+    assert resumed.engine == "double-backward"
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from geometries import flat_geometry
-from llqr.curvature import ENGINES
+from references import ONE_PROCESS
 
 X, Y = torch.randn(6, 4), torch.randint(3, (6,))
 
@@ -33,7 +33,7 @@ class Kept(nn.Module):
 EVERY = ["first.weight", "first.bias", "last.weight", "last.bias"]
 
 
-@pytest.mark.parametrize("engine", ["auto", *(name for name in ENGINES if name != "linearised")])
+@pytest.mark.parametrize("engine", ["auto", *(name for name in ONE_PROCESS if name != "linearised")])
 @pytest.mark.parametrize("model", [Detached(4, 3), Kept(EVERY)], ids=["detached", "kept"])
 def test_no_weight_is_connected(model, engine):
     geometry = flat_geometry(model, nn.functional.cross_entropy, steps=2, engine=engine)

@@ -13,7 +13,7 @@ from llqr.metric import STRUCTURES
 from llqr.solvers import Objective
 from llqr.solvers.damping import Damping
 from quadratics import leaves_of, setting, shaken, solve
-from references import TOLERANCE, dense_gradient, dense_metric, flat, relative_error, trainable, unflat
+from references import ONE_PROCESS, TOLERANCE, dense_gradient, dense_metric, flat, relative_error, trainable, unflat
 from small_models import case
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})
@@ -139,7 +139,7 @@ def test_pcg_refuses_what_does_not_scale_entries(kind):
 
 
 @pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda divergence: divergence.name)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PROCESS)
 @pytest.mark.parametrize("network", ["mlp", "batch-norm-cnn"])
 def test_every_engine_gives_the_gradients_of_the_shares(network, engine, divergence):
     drawn = case(network)

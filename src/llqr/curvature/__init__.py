@@ -2,7 +2,8 @@
 
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
-from llqr.curvature.engines import ENGINES, Engine, choose_engine
+from llqr.curvature.engine import Engine
+from llqr.curvature.engines import ENGINES, choose_engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem, frozen
 from llqr.curvature.quadratic import Named, QuadraticModel
 from llqr.curvature.ranks import RankError, Ranks

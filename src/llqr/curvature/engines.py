@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -17,42 +16,13 @@ from llqr.curvature.derivatives import (
     UnconnectedError,
 )
 from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.engine import Engine
+from llqr.curvature.passes import PassesEngine
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import QuadraticModel
 
 if TYPE_CHECKING:
     from llqr.curvature.linearised import Trace
-
-
-class Engine(ABC):
-    """Makes quadratic models of one divergence; may keep from one problem to the next what they share.
-
-    Args:
-        divergence: what `H` measures.
-        scale: multiplies the curvature of the mean loss (default: the divergence's).
-        gradients: in how many shares of the batch the model's gradient is given.
-        compile: use `torch.compile` where the engine can.
-    """
-
-    name: ClassVar[str]
-    #: Whether first derivatives of the network are enough, so that it may run as compiled, with fused kernels.
-    first_order: ClassVar[bool] = False
-    #: Whether a batch can be computed in pieces.
-    micro_batches: ClassVar[bool] = True
-    #: Whether products are exact up to rounding.
-    exact: ClassVar[bool] = True
-
-    def __init__(
-        self, divergence: Divergence, scale: Scale | None = None, *, gradients: int = 1, compile: bool = False
-    ) -> None:
-        self.divergence = divergence
-        self.scale = scale
-        self.gradients = gradients
-        self.compile = compile
-
-    @abstractmethod
-    def linearise(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of a problem; everything that does not depend on `v` is computed here."""
 
 
 class Direct(Engine):
@@ -117,6 +87,7 @@ ENGINES: dict[str, type[Engine]] = {
         CentralDifferencesEngine,
         OneSidedDifferencesEngine,
         LinearisedEngine,
+        PassesEngine,
     )
 }
 #: What "auto" tries, in this order: exact before approximate.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError, slope
-from llqr.curvature.engines import Engine
+from llqr.curvature.engine import Engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
 from llqr.dtensors import Sharding, drop_gathered, local
@@ -164,7 +164,7 @@ class PassesEngine(Engine):
     """Quadratic models of all ranks' batches together, whose vectors are this rank's shards."""
 
     name = "passes"
-    first_order, exact, micro_batches = True, False, False
+    first_order, exact, micro_batches, of_shards = True, False, False, True
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         assert isinstance(problem, ShardedProblem)

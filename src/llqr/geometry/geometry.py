@@ -396,12 +396,12 @@ class Geometry:
         """
         state = for_this_rank(state, self.linearizer)
         counters = {key: int(state["counters"][key]) for key in ("step", "next", *COUNTERS)}
-        if state["engine"] not in ("auto", "passes", *ENGINES):
+        if state["engine"] not in ("auto", *ENGINES):
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         restore = self._refresher.restored(state.get("refresh"), self.metric.blocks[0].device)
         self.metric.load_state_dict(state["metric"])
         restore()
-        self.linearizer.use(state["engine"])
+        self.linearizer.resume(state["engine"])
         position = state.get("batches")
         if self._source is None or position is None:
             self._source_state = position

@@ -27,8 +27,8 @@ from llqr.curvature import (
 )
 from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
+from llqr.curvature.passes import ShardedProblem
 from llqr.curvature.problem import doubles_with_the_batch, summed
-from llqr.curvature.quadratic import Named
 from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
@@ -94,43 +94,33 @@ class Linearizer:
 
     def use(self, engine: str) -> None:
         """Take the engine of this name from now on."""
-        if engine != self.engine:
-            self._engine = None if engine == "auto" else self._made(self._named(engine))
+        if engine == self.engine:
+            return
+        if engine != "auto" and ENGINES[engine].of_shards and not any_sharded(self.parameters.values()):
+            raise ValueError(f"engine: {engine!r} is for models sharded by FSDP2 (fully_shard); choose 'auto'")
+        self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
-    def _named(self, engine: str) -> type[Engine]:
-        if engine != "passes":
-            return ENGINES[engine]
-        if not any_sharded(self.parameters.values()):
-            raise ValueError("engine: 'passes' is for models sharded by FSDP2 (fully_shard); choose 'auto'")
-        from llqr.curvature.passes import PassesEngine  # imports FSDP, which takes long
-
-        return PassesEngine
+    def resume(self, engine: str) -> None:
+        """Take the engine of a saved run, unless only one of the two runs is to leave shards as they are."""
+        of_shards = engine != "auto" and ENGINES[engine].of_shards
+        if any_sharded(self.parameters.values()) if of_shards else not self._of_shards:
+            self.use(engine)
 
     def _made(self, kind: type[Engine]) -> Engine:
         return kind(self.divergence, self._scale, gradients=self._gradients, compile=self._runtime.compile)
 
+    @property
+    def _of_shards(self) -> bool:
+        return self._engine is not None and self._engine.of_shards
+
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
-        if self.engine == "passes":
-            return self._sharded_problem(batch)
-        return Problem(
-            self.model,
-            self._loss_fn,
-            batch,
-            self.parameters,
-            forward=self._forward,
-            micro_batch=self._runtime.micro_batch,
-            autocast=self._runtime.autocast,
-        )
-
-    def _sharded_problem(self, batch: Batch) -> Problem:
-        from llqr.curvature.passes import ShardedProblem
-
-        group, autocast = self.group, self._runtime.autocast
-        assert group is not None
-        return ShardedProblem(
-            self.model, self._loss_fn, batch, self.parameters, group, forward=self._forward, autocast=autocast
-        )
+        given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
+        if self._of_shards:
+            assert self.group is not None
+            return ShardedProblem(*given, self.parameters, self.group, forward=forward, autocast=autocast)
+        micro_batch = self._runtime.micro_batch
+        return Problem(*given, self.parameters, forward=forward, micro_batch=micro_batch, autocast=autocast)
 
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
@@ -169,31 +159,17 @@ class Linearizer:
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
-        if self.engine == "passes":
-            return self._through_passes(problem)
         device = next(iter(self.parameters.values())).device
         ranks = self.ranks
-        problem.keeps_outputs = not self._checked
+        problem.keeps_outputs = not self._checked and not self._of_shards
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks, device))
         if ranks is None:
             return self._local(problem)
+        if self._of_shards:
+            return ranks.carried(self._engine.linearise(problem), problem.parameters)
         return ranks.joined(lambda: self._local(problem), device)
-
-    def _through_passes(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of all ranks' batches; its vectors, which are shards, travel to and from the owners."""
-        assert self._engine is not None
-        assert self._ranks is not None
-        placement = self._ranks.exchange
-        assert isinstance(placement, Placement)
-        model = self._engine.linearise(problem)
-
-        def product(v: Mapping[str, Tensor]) -> Named:
-            return placement.to_owner(model.product(placement.to_local(v, problem.parameters)))
-
-        shares = tuple(placement.to_owner(share) for share in model.gradients)
-        return QuadraticModel(model.loss, placement.to_owner(model.gradient), product, shares, model.terms)
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""

@@ -56,9 +56,8 @@ class Runtime:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        known = (*ENGINES, "passes")
-        if not isinstance(self.engine, str) or self.engine not in ("auto", *known):
-            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(known)}")
+        if not isinstance(self.engine, str) or self.engine not in ("auto", *ENGINES):
+            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(ENGINES)}")
         for name in ("capture", "compile", "spread"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -71,10 +70,11 @@ class Runtime:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
                 raise ValueError(f"{name}: expected {kind}, got {number!r}")
-        if self.spread and self.engine == "passes":
-            raise ValueError("spread: not with engine='passes', for which the weights must stay where they are")
+        engine = None if self.engine == "auto" else ENGINES[self.engine]
+        if self.spread and engine is not None and engine.of_shards:
+            raise ValueError(f"spread: not with engine={self.engine!r}, for which the weights must stay where they are")
         if self.micro_batch is not None:
-            if self.engine == "passes" or (self.engine != "auto" and not ENGINES[self.engine].micro_batches):
+            if engine is not None and not engine.micro_batches:
                 raise ValueError(
                     f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"
                 )
