@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from llqr.collectives import all_reduce
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -145,7 +147,7 @@ class Sharding:
         for group in self._every_group:
             split = [i for i, groups in enumerate(self._groups) if group in groups]
             joined = torch.cat([parts[i].reshape(-1).to(parts[split[0]].device) for i in split])
-            dist.all_reduce(joined, group=group)
+            all_reduce(joined, group)
             for i, total in zip(split, joined.split([parts[i].numel() for i in split]), strict=True):
                 parts[i] = total.view_as(parts[i])
         return parts
@@ -154,7 +156,7 @@ class Sharding:
         """Whether the flag is set on any rank that holds a part."""
         flags = torch.full((), float(flag), device=local(self._parameters)[0].device)
         for group in self._every_group:
-            dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+            all_reduce(flags, group, largest=True)
         return bool(flags)
 
     def joined(self, parts: Sequence[Tensor]) -> list[Tensor]:

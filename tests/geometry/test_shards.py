@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import llqr
 from geometries import flat_geometry
+from imitated_nccl import cuda_only
 from llqr.curvature import RankError
 from llqr.metric import STRUCTURES
 from processes import on_ranks
@@ -109,11 +110,22 @@ FEW = [
     {"structure": "dense", "divergence": "newton", "curvature_scale": "sum"},
     {"structure": "identity", "divergence": "ngd", "curvature_scale": "sum"},
 ]
+CUDA_ONLY = "('kfac', 'ngd', 'mean')"
+
+
+def with_cuda_only(rank, world):
+    """A metric that is shared out and one on every rank, where collectives take nothing from the host."""
+    own = tuple(part.split(CUTS[world])[rank] for part in batch())
+    with cuda_only() as group:
+        model = DistributedDataParallel(network())
+        found = [learned(model, own, shards=shards, **cases(FEW)[CUDA_ONLY]) for shards in ("all", None)]
+    return {"learned": found, "collectives": group.collectives}
 
 
 def two_ranks(rank, world, folder):
     return {
         "learned": on_a_share(rank, world, "all", FEW),
+        "cuda only": with_cuda_only(rank, world),
         "several": several_gradients(rank, world),
         "trained": trained(rank, world, folder),
         "failed": failing(rank, world),
@@ -135,6 +147,14 @@ def two(tmp_path_factory, checkpoints):
 def test_an_owned_metric_is_the_metric_of_the_joined_batch(two, case):
     expected = learned(network(), batch(), **cases(FEW)[case])
     assert_joined([found["learned"] for found in two], expected, 1 if case.startswith("('identity'") else 2, case)
+
+
+def test_nothing_travels_on_the_host_if_the_group_does_not_take_it_there(two):
+    expected = learned(network(), batch(), **cases(FEW)[CUDA_ONLY])
+    for i, shards in enumerate((2, 1)):
+        ranks = [{CUDA_ONLY: found["cuda only"]["learned"][i]} for found in two]
+        assert_joined(ranks, expected, shards, CUDA_ONLY)
+    assert all(found["cuda only"]["collectives"] > 0 for found in two)
 
 
 def several_gradients(rank, world):

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor
 
 import llqr
+from imitated_nccl import cuda_only
 from processes import on_ranks
 from sharded_models import (
     batches,
@@ -171,6 +172,17 @@ def not_a_number(rank, world):
     return [bool(tensor.isnan().all()) for tensor in weights(model).values()]
 
 
+def with_cuda_only(rank, world):
+    """The same where collectives take nothing from the host, which is where all of these tensors are."""
+    with cuda_only() as group:
+        found = {
+            "steps": test_step.compare(test_step.FEW, world),
+            "metrics": test_metric.compare(test_metric.FEW, rank, world),
+            "scaled": scaled(rank, world)["scales"],
+        }
+    return found | {"collectives": group.collectives}
+
+
 def work(rank, world):
     return {
         "steps": test_step.compare(test_step.FEW, world),
@@ -178,6 +190,7 @@ def work(rank, world):
         "failing refresh": refreshes.failing_refresh(rank, world),
         "traffic": refreshes.traffic(rank, world),
         "passes": refreshes.through_passes(rank, world),
+        "cuda only": with_cuda_only(rank, world),
         "stored": refreshes.stored(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
@@ -200,6 +213,14 @@ def test_the_sam_family_equals_one_process_on_the_joined_batch(ranks):
 
 def test_a_metric_equals_one_process_on_the_joined_batch(ranks):
     test_metric.assert_as_in_one_process([found["metrics"] for found in ranks], test_metric.FEW)
+
+
+def test_nothing_travels_on_the_host_if_the_group_does_not_take_it_there(ranks):
+    found = [found["cuda only"] for found in ranks]
+    test_step.assert_as_in_one_process([each["steps"] for each in found], test_step.FEW)
+    test_metric.assert_as_in_one_process([each["metrics"] for each in found], test_metric.FEW)
+    assert [each["scaled"] for each in found] == 2 * [[2.0**9, 2.0**9]]
+    assert all(each["collectives"] > 0 for each in found)
 
 
 def test_only_what_another_rank_has_travels(ranks):

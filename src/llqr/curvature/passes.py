@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from llqr.collectives import all_reduce
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError, slope
 from llqr.curvature.engine import Engine
@@ -82,7 +83,7 @@ class ShardedProblem(Problem):
     def total(self, number: Tensor) -> Tensor:
         """The sum over all ranks."""
         number = number.detach().clone()
-        dist.all_reduce(number, group=self._group)
+        all_reduce(number, self._group)
         return number
 
     def weighed(self, number: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.collectives import all_reduce
 from llqr.curvature.quadratic import Named, QuadraticModel
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class Ranks:
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
         agreed = torch.tensor(number, device=device)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.group)
+        all_reduce(agreed, self.group, largest=True)
         return int(agreed)
 
     def all_or_none(self, action: Callable[[], T], device: torch.device) -> T:
@@ -116,7 +117,7 @@ class Ranks:
 
     def _sum(self, number: Tensor) -> Tensor:
         total = number.clone()
-        dist.all_reduce(total, group=self.group)
+        all_reduce(total, self.group)
         return total
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.collectives import all_gather, all_reduce, reduce_scatter
 from llqr.metric.assembled import assembled
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
@@ -109,16 +110,16 @@ class Owned(Placement):
             if weight is not None:
                 buffer.mul_(weight.to(buffer))
             segment = buffer.new_empty(lane.width)
-            _reduce_scatter(segment, buffer, group=self._row)
+            reduce_scatter(segment, buffer, self._row)
             if self._column is not None:
-                dist.all_reduce(segment, group=self._column)
+                all_reduce(segment, self._column)
             own |= lane.own_views(segment, self._shard)
         return own
 
     def total(self, numbers: Tensor) -> Tensor:
         """Added up in the order of the shards on every rank, so that they cannot drift apart."""
         every = numbers.new_empty(self.shards, *numbers.shape)
-        _all_gather(every.view(-1), numbers.contiguous().view(-1), group=self._row)
+        all_gather(every.view(-1), numbers.contiguous().view(-1), self._row)
         return every.sum(0)
 
     def listed(self, names: Sequence[str], rows: Tensor) -> tuple[list[str], Tensor]:
@@ -134,7 +135,7 @@ class Owned(Placement):
             buffer = self._buffer(lane, lane.dtype(like))
             segment = buffer[self._shard * lane.width : (self._shard + 1) * lane.width]
             _fill(lane.own_views(segment, self._shard), own)
-            _all_gather(buffer, segment, group=self._row)
+            all_gather(buffer, segment, self._row)
             pieces |= lane.views(buffer)
         return pieces
 
@@ -177,14 +178,3 @@ def _fill(places: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
     copy_each([places[name] for name in present], [pieces[name] for name in present])
     for name in places.keys() - pieces.keys():
         places[name].zero_()
-
-
-# torch 2.13 has new names for these, and warns of the old ones.
-
-
-def _all_gather(into: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
-    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(into, own, group=group)
-
-
-def _reduce_scatter(own: Tensor, given: Tensor, group: dist.ProcessGroup) -> None:
-    (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(own, given, group=group)

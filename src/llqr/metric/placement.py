@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.collectives import all_reduce
+
 Named = dict[str, Tensor]
 
 
@@ -64,7 +66,7 @@ def summed(named: Mapping[str, Tensor], group: dist.ProcessGroup) -> Named:
     for dtype in dict.fromkeys(part.dtype for part in named.values()):
         own = {name: part for name, part in named.items() if part.dtype == dtype}
         flat = torch.cat([part.reshape(-1) for part in own.values()])
-        dist.all_reduce(flat, group=group)
+        all_reduce(flat, group)
         parts = flat.split([part.numel() for part in own.values()])
         total |= {name: part.view_as(own[name]) for name, part in zip(own, parts, strict=True)}
     return {name: total[name] for name in named}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.collectives import all_to_all
 from llqr.dtensors import as_sharded, local
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
@@ -139,7 +140,7 @@ class Sharded(Owned):
         filled = [(to, piece) for to, piece in zip(_split(outgoing, cuts), pieces, strict=True) if piece is not None]
         copy_each([place for place, _ in filled], [piece for _, piece in filled])
         incoming = outgoing.new_empty(sum(incoming_lengths))
-        dist.all_to_all_single(incoming, outgoing, incoming_lengths, lengths, group=self._row)
+        all_to_all(incoming, outgoing, incoming_lengths, lengths, self._row)
         return incoming
 
 

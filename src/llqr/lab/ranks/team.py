@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.collectives import all_reduce
 from llqr.lab.errors import EXIT_CODES
 from llqr.lab.training.stop import Stop
 
@@ -99,7 +100,7 @@ class Ranks(Team):
 
     def mean(self, numbers: Tensor) -> Tensor:
         total = numbers / self.size
-        dist.all_reduce(total, group=self.group)
+        all_reduce(total, self.group)
         return total
 
     def agreed(self, stop: Stop) -> Stop:
