@@ -1,5 +1,6 @@
 """The metric of several ranks is that of one process on the joined batch; a rank that fails leaves none waiting."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from geometries import flat_geometry
 from llqr.curvature import RankError
@@ -15,6 +17,7 @@ from llqr.metric import STRUCTURES
 from processes import on_ranks
 
 ROWS = 12
+SHARED_ONLY = r"model: '1' is a SyncBatchNorm without running statistics, .*; let it track them"
 #: Where the joined batch is cut between ranks, evenly and unevenly.
 CUTS = {2: {"even": [6, 6], "uneven": [3, 9]}, 4: {"even": [3, 3, 3, 3], "uneven": [1, 5, 2, 4]}}
 CASES = [
@@ -55,6 +58,15 @@ def learned(model, data, case, **settings):
     return geometry.metric.named_factors()
 
 
+def normalised(kind):
+    """A network with running statistics. In eval mode torch's SyncBatchNorm needs neither other ranks nor CUDA."""
+    model = nn.Sequential(nn.Linear(5, 6), kind(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    torch.manual_seed(0)
+    for tensor in model.state_dict().values():
+        tensor.copy_(torch.rand_like(tensor.double()) + 0.1)
+    return model
+
+
 def compare(rank, world):
     found = {}
     for cut, sizes in CUTS[world].items():
@@ -64,6 +76,8 @@ def compare(rank, world):
     several = {"solver": "pcg", "gradients": 1, "normalise": True, "damping": "10%"}
     own = tuple(part.split(CUTS[world]["uneven"])[rank] for part in batch())
     found["pcg"] = learned(DistributedDataParallel(network()), own, ("scalar", "ngd", "mean"), **several)
+    synchronised = normalised(nn.SyncBatchNorm)  # without DDP, which wants it on CUDA devices
+    found["statistics"] = learned(synchronised, own, ("kfac", "ngd", "sum"), process_group=dist.group.WORLD)
     return found
 
 
@@ -77,11 +91,30 @@ def test_ranks_learn_the_metric_of_the_joined_batch(world, tmp_path):
     }
     several = {"solver": "pcg", "gradients": 1, "normalise": True, "damping": "10%"}
     expected["pcg"] = learned(network(), batch(), ("scalar", "ngd", "mean"), **several)
+    expected["statistics"] = learned(normalised(nn.BatchNorm1d), batch(), ("kfac", "ngd", "sum"))
     for found in ranks:
         assert found.keys() == expected.keys()
         for case, factors in expected.items():
             for name, factor in factors.items():
                 torch.testing.assert_close(found[case][name], factor, rtol=1e-12, atol=1e-12, msg=f"{case} {name}")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_statistics_that_a_refresh_would_not_share_are_refused(world):
+    """In eval mode a SyncBatchNorm without running statistics takes those of its own rank's batch."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        model = nn.Sequential(nn.Linear(5, 6), nn.SyncBatchNorm(6, track_running_stats=False), nn.Linear(6, 3))
+        geometry = flat_geometry(model, F.cross_entropy)
+        with pytest.raises(ValueError, match=SHARED_ONLY) if world > 1 else contextlib.nullcontext():
+            flat_geometry(model, F.cross_entropy, process_group=dist.group.WORLD)
+        with pytest.raises(ValueError, match=SHARED_ONLY) if world > 1 else contextlib.nullcontext():
+            geometry.linearizer.learn_with(dist.group.WORLD)
+        for norm in (nn.SyncBatchNorm(6), nn.BatchNorm1d(6, track_running_stats=False)):
+            model[1] = norm
+            assert flat_geometry(model, F.cross_entropy, process_group=dist.group.WORLD).engine == "auto"
+    finally:
+        dist.destroy_process_group()
 
 
 def alone_and_in_a_subgroup(rank, world):

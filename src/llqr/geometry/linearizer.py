@@ -81,7 +81,7 @@ class Linearizer:
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._summed = (divergence.scale if scale is None else scale) == "sum"
         group = fsdp_group(self.parameters) if any_sharded(self.parameters.values()) else _group(model, runtime)
-        self._ranks = None if group is None else Ranks(group, Placement(group), self._summed)
+        self._ranks = None if group is None else self._together(group)
         self._engine: Engine | None = None
         self._checked = self._shared_out = False
         self._announced: set[str] = set()
@@ -125,7 +125,17 @@ class Linearizer:
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
         if self._ranks is None:
-            self._ranks = Ranks(group, Placement(group), self._summed)
+            self._ranks = self._together(group)
+
+    def _together(self, group: dist.ProcessGroup) -> Ranks:
+        ranks = Ranks(group, Placement(group), self._summed)
+        for name, module in self.model.named_modules() if ranks.several else ():
+            if isinstance(module, nn.SyncBatchNorm) and module.running_mean is None:
+                raise ValueError(
+                    f"model: {name!r} is a SyncBatchNorm without running statistics, which in a refresh would take "
+                    "those of each rank's own batch; let it track them"
+                )
+        return ranks
 
     @property
     def group(self) -> dist.ProcessGroup | None:
