@@ -150,4 +150,4 @@ def assert_as_in_one_process(ranks, cases):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_case(world, tmp_path):
-    assert_as_in_one_process(on_ranks(world, tmp_path, partial(compare, GRID), seconds=900), GRID)
+    assert_as_in_one_process(on_ranks(world, tmp_path, partial(compare, GRID)), GRID)

@@ -132,7 +132,7 @@ def assert_as_in_one_process(ranks, cases):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case(engine, world, tmp_path):
-    assert_as_in_one_process(on_ranks(world, tmp_path, partial(every_case, engine), seconds=900), grid(engine))
+    assert_as_in_one_process(on_ranks(world, tmp_path, partial(every_case, engine)), grid(engine))
 
 
 def test_the_cases_differ():
