@@ -5,10 +5,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import llqr
 from geometries import flat_geometry
+from sharded_models import whole
 
 ROWS = 12
 
@@ -46,20 +49,35 @@ def even_batch(number=0):
     return x.roll(number, 0) * (1 + 0.1 * number), y.clamp_min(0)
 
 
+def fsdp2(model, world):
+    """Of 4 ranks, one holds nothing of the convolution and of the head. FSDP2 wants contiguous weights."""
+    mesh = init_device_mesh("cpu", (world,))
+    model.to(memory_format=torch.contiguous_format)
+    for part in (model.qkv, model.head):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 class Run:
-    """LLQR with F-SAM's probe on the joined batches, of which each rank has a share; the metric is shared out."""
+    """LLQR with F-SAM's probe on the joined batches, of which each rank has a share; the metric is shared out.
+
+    `sharded` lets FSDP2 split the weights too, also where there is one rank.
+    """
 
     BASES = {
         "sgdm": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
     }
 
-    def __init__(self, rank=0, world=1, *, base="sgdm", spread=False):
+    def __init__(self, rank=0, world=1, *, base="sgdm", sharded=False, **settings):
         self.rank, self.world = rank, world
         self.model = network()
-        self.wrapped = DistributedDataParallel(self.model) if world > 1 else self.model
+        if sharded:
+            self.wrapped = fsdp2(self.model, world)
+        else:
+            self.wrapped = DistributedDataParallel(self.model) if world > 1 else self.model
         geometry = flat_geometry(
-            self.wrapped, F.cross_entropy, structure="e-kfac", every=3, steps=4, spread=spread, shards="all"
+            self.wrapped, F.cross_entropy, structure="e-kfac", every=3, steps=4, shards="all", **settings
         )
         self.opt = llqr.build("llqr+fsam", self.BASES[base](self.model), geometry=geometry, rho=0.1)
 
@@ -78,7 +96,7 @@ class Run:
         return self
 
     def weights(self):
-        return {name: w.detach().clone() for name, w in self.model.named_parameters()}
+        return {name: whole(w) for name, w in self.model.named_parameters()}
 
     def save(self, folder, *, raw):
         checkpoint.save(self._state(raw), checkpoint_id=str(folder))

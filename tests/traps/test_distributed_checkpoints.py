@@ -14,44 +14,66 @@ from sharded_metrics import Run
 STEPS = 3
 
 
-def first(rank, world, folder, **settings):
-    raw = settings.pop("raw")
-    run = Run(rank, world, **settings).advance(STEPS)
-    run.save(f"{folder}/first", raw=raw)
-    return list(run.opt.geometry.metric.named_factors())
+#: What splits the weights on several ranks, if anything, and how near its engine comes to one process.
+KINDS = {
+    "ddp": ({}, 1e-12),
+    "fsdp2": ({"sharded": True}, 1e-12),
+    "fsdp2 by passes": ({"sharded": True, "engine": "passes"}, 1e-9),
+}
 
 
-def second(rank, world, folder, **settings):
-    raw = settings.pop("raw")
-    run = Run(rank, world, **settings).load(f"{folder}/first", raw=raw).advance(STEPS)
-    run.save(f"{folder}/second", raw=raw)
-    return list(run.opt.geometry.metric.named_factors())
+#: Base optimizers, and whether the raw state is stored.
+CASES = [(base, raw) for base in Run.BASES for raw in (False, True)]
+
+
+def going_on(rank, world, folder, before, now, steps, **settings):
+    """All cases from one checkpoint to the next: what each then has."""
+    found = {}
+    for base, raw in CASES:
+        run, place = Run(rank, world, base=base, **settings), folder / f"{base} {raw}"
+        if before is not None:
+            run.load(place / before, raw=raw)
+        run.advance(steps).save(place / now, raw=raw)
+        geometry = run.opt.geometry
+        factors = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
+        found[base, raw] = {"weights": run.weights(), "metric": factors, "refreshes": geometry.refreshes}
+    return found
+
+
+def assert_written_by_owners(owned, folder):
+    """Every factor is there once, and its owner has written it."""
+    names = [name for own in owned for name in own]
+    assert len(set(names)) == len(names)
+    written = checkpoint.FileSystemReader(folder).read_metadata().storage_data
+    files = {
+        index.fqn.split("llqr_tensors.factors.")[1]: place.relative_path
+        for index, place in written.items()
+        if "llqr_tensors.factors." in index.fqn
+    }
+    assert files.keys() == set(names)
+    for rank, own in enumerate(owned):
+        assert {files[name] for name in own} == {f"__{rank}_0.distcp"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("base", Run.BASES)
-def test_from_two_ranks_to_four_to_one(base, raw, tmp_path):
-    settings = {"base": base, "raw": raw, "folder": str(tmp_path)}
-    for world, work in ((2, first), (4, second)):
-        owned = on_ranks(world, tmp_path, partial(work, **settings))
-        names = [name for own in owned for name in own]
-        assert len(set(names)) == len(names)
-        written = checkpoint.FileSystemReader(tmp_path / work.__name__).read_metadata().storage_data
-        files = {
-            index.fqn.split("llqr_tensors.factors.")[1]: place.relative_path
-            for index, place in written.items()
-            if "llqr_tensors.factors." in index.fqn
-        }
-        assert files.keys() == set(names), "every factor is there once"
-        for rank, own in enumerate(owned):
-            assert {files[name] for name in own} == {f"__{rank}_0.distcp"}, "and its owner has written it"
-    run = Run(base=base).load(tmp_path / "second", raw=raw).advance(5)
-    expected = Run(base=base).advance(2 * STEPS + 5)
-    torch.testing.assert_close(run.weights(), expected.weights(), rtol=1e-12, atol=1e-12)
-    factors = expected.opt.geometry.metric.named_factors()
-    torch.testing.assert_close(run.opt.geometry.metric.named_factors(), factors, rtol=1e-12, atol=1e-12)
-    assert run.opt.geometry.refreshes == expected.opt.geometry.refreshes
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_two_ranks_to_four_to_one(kind, tmp_path):
+    """To one process without shards, and under FSDP2 also to one rank that has all of them."""
+    settings, tolerance = KINDS[kind]
+    for world, before, now in ((2, None, "first"), (4, "first", "second")):
+        work = partial(going_on, folder=tmp_path, before=before, now=now, steps=STEPS, **settings)
+        ranks = on_ranks(world, tmp_path, work)
+        for base, raw in CASES:
+            assert_written_by_owners([found[base, raw]["metric"] for found in ranks], tmp_path / f"{base} {raw}" / now)
+    last = partial(going_on, folder=tmp_path, before="second", now="third", steps=5)
+    ends = [last(0, 1), *(on_ranks(1, tmp_path, partial(last, **settings)) if settings else [])]
+    for base, raw in CASES:
+        run = Run(base=base).advance(2 * STEPS + 5)
+        geometry = run.opt.geometry
+        expected = {"weights": run.weights(), "metric": geometry.metric.named_factors()}
+        for found in (end[base, raw] for end in ends):
+            assert found.pop("refreshes") == geometry.refreshes
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_raw_state_that_has_lost_the_momenta_is_refused(tmp_path):
