@@ -77,6 +77,21 @@ def through_passes(rank, world):
     return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
 
 
+def warned(rank, world):
+    """What is said of a loss that is a sum, and of one without curvature, by each engine."""
+    batch = [part.chunk(world)[rank] for part in batches(1)[0]]
+    losses = {"a sum": lambda z, y: (z - y).square().sum(), "linear": lambda z, y: (z * y).mean()}
+    said = {}
+    for engine in ("double-backward", "passes"):
+        for name, loss in losses.items():
+            model = fsdp2(world)[0]
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                flat_geometry(model, loss, divergence="ngd", steps=1, engine=engine, shards="all").refresh(batch)
+            said[f"{engine}, {name}"] = [str(w.message) for w in caught if "loss_fn" in str(w.message)]
+    return said
+
+
 def stored(rank, world):
     """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted."""
     folder = [tempfile.mkdtemp()]

@@ -172,12 +172,16 @@ def not_a_number(rank, world):
     return [bool(tensor.isnan().all()) for tensor in weights(model).values()]
 
 
+STEPS_OF_CUDA = {name: test_step.FEW[name] for name in ("fsdp2, sam", "fsdp2, clipped")}
+METRICS_OF_CUDA = {name: test_metric.FEW[name] for name in ("fsdp2", "passes")}
+
+
 def with_cuda_only(rank, world):
     """The same where collectives take nothing from the host, which is where all of these tensors are."""
     with cuda_only() as group:
         found = {
-            "steps": test_step.compare(test_step.FEW, world),
-            "metrics": test_metric.compare(test_metric.FEW, rank, world),
+            "steps": test_step.compare(STEPS_OF_CUDA, world),
+            "metrics": test_metric.compare(METRICS_OF_CUDA, rank, world),
             "scaled": scaled(rank, world)["scales"],
         }
     return found | {"collectives": group.collectives}
@@ -191,6 +195,7 @@ def work(rank, world):
         "traffic": refreshes.traffic(rank, world),
         "passes": refreshes.through_passes(rank, world),
         "cuda only": with_cuda_only(rank, world),
+        "warned": refreshes.warned(rank, world),
         "stored": refreshes.stored(rank, world),
         "refusals": refusals(rank, world),
         "statistics": with_statistics(fully_shard(WithStatistics())),
@@ -217,8 +222,8 @@ def test_a_metric_equals_one_process_on_the_joined_batch(ranks):
 
 def test_nothing_travels_on_the_host_if_the_group_does_not_take_it_there(ranks):
     found = [found["cuda only"] for found in ranks]
-    test_step.assert_as_in_one_process([each["steps"] for each in found], test_step.FEW)
-    test_metric.assert_as_in_one_process([each["metrics"] for each in found], test_metric.FEW)
+    test_step.assert_as_in_one_process([each["steps"] for each in found], STEPS_OF_CUDA)
+    test_metric.assert_as_in_one_process([each["metrics"] for each in found], METRICS_OF_CUDA)
     assert [each["scaled"] for each in found] == 2 * [[2.0**9, 2.0**9]]
     assert all(each["collectives"] > 0 for each in found)
 
@@ -234,6 +239,14 @@ def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precisio
     for found in ranks:
         assert found["passes"]["untouched"] == [True, True]
         assert found["passes"]["error"] < 0.05
+
+
+@pytest.mark.parametrize("engine", ["double-backward", "passes"])
+def test_every_engine_warns_of_losses_that_are_not_means_or_have_no_curvature(ranks, engine):
+    for found in ranks:
+        (of_sum,), (of_linear,) = (found["warned"][f"{engine}, {loss}"] for loss in ("a sum", "linear"))
+        assert "it doubles when every sample is taken twice" in of_sum
+        assert "the curvature along the gradient is zero" in of_linear
 
 
 def test_checkpoints_continue_bit_exactly(ranks):

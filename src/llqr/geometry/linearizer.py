@@ -171,14 +171,14 @@ class Linearizer:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
         device = next(iter(self.parameters.values())).device
         ranks = self.ranks
-        problem.keeps_outputs = not self._checked and not self._of_shards
+        problem.keeps_outputs = not self._checked
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks, device))
         if ranks is None:
             return self._local(problem)
         if self._of_shards:
-            return ranks.carried(self._engine.linearise(problem), problem.parameters)
+            return ranks.carried(self._local(problem), problem.parameters)
         return ranks.joined(lambda: self._local(problem), device)
 
     def _warn_of_own_metrics(self) -> None:
@@ -215,13 +215,18 @@ class Linearizer:
                     stacklevel=9,
                 )
             problem.keeps_outputs, problem.seen = False, None
-            if not _zero(model.gradient) and _zero(model.product(model.gradient)):
+            if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
                 warnings.warn(
                     "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
                     "outputs is (does forward= return the loss itself?), so that U only grows",
                     RefreshWarning,
                     stacklevel=9,
                 )
+
+    def _zero(self, named: Mapping[str, Tensor]) -> bool:
+        """Whether a vector is zero; if it is one of shards, that of all ranks, of which some may hold nothing."""
+        found = any(bool(part.any()) for part in named.values())
+        return not (self.on_any_rank(found) if self._of_shards else found)
 
     def check_identity(self) -> None:
         """Refuse a model whose parameters are no longer those that `U` acts on; name those that have joined."""
@@ -297,10 +302,6 @@ def _check_runs(problem: Problem) -> None:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
-
-
-def _zero(named: Mapping[str, Tensor]) -> bool:
-    return not any(bool(part.any()) for part in named.values())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
