@@ -93,14 +93,18 @@ def warned(rank, world):
 
 
 def stored(rank, world):
-    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted."""
+    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted.
+
+    And the engine of a run by passes that goes on from there.
+    """
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     data = [[part.chunk(world)[rank] for part in batch] for batch in test_metric.batches(4)]
 
-    def fresh():
+    def fresh(engine="auto"):
         model = test_metric.sharded(world, "fsdp2")
-        geometry = flat_geometry(model, cross_entropy, structure="kfac", steps=2, lr=0.02, every=2, shards="all")
+        settings = {"structure": "kfac", "steps": 2, "lr": 0.02, "every": 2, "engine": engine}
+        geometry = flat_geometry(model, cross_entropy, shards="all", **settings)
         return model, llqr.build("llqr+fsam", sgd(model), geometry=geometry, rho=0.3)
 
     def train(model, opt, some):
@@ -118,7 +122,10 @@ def stored(rank, world):
     dcp.load({"model": model_state, "optimizer": state}, checkpoint_id=folder[0])
     set_state_dict(model, opt, model_state_dict=model_state, optim_state_dict=state)
     found = train(model, opt, data[2:])
-    return max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+    apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+    _, by_passes = fresh("passes")
+    by_passes.load_state_dict(opt.state_dict())
+    return apart, by_passes.steps, by_passes.geometry.engine
 
 
 def failing_refresh(rank, world):
