@@ -49,9 +49,9 @@ def even_batch(number=0):
     return x.roll(number, 0) * (1 + 0.1 * number), y.clamp_min(0)
 
 
-def fsdp2(model, world):
+def fsdp2(model, shape):
     """Of 4 ranks, one holds nothing of the convolution and of the head. FSDP2 wants contiguous weights."""
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts")[-len(shape) :])
     model.to(memory_format=torch.contiguous_format)
     for part in (model.qkv, model.head):
         fully_shard(part, mesh=mesh)
@@ -61,7 +61,7 @@ def fsdp2(model, world):
 class Run:
     """LLQR with F-SAM's probe on the joined batches, of which each rank has a share; the metric is shared out.
 
-    `sharded` lets FSDP2 split the weights too, also where there is one rank.
+    `sharded` is the mesh on which FSDP2 splits the weights too.
     """
 
     BASES = {
@@ -69,11 +69,11 @@ class Run:
         "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
     }
 
-    def __init__(self, rank=0, world=1, *, base="sgdm", sharded=False, **settings):
+    def __init__(self, rank=0, world=1, *, base="sgdm", sharded=None, **settings):
         self.rank, self.world = rank, world
         self.model = network()
-        if sharded:
-            self.wrapped = fsdp2(self.model, world)
+        if sharded is not None:
+            self.wrapped = fsdp2(self.model, sharded)
         else:
             self.wrapped = DistributedDataParallel(self.model) if world > 1 else self.model
         geometry = flat_geometry(
