@@ -95,7 +95,7 @@ def warned(rank, world):
 def stored(rank, world):
     """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted.
 
-    And the engine of a run by passes that goes on from there.
+    And the engines of a run by passes that goes on from there, and of one on gathered weights that goes on from that.
     """
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
@@ -125,7 +125,9 @@ def stored(rank, world):
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
     _, by_passes = fresh("passes")
     by_passes.load_state_dict(opt.state_dict())
-    return apart, by_passes.steps, by_passes.geometry.engine
+    _, gathered = fresh()
+    gathered.load_state_dict(by_passes.state_dict())
+    return apart, by_passes.steps, by_passes.geometry.engine, gathered.geometry.engine
 
 
 def failing_refresh(rank, world):

@@ -250,7 +250,7 @@ def test_every_engine_warns_of_losses_that_are_not_means_or_have_no_curvature(ra
 
 
 def test_checkpoints_continue_bit_exactly(ranks):
-    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "passes")]
+    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "passes", "auto")]
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):

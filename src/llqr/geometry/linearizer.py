@@ -101,9 +101,8 @@ class Linearizer:
         self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def resume(self, engine: str) -> None:
-        """Take the engine of a saved run, unless only one of the two runs is to leave shards as they are."""
-        of_shards = engine != "auto" and ENGINES[engine].of_shards
-        if any_sharded(self.parameters.values()) if of_shards else not self._of_shards:
+        """Take the engine of a saved run, unless only one of them leaves shards as they are, as `Runtime` says."""
+        if self._of_shards == (engine != "auto" and ENGINES[engine].of_shards):
             self.use(engine)
 
     def _made(self, kind: type[Engine]) -> Engine:
