@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import socket
 import time
@@ -14,11 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from forked import METHOD
+
 SECONDS = 600  # a rank that waits in vain for another gives up after one minute, by itself
-# Ranks are forked from a process that has imported what takes long and has done nothing else.
-multiprocessing.set_forkserver_preload(
-    ["pytest", "torch", "torch.distributed.tensor", "torch.distributed.fsdp", "functorch.compile", "llqr.geometry"]
-)
 
 
 def _work(rank, world, port, folder, function):
@@ -48,7 +45,7 @@ def on_ranks(world, folder, function, seconds=SECONDS):
     """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
     port = _free_port()
     arguments = world, port, str(folder), function
-    context = mp.start_processes(_work, arguments, nprocs=world, join=False, start_method="forkserver")
+    context = mp.start_processes(_work, arguments, nprocs=world, join=False, start_method=METHOD)
     deadline = time.monotonic() + seconds
     while not context.join(timeout=5):
         if time.monotonic() > deadline:
