@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 from forked import METHOD
 
-SECONDS = 600  # a rank that waits in vain for another gives up after one minute, by itself
+SECONDS = 180
 
 
 def _work(rank, world, port, folder, function):
