@@ -1,10 +1,10 @@
 """Every example runs, in its quick form."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import forked
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 QUICK = {"digits.py": ["--epochs", "1", "--seeds", "1"], "own_experiment.py": ["1", "1"]}
@@ -19,7 +19,6 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example(script, tmp_path):
-    command = [sys.executable, str(EXAMPLES / script), *QUICK.get(script, [])]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    run = forked.run(EXAMPLES / script, *QUICK.get(script, []), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()

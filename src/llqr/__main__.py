@@ -1,5 +1,6 @@
 """The command `llqr`, also `python -m llqr`: it needs the laboratory's packages, which the library does not."""
 
+import signal
 import sys
 
 
@@ -18,6 +19,9 @@ def main() -> None:
             raise
         print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
         sys.exit(2)
+    finally:
+        # The exit code is decided, and all files are written: Ctrl-C while Python shuts down changes neither.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

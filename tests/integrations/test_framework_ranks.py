@@ -1,12 +1,11 @@
 """Two processes under DDP in each framework, with accumulation, beside one process with the whole batch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 from framework_ranks import ACCUMULATE, EPOCHS, deterministic_network
 from reference_loops import train_by_hand
 from small_trainings import samples, sgd
@@ -18,7 +17,7 @@ SCRIPT = Path(__file__).parent.parent / "support" / "framework_ranks.py"
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
     """One test for all: it starts once what takes long to import."""
-    run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    run = forked.run(SCRIPT, str(tmp_path), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     model = deterministic_network()
     train_by_hand(model, sgd(model), samples(), rho=0.1, accumulate=ACCUMULATE, epochs=EPOCHS)

@@ -83,6 +83,6 @@ def on_each_rank(rank, world, count):
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path, record_property):
-    found = on_ranks(2, tmp_path, partial(on_each_rank, count=MANY // 20), seconds=60 + MANY // 10)
+    found = on_ranks(2, tmp_path, partial(on_each_rank, count=MANY // 20), seconds=1800 + MANY // 10)
     both = {name: sum(counts.get(name, 0) for counts in found) for name in found[0] | found[1]}
     check("random failures on two ranks", both, record_property)

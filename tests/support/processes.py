@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from forked import METHOD
+
 #: Seconds of computing after which a rank is taken to go on for ever.
 SECONDS = 900
 #: Seconds in which ranks that compute less than `LITTLE` of one are taken to wait for one another.
@@ -58,7 +60,7 @@ def on_ranks(world, folder, function, seconds=SECONDS, idle=IDLE):
     """What `function(rank, world)`, a module-level function, returns on every rank; fails if the ranks do not end."""
     computed = torch.zeros(world, dtype=torch.float64).share_memory_()
     arguments = (world, _free_port(), str(folder), function, computed)
-    context = mp.spawn(_work, args=arguments, nprocs=world, join=False)
+    context = mp.start_processes(_work, arguments, nprocs=world, join=False, start_method=METHOD)
     before, since = 0.0, time.monotonic()
     while not context.join(timeout=5):
         total, now = float(computed.sum()), time.monotonic()

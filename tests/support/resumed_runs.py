@@ -7,6 +7,8 @@ import sys
 
 import torch
 
+#: Seconds that only a process that hangs takes, however busy the machine is.
+LONG = 1800
 CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.inner.steps=2")
 
 

@@ -2,8 +2,9 @@
 
 Landscapes and radii are drawn at one fixed learning rate, rounded to three digits, and judged by the claims of both
 figures on more and more starts and seeds, finally on sixteen times as many as the figures show. Of those that never
-fail, the winner is the one for which the claims hold in the most copies with jittered constants: the figures should
-not depend on a third digit.
+fail, the first is the one for which the claims hold in the most copies with jittered constants: the figures should not
+depend on a third digit. The paths are chaotic, so that rounding, and with it the processor and torch, has a say in the
+order of the finalists; the constants of the figures are one of them.
 """
 
 from __future__ import annotations

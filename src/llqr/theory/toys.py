@@ -92,7 +92,7 @@ class ToyRuns:
 FIGURE_CONSTANTS = ToyConstants(
     lambda_bar=0.565, sharpness=29.3, well_radius=0.407, hardening=3.3, edge=0.123, rho=0.0977, lr=0.02
 )
-"""The constants of both figures, found by `llqr.theory.search.search()`."""
+"""The constants of both figures, a finalist of `llqr.theory.search.search()`."""
 
 
 def escape(constants: ToyConstants = FIGURE_CONSTANTS, starts: int = 32, steps: int = 1200, seed: int = 0) -> ToyRuns:

@@ -1,6 +1,5 @@
-"""Ctrl-C at any moment of a command, from its first line to the report: an exit code and no traceback."""
+"""Ctrl-C at any moment of a command, from its first line to its last: an exit code that is true, and no traceback."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,38 +7,110 @@ import time
 
 import pytest
 
+MOMENTS = 20
 COMMAND = ["compare", "digits/mlp", "--methods", "sgdm,llqr+sam", "--seeds", "1", "--device", "cpu"]
-PROGRAM = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may run in the background, where it is ignored
+HANDLED = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background\n"
+PROGRAM = f"""{HANDLED}
 from llqr.__main__ import main
 print("started", flush=True)
 main()
 """
 
 
-def interrupted_after(seconds, folder):
-    """Exit code and stderr of a command that gets SIGINT so long after its first line; None if it was done before."""
+def start(folder):
     command = [sys.executable, "-c", PROGRAM, *COMMAND, "--out", str(folder), "--set", "training.epochs=3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "started\n"
-    time.sleep(seconds)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    return process
+
+
+def end(process):
+    _, err = process.communicate(timeout=600)
+    assert "Traceback" not in err, err
     return process.returncode, err
+
+
+def complete(folder):
+    """Whether all runs and the report are there."""
+    return len(list(folder.glob("digits/mlp/*/seed0/result.json"))) == 2 and (folder / "report.html").exists()
 
 
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment(tmp_path):
-    started = time.perf_counter()
-    whole = [sys.executable, "-c", PROGRAM, *COMMAND, "--out", str(tmp_path / "whole"), "--set", "training.epochs=3"]
-    subprocess.run(whole, check=True, capture_output=True)
-    length = time.perf_counter() - started
+    process, begun = start(tmp_path / "whole"), time.monotonic()
+    assert end(process)[0] == 0
+    length = time.monotonic() - begun
     codes = []
-    for number in range(20):
-        code, err = interrupted_after(length * number / 20, tmp_path / str(number))
+    for number in range(MOMENTS):
+        folder = tmp_path / str(number)
+        process = start(folder)
+        begun = time.monotonic()
+        try:
+            process.wait(timeout=length * number / MOMENTS)
+            length = time.monotonic() - begun  # the machine was busier before
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        code, err = end(process)
         codes.append(code)
-        assert code in (0, 75, 130), (number, code, err)
-        assert "Traceback" not in err, err
+        if code == 0:
+            assert complete(folder), (number, err)  # nothing was left to interrupt
+        elif code == 75:
+            assert "the same command" in err, (number, err)
+            stopped = folder
+        else:
+            assert (code, err.splitlines()[-1]) == (130, "llqr: interrupted."), (number, code, err)
     print(codes)
     assert {75, 130} <= set(codes)
+    assert end(start(stopped))[0] == 0
+    assert complete(stopped)
+
+
+def test_ctrl_c_after_the_last_run_leaves_the_report_to_the_same_command(llqr, tmp_path, monkeypatch):
+    from llqr.lab.runs.folder import RunFolder
+
+    finish = RunFolder.finish
+
+    def interrupted(folder, result):
+        signal.raise_signal(signal.SIGINT)
+        return finish(folder, result)
+
+    monkeypatch.setattr(RunFolder, "finish", interrupted)
+    arguments = ("compare", "digits/mlp", "--methods", "sgdm", "--seeds", "1", "--set", "training.epochs=1", "--quiet")
+    code, out, err = llqr(*arguments)
+    sentence = "Stopped by SIGINT after the last run; the same command writes the report."
+    assert (code, "sgdm" in out, err) == (75, True, f"llqr: {sentence}\n")
+    assert not (tmp_path / "runs/report.html").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert llqr(*arguments)[0] == 0
+    assert (tmp_path / "runs/report.html").exists()
+
+
+def ended(program):
+    """Exit code, stdout and stderr of a program without torch."""
+    done = subprocess.run([sys.executable, "-c", HANDLED + program], capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_ctrl_c_while_python_shuts_down_changes_nothing():
+    code, out, err = ended("""
+import atexit, sys
+atexit.register(signal.raise_signal, signal.SIGINT)
+sys.argv = ["llqr", "--version"]
+from llqr.__main__ import main
+main()
+""")
+    assert (code, bool(out), err) == (0, True, "")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "class Lost:\n        def __del__(self):\n            signal.raise_signal(signal.SIGINT)\n    Lost()",
+        "try:\n        signal.raise_signal(signal.SIGINT)\n    finally:\n        signal.raise_signal(signal.SIGINT)",
+    ],
+    ids=["in a destructor", "twice"],
+)
+def test_ctrl_c_that_no_code_can_catch_ends_the_process(moment):
+    program = f"from llqr.lab.cli.interrupts import explained\nwith explained():\n    {moment}\nprint('went on')"
+    assert ended(program) == (130, "", "llqr: interrupted.\n")

@@ -61,17 +61,21 @@ def test_ctrl_c_in_a_command_is_exit_code_130(llqr, monkeypatch):
     assert llqr("storage") == (130, "", "llqr: interrupted.\n")
 
 
-def test_ctrl_c_that_a_package_renames_is_still_exit_code_130(llqr, monkeypatch):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_ctrl_c_that_a_package_renames_or_drops_is_still_exit_code_130(llqr, monkeypatch, dropped):
     def rename(*arguments):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
-            raise TypeError("incompatible arguments") from None
+            if not dropped:
+                raise TypeError("incompatible arguments") from None
+        return []
 
     monkeypatch.setattr("llqr.lab.results.storage.rows", rename)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert llqr("storage") == (130, "", "llqr: interrupted.\n")
+        code, _, err = llqr("storage")
+        assert (code, err) == (130, "llqr: interrupted.\n")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

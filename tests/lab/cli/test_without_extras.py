@@ -1,9 +1,8 @@
 """`pip install llqr` without extras installs the command too: it must say what is missing instead of dying."""
 
-import subprocess
-import sys
-
 import pytest
+
+import forked
 
 BLOCKED = """
 import sys
@@ -19,25 +18,24 @@ sys.argv = ["llqr", {command!r}]
 MAIN = "from llqr.__main__ import main\nmain()\n"
 
 
-def run_without(package, program=MAIN, command="recipes"):
-    blocked = BLOCKED.format(package=package, command=command)
-    return subprocess.run([sys.executable, "-c", blocked + program], capture_output=True, text=True)
+def run_without(package, folder, program=MAIN, command="recipes"):
+    return forked.run(BLOCKED.format(package=package, command=command) + program, folder=folder)
 
 
 @pytest.mark.parametrize(("package", "command"), [("typer", "recipes"), ("rich", "recipes"), ("jinja2", "report")])
-def test_a_missing_package_is_one_sentence_and_exit_code_2(package, command):
-    done = run_without(package, command=command)
+def test_a_missing_package_is_one_sentence_and_exit_code_2(package, command, tmp_path):
+    done = run_without(package, tmp_path, command=command)
     assert done.returncode == 2
     assert done.stderr == f'llqr: the command line needs {package}: pip install "llqr[lab]"\n'
     assert not done.stdout
 
 
-def test_the_library_itself_needs_none_of_them():
-    done = run_without("typer", "import llqr; llqr.SAM")
+def test_the_library_itself_needs_none_of_them(tmp_path):
+    done = run_without("typer", tmp_path, "import llqr; llqr.SAM")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_missing_module_of_our_own_is_an_error_with_its_traceback():
-    done = run_without("llqr.lab.cli.app")
+def test_a_missing_module_of_our_own_is_an_error_with_its_traceback(tmp_path):
+    done = run_without("llqr.lab.cli.app", tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -3,7 +3,10 @@
 All batches have odd sizes, so that the ranks' shares differ.
 """
 
+import io
 import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +17,7 @@ from torch import nn
 
 from double_task import DoubleTask
 from llqr.lab import tasks
+from llqr.lab.cli import app
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
@@ -120,6 +124,7 @@ def work(folder, runs, chosen, rank, world):
         else:
             stop = StopAt(2 if rank == 1 else 10 * STEPS)  # only one of the ranks is asked to
             found["stopped"].append(failure(partial(make, planned, made, stop)))
+    found |= commanded(folder, rank, world)
     tasks.TASKS["classification"] = NoNumber if rank == 1 else DoubleTask
     found["diverged"] = failure(lambda: make(planned_in(folder / "diverged", "sgdm"), ranks))
     found["locked"] = failure(lambda: make(planned_in(folder / "locked", "sgdm"), ranks))
@@ -128,6 +133,23 @@ def work(folder, runs, chosen, rank, world):
     found["the first"] = failure(lambda: team.by_first(lambda: fail(CannotWrite("full"))))
     found["statistics"] = failure(lambda: ranks.strategy.prepare(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
     found["in step"] = team.by_first(lambda: "as the first says") == "as the first says"
+    return found
+
+
+def commanded(folder, rank, world):
+    """What the commands that make or read a report leave with and say, as torchrun starts them."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    settings = [part for change in SETTINGS for part in ("--set", change)]
+    where = ["--out", str(folder / "compared"), "--device", "cpu"]
+    compared = ["compare", "digits/mlp", "--methods", "sgdm,llqr-ngd+sam", "--seeds", "1", "--strategy", "ddp", *where]
+    commands = {"compared": [*compared, *settings], "reported": ["report", str(folder)]}
+    found = {}
+    for name, command in commands.items():
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            try:
+                app.main(command)
+            except SystemExit as left:
+                found[name] = [left.code, out.getvalue(), err.getvalue()]
     return found
 
 
@@ -242,6 +264,23 @@ def test_ranks_stop_and_fail_together(ranks):
     assert "the network has BatchNorm" in first["statistics"][1]
     assert first["in step"]
     assert second["in step"]
+
+
+def test_the_first_rank_reports_on_a_comparison(ranks):
+    folder, (first, second) = ranks
+    code, table, said = first["compared"]
+    assert code == 0, said
+    assert "llqr-ngd+sam" in table
+    assert "report.html" in said
+    assert second["compared"] == [0, "", ""]
+    assert (folder / "compared/report.html").exists()
+    assert len(list((folder / "compared").glob("digits/mlp/*/seed0/analysis.json"))) == 2
+
+
+def test_a_command_for_one_process_is_refused_on_several(ranks):
+    _, found = ranks
+    sentence = "llqr report works in one process, and WORLD_SIZE says that there are 2: start it without torchrun."
+    assert [rank["reported"] for rank in found] == 2 * [[2, "", f"llqr: {sentence}\n"]]
 
 
 class Place(Team):

@@ -1,36 +1,34 @@
 """Two commands on one run: the second one is told so, and a lock does not outlive its process."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
 
 import pytest
 
+from forked import METHOD
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.folder import RunFolder
 
-HOLD = """
-import os, sys
-from pathlib import Path
-from llqr.lab.runs.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).locked():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+
+def hold(path, connection):
+    with RunFolder(path).locked():
+        connection.send("held")
+        connection.recv()
 
 
 def test_a_run_in_use_is_refused_until_its_process_is_gone(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    context = multiprocessing.get_context(METHOD)
+    here, there = context.Pipe()
+    holder = context.Process(target=hold, args=(folder.path, there))
+    holder.start()
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert here.recv() == "held"
         with pytest.raises(ConfigurationError, match=rf"^--out: .*run is in use by process {holder.pid} on .*; wait"):
             folder.locked().__enter__()
     finally:
         holder.kill()
-        holder.communicate()
+        holder.join()
     with folder.locked():
         assert str(os.getpid()) in (folder.path / ".lock").read_text()
 

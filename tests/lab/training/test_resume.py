@@ -21,7 +21,7 @@ from llqr.lab.training import checkpoint
 from llqr.lab.training.loop import Execution, Training
 from llqr.lab.training.progress import Display
 from llqr.lab.training.stop import Stop
-from resumed_runs import assert_same_end, command, folder_of, start
+from resumed_runs import LONG, assert_same_end, command, folder_of, start
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -106,7 +106,7 @@ def finish(out):
 
 def wait_for_epochs(process, epochs, out):
     """Until the log of the process has so many lines."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LONG
     log = folder_of(out) / "log.jsonl"
     while time.monotonic() < deadline:
         if log.exists() and len(log.read_text().splitlines()) >= epochs:
@@ -129,7 +129,7 @@ def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, uninterrupt
     process = start(tmp_path)
     wait_for_epochs(process, 2, tmp_path)
     process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(LONG) == -signal.SIGKILL
     assert not (folder / "result.json").exists()
     # What the killed process wrote after its checkpoint must not stay in the log.
     with (folder / "log.jsonl").open("a") as log:
@@ -144,7 +144,7 @@ def test_a_terminated_process_leaves_a_checkpoint_and_exit_code_75(tmp_path, uni
     process = start(tmp_path)
     wait_for_epochs(process, 1, tmp_path)
     process.terminate()
-    message = process.communicate(timeout=60)[1].decode()
+    message = process.communicate(timeout=LONG)[1].decode()
     assert process.returncode == 75, message
     assert "stopped by SIGTERM" in message
     assert "Traceback" not in message

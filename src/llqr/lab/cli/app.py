@@ -24,14 +24,19 @@ class Commands(LazyGroup):
 
     LAZY = {
         "train": LazyCommand(
-            "llqr.lab.cli.runs", "Train one method of a recipe with one seed, or resume a run that was stopped."
+            "llqr.lab.cli.runs",
+            "Train one method of a recipe with one seed, or resume a run that was stopped.",
+            together=True,
         ),
         "compare": LazyCommand(
             "llqr.lab.cli.runs",
             "Train several methods with several seeds, print them side by side and write report.html.",
+            together=True,
         ),
         "reproduce": LazyCommand(
-            "llqr.lab.cli.runs", "Make the runs of a table of the paper, except those that are finished."
+            "llqr.lab.cli.runs",
+            "Make the runs of a table of the paper, except those that are finished.",
+            together=True,
         ),
         "report": LazyCommand(
             "llqr.lab.cli.report",

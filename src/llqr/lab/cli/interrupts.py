@@ -23,15 +23,20 @@ def quitting() -> Iterator[None]:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Ctrl-C becomes `Interrupted`, also where a package has made another exception of it."""
+    """Ctrl-C becomes `Interrupted`, also where a package has made another exception of it or dropped it.
+
+    A second one ends the process at once.
+    """
     seen = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        if seen.is_set():
+            _quit(number, frame)
         seen.set()
         raise KeyboardInterrupt
 
     try:
-        with _handling(interrupt):
+        with _handling(interrupt), _also_in_destructors():
             yield
     except KeyboardInterrupt:
         raise Interrupted(SENTENCE) from None
@@ -39,6 +44,25 @@ def explained() -> Iterator[None]:
         if seen.is_set():
             raise Interrupted(SENTENCE) from None
         raise
+    if seen.is_set():
+        raise Interrupted(SENTENCE)
+
+
+@contextmanager
+def _also_in_destructors() -> Iterator[None]:
+    """Python prints an exception that leaves a destructor or a callback of its collector, and goes on."""
+    previous = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _quit(signal.SIGINT, None)
+        previous(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A group of commands that imports the module of a command when it is run: torch alone takes more than a second."""
 
+import os
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -7,16 +8,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llqr.lab.cli.interrupts import explained, quitting
+from llqr.lab.errors import ConfigurationError
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 """Help and errors as plain text, without typer's frames."""
 
 
 class LazyCommand(NamedTuple):
-    """The module whose ``mount(app)`` adds the command, and the sentence that the list of commands shows."""
+    """The module whose ``mount(app)`` adds the command, and the sentence that the list of commands shows.
+
+    ``together`` says that it can be the command of several processes that torchrun starts.
+    """
 
     module: str
     summary: str
+    together: bool = False
 
 
 class LazyGroup(TyperGroup):
@@ -35,11 +41,21 @@ class LazyGroup(TyperGroup):
         return name, None if command is None else self.load(str(name)), rest
 
     def load(self, name: str) -> Any:
+        self._check_alone(name)
         with quitting():
             module = import_module(self.LAZY[name].module)
         app = typer.Typer(**PLAIN)
         module.mount(app)
         return typer.main.get_group(app).commands[name]
+
+    def _check_alone(self, name: str) -> None:
+        """Several processes would all measure the same and write to the same files."""
+        processes = os.environ.get("WORLD_SIZE", "1")
+        if not self.LAZY[name].together and processes != "1":
+            raise ConfigurationError(
+                f"llqr {name} works in one process, and WORLD_SIZE says that there are {processes}: start it without "
+                "torchrun."
+            )
 
     def invoke(self, ctx: Any) -> Any:
         with explained():

@@ -19,6 +19,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import Stopped
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
 from llqr.lab.ranks import launch
@@ -143,7 +144,7 @@ def train(
     chosen = how.load(name)
     wanted = chosen.run(method or chosen.columns[0], "--method").method
     planned = plan(_filed_under(name), chosen, [wanted], [seed], how.out)
-    if _make(planned, how):
+    if _make(planned, how, Stop(how.max_minutes)):
         _keep(planned, how)
 
 
@@ -174,8 +175,9 @@ def compare(
     planned: list[PlannedRun] = []
     for label, chosen in _recipes_for(names, data, model, how).items():
         planned += plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
-    if _make(planned, how):
-        _report(planned, how)
+    stop = Stop(how.max_minutes)
+    if _make(planned, how, stop):
+        _report(planned, how, stop)
         _keep(planned, how)
 
 
@@ -203,8 +205,9 @@ def reproduce(
         label = name if variant is None else f"{name}@{variant}"
         chosen = how.load(label)
         planned += plan(label, chosen, _listed(methods, chosen), range(seeds or chosen.seeds), how.out)
-    if _make(planned, how) and how.keep is not None:
-        _report(planned, how)
+    stop = Stop(how.max_minutes)
+    if _make(planned, how, stop) and how.keep is not None:
+        _report(planned, how, stop)
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"
@@ -265,7 +268,7 @@ def _listed(methods: str | None, chosen: Recipe) -> list[str]:
     return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
 
 
-def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
+def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
     """Carry out the runs and print their results, or only say what they are; whether this process made them."""
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
@@ -279,7 +282,7 @@ def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
                 print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
             return False
         team.by_first(partial(check_folder, "--out", how.out))
-        with Stop(how.max_minutes) as stop, Display(len(planned), quiet=how.quiet or not team.first) as display:
+        with stop, Display(len(planned), quiet=how.quiet or not team.first) as display:
             results = carry_out(planned, replace(execution, strategy=strategy), stop, display)
     if not team.first:
         return False
@@ -292,8 +295,10 @@ def _make(planned: list[PlannedRun], how: RunOptions) -> bool:
     return True
 
 
-def _report(planned: Sequence[PlannedRun], how: RunOptions) -> None:
-    """Write the page on the runs, for which their solutions are measured."""
+def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
+    """Write the page on the runs, for which their solutions are measured, unless the last run was to be stopped."""
+    if stop.reason:
+        raise Stopped(f"Stopped by {stop.reason} after the last run; the same command writes the report.")
     folders = [one.path for one in planned]
     reporting.after_comparison(folders, how.out / "report.html", how.execution.device, quiet=how.quiet)
 

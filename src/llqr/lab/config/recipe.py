@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llqr import method_names
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
@@ -114,8 +112,7 @@ class Recipe:
         for name, geometry in self.geometries.items():
             if not isinstance(geometry.structure, str):  # patterns of the names of this network's parameters
                 try:
-                    with torch.device("meta"):
-                        geometry.metric(run.build_model())
+                    geometry.metric(run.build_without_memory())
                 except ValueError as error:
                     key = f"geometries.{name}"
                     raise ConfigurationError(f"{origin(f'{key}.structure')}: {key}: {error}.") from error

@@ -14,6 +14,7 @@ from torch import nn
 import llqr
 from llqr.curvature.engines import ENGINES
 from llqr.lab import tasks
+from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.config.settings import (
     SET_ELSEWHERE,
     Base,
@@ -73,8 +74,7 @@ class Run:
             raise ConfigurationError(f"{origin('data.name')}: {error}") from error
         make(data_options, self.data.options, "data.options", origin)
         try:
-            with torch.device("meta"):
-                self.build_model()
+            unless_accepted((self.task_type, self.task, self.data, self.model), self.build_without_memory)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{origin('model')}: {error}") from error
 
@@ -109,6 +109,11 @@ class Run:
     def build_model(self) -> nn.Module:
         """The network for the complete data set, on the current default device."""
         return self.task_type.build_model(self)
+
+    def build_without_memory(self) -> nn.Module:
+        """The same network on the meta device, for its sizes."""
+        with torch.device("meta"):
+            return self.build_model()
 
     def build_optimizer(
         self,

@@ -11,6 +11,7 @@ from torch import nn
 
 from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
 from llqr.curvature.divergence import DIVERGENCES
+from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.names import unknown
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
@@ -232,7 +233,7 @@ class GeometrySettings:
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")
-        self._check_by_library()
+        unless_accepted(self, self._check_by_library)
 
     def _check_by_library(self) -> None:
         """Refresh a geometry of the smallest network once: it refuses what the library does not take."""

@@ -70,7 +70,7 @@ def joined(strategy: str | None, device: torch.device) -> Iterator[Strategy]:
     if strategy is None:
         yield Strategy()
         return
-    started = not dist.is_initialized()
+    started, terminated = not dist.is_initialized(), signal.getsignal(signal.SIGTERM)
     if started:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     ranks = STRATEGIES[strategy]()
@@ -92,3 +92,4 @@ def joined(strategy: str | None, device: torch.device) -> Iterator[Strategy]:
         raise outcome
     if outcome is not None:
         sys.exit(outcome)
+    signal.signal(signal.SIGTERM, terminated)  # the first rank may go on for a while, with a report

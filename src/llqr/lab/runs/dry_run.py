@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from llqr.lab.config.run import Run
@@ -24,8 +23,7 @@ def describe(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     for one in planned:
         name, run = one.recipe, one.run
         if name not in models:
-            with torch.device("meta"):
-                models[name] = run.build_model()
+            models[name] = run.build_without_memory()
         sizes: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in models[name].parameters()),
             "steps": steps(run),
