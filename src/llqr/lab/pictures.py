@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.writing import check_file, make_folder, replacing, write_text
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from llqr.lab import machine
 from llqr.lab.analysis import sharpness, slices
 from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
+from llqr.lab.passes.precision import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.tasks import Task
 from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training import checkpoint
-from llqr.lab.training.precision import Precision
 
 Progress = Callable[[float], None]
 RANDOM_DIRECTIONS = 3

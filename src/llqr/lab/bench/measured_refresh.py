@@ -12,9 +12,9 @@ import llqr
 from llqr.curvature import QuadraticModel
 from llqr.lab.bench.clock import Clock, Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.precision import Precision
 
 NEVER = 10**9
 ATTENTION = ("fused", "unfused")

@@ -16,7 +16,7 @@ from llqr.lab.bench.methods import METHODS, learns_metric, step_of
 from llqr.lab.bench.sampling import WARM_UP
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Setup, Workload
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 WITHOUT_FACTORS = "scalar"
 STEPS = 2

@@ -24,7 +24,7 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.terminal_table import NumberTable, number, times
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 SETTINGS: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9

@@ -33,9 +33,9 @@ from llqr.lab.bench.sampling import Action, Sample, interleaved
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Setup, Workload
+from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper import paper
-from llqr.lab.training.precision import Precision
 from llqr.metric.owned import Owned
 
 MIB = 2**20

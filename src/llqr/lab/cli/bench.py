@@ -24,9 +24,9 @@ from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.precision import Precision
 from llqr.lab.writing import check_file
 
 HELP = """Time steps and refreshes, and measure their memory.

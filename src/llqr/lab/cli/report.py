@@ -17,10 +17,10 @@ from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, markdown, measurements, plot
+from llqr.lab.results import build_table, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored

@@ -18,20 +18,20 @@ from llqr.lab.cli.dataclass_options import options_from_dataclasses
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
+from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
 from llqr.lab.runs import stored
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.stop import Stop
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from llqr.lab.writing import check_folder
 
 WHAT = (

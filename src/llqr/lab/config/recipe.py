@@ -29,7 +29,8 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.config.strict import Origin, make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]

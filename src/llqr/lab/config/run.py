@@ -25,10 +25,11 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.config.strict import Origin, make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
+from llqr.lab.passes.compiling import repeated_blocks
 from llqr.lab.tasks import Task
-from llqr.lab.training.compiling import repeated_blocks
 
 OnRefresh = Callable[[llqr.Refresh], None]
 

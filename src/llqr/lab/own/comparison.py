@@ -19,25 +19,24 @@ from llqr.lab import machine
 from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import Stopped
+from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import load
-from llqr.lab.own.experiment import Experiment
 from llqr.lab.own.recipe import Override
+from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
 from llqr.lab.results.paper_table import Number
 from llqr.lab.results.summary import Summary, summarise
 from llqr.lab.runs import stored
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 
 NAME = "experiment"
 

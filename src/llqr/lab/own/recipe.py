@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 
 from llqr.lab.config.layers import merge, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError, make
+from llqr.lab.config.strict import make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
-from llqr.lab.own.batches import Samples, length, rows, understood
-from llqr.lab.own.experiment import Experiment
+from llqr.lab.tasks.own.batches import Samples, length, rows, understood
+from llqr.lab.tasks.own.experiment import Experiment
 from llqr.probes import PROBES
 
 BATCH_SIZE = 128

@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 from llqr.curvature.problem import counted_terms
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.passes.captured_pass import Pass
+from llqr.lab.passes.precision import Precision
 from llqr.lab.ranks.team import Team
 from llqr.lab.tasks import Batch, Task
-from llqr.lab.training.captured_pass import Pass
-from llqr.lab.training.precision import Precision
 
 
 def share(batch: Batch, team: Team) -> Batch:

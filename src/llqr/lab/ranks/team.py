@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llqr.lab.errors import EXIT_CODES
-from llqr.lab.training.stop import Stop
+from llqr.lab.stop import Stop
 
 T = TypeVar("T")
 LONGEST_WAIT = timedelta(days=1)

@@ -5,7 +5,7 @@ from math import isnan
 from typing import Any
 
 from llqr.lab.config.recipe import ALIASES
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.results.paper_table import Number, PaperTable
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.results import storage
 from llqr.lab.results.averages import mean_of, relative_time, results_of

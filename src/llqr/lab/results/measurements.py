@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llqr.lab import writing
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
 from llqr.lab.runs.shapes import LINE, checked

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from llqr import Metric
 from llqr.lab import models
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.

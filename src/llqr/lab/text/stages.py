@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from llqr.lab.errors import Stopped
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
+from llqr.lab.progress import Display
+from llqr.lab.stop import Stop
 
 
 class Stages:

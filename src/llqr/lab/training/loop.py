@@ -20,23 +20,21 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from llqr import Geometry, Refresh, RefreshError
-from llqr.lab.analysis import spectrum
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import CannotWrite, Diverged
+from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
+from llqr.lab.passes.captured_pass import CapturedPass, Pass
+from llqr.lab.passes.compiling import compile_network
+from llqr.lab.passes.precision import Precision
+from llqr.lab.progress import Display
 from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.ranks.team import FailureElsewhere
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
+from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
-from llqr.lab.training import checkpoint
-from llqr.lab.training.captured_pass import CapturedPass, Pass
-from llqr.lab.training.compiling import compile_network
+from llqr.lab.training import checkpoint, spectrum
 from llqr.lab.training.inner_batches import InnerBatches
 from llqr.lab.training.interval import Interval
-from llqr.lab.training.precision import Precision
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from llqr.lab.training.tensorboard import Board
 
 

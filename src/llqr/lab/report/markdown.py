@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llqr.lab.bench import record_markdown
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.results import against, build_table
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts

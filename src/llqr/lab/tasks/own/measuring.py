@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature.problem import ignore_index
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.own.batches import Pair, rows
-from llqr.lab.own.experiment import Evaluation, Metric
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own.batches import Pair, rows
+from llqr.lab.tasks.own.experiment import Evaluation, Metric
 
 
 class Measuring(Protocol):

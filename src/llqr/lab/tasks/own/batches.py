@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
 from llqr.curvature.problem import split_batch
-from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data.batches import Batches
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own.random_states import RandomStates
 
 Pair = tuple[Any, Any]
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.problem import call_model
-from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data.batches import Batches
-from llqr.lab.own import fingerprint, sources
-from llqr.lab.own.batches import (
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own import fingerprint, sources
+from llqr.lab.tasks.own.batches import (
     LoaderBatches,
     Pair,
     SampleBatches,
@@ -27,9 +27,9 @@ from llqr.lab.own.batches import (
     rows,
     understood,
 )
-from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.measuring import ByAccuracy, ByEvaluation, ByLoss, ByMetric, Measuring, class_axis, evaluated
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.own.measuring import ByAccuracy, ByEvaluation, ByLoss, ByMetric, Measuring, class_axis, evaluated
+from llqr.lab.tasks.own.random_states import RandomStates
 from llqr.lab.tasks.task import Batch, Task
 
 if TYPE_CHECKING:
