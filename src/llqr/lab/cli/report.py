@@ -20,7 +20,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, measurements, plot
+from llqr.lab.results import build_table, curves, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
 from llqr.lab.runs import stored
@@ -37,6 +37,7 @@ def mount(app: typer.Typer) -> None:
     app.command("report")(report)
     app.command("table")(table)
     results_app.command("add")(add)
+    results_app.command("curve")(curve)
     app.add_typer(results_app, name="results")
 
 
@@ -194,3 +195,13 @@ def add(
         raise DataError("RUNS holds no finished run.")
     new, already = measurements.add(finished, to)
     print(f"{new} added, {already} there already")
+
+
+def curve(
+    runs: Runs,
+    to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
+) -> None:
+    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
+    check_folder("--to", to)
+    for path in curves.write(stored.find(runs), to):
+        print(path)
