@@ -88,12 +88,5 @@ def load(name: str, root: Path | str = "data", options: Mapping[str, Any] | Any 
     """Read the data set ``name`` below ``root``; ``options`` is a mapping or an instance of its options class."""
     known = source(name)
     if options is None or isinstance(options, Mapping):
-        try:
-            options = known.options(**(options or {}))
-        except TypeError as error:
-            raise TypeError(f"Data {name!r}: {error}.") from error
-    elif not isinstance(options, known.options):
-        raise TypeError(
-            f"options must be a mapping or {known.options.__name__} for {name!r}, got {type(options).__name__}."
-        )
+        options = known.options(**(options or {}))
     return known.read(Path(root), options)

@@ -141,12 +141,11 @@ class StreamingBatches(Batches):
         *,
         options: StreamingOptions,
         device: torch.device | str = "cpu",
-        shuffle: bool = False,
         generator: torch.Generator | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(files), batch_size, shuffle=shuffle, generator=generator, last=last)
+        super().__init__(len(files), batch_size, generator=generator, last=last)
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
         self._data = DecodedImages(files, options.image_size, options.shorter_side)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
@@ -195,10 +194,7 @@ class StreamingData(ImageData):
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        training = seed is not None
         # The generator is always on the CPU: the order does not depend on the device.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        files = self.train if training else self.test
-        return StreamingBatches(
-            files, batch_size, options=self.options, shuffle=training, generator=generator, last=last, **placement
-        )
+        files = self.test if seed is None else self.train
+        return StreamingBatches(files, batch_size, options=self.options, generator=generator, last=last, **placement)
