@@ -10,12 +10,7 @@ from llqr.lab.stop import Stop
 
 
 class Stages:
-    """Shows stages on a display and ends them when a stop is requested.
-
-    Args:
-        display: where progress is shown; None shows nothing.
-        stop: checked after every piece of work; None never stops.
-    """
+    """Shows stages on a display and ends them when a stop is requested, which is checked after every piece of work."""
 
     def __init__(self, display: Display | None = None, stop: Stop | None = None) -> None:
         self._display = display or Display(quiet=True)

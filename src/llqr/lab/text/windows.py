@@ -20,12 +20,8 @@ class WindowBatches(Batches):
     last batch with windows of the same epoch. Without, for evaluation: every token but the first is a target once, and
     the rest of the last batch is padding, which the loss ignores.
 
-    Args:
-        tokens: the sequence, one-dimensional.
-        rows: windows per batch.
-        context: tokens per window.
-        seed: determines offsets and orders, drawn on the CPU so that every device sees the same batches.
-        device: where the batches are made.
+    A batch has ``rows`` windows of ``context`` tokens. Offsets and orders are drawn on the CPU, so that every device
+    sees the same batches.
     """
 
     def __init__(
