@@ -31,11 +31,7 @@ class Slice:
 def along(
     surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = POINTS
 ) -> Slice:
-    """The loss at ``points`` positions from ``-reach`` to ``reach`` times ``direction``."""
-    if points < 3 or points % 2 == 0:
-        raise ValueError(f"points must be odd, so that the solution is one of them, and at least 3, got {points}.")
-    if not reach > 0:
-        raise ValueError(f"reach must be positive, got {reach}.")
+    """The loss at an odd number of ``points`` from ``-reach`` to ``reach`` times ``direction``."""
     half = points // 2
     positions = [reach * step / half for step in range(-half, half + 1)]
     weights = surface.weights

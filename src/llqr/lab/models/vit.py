@@ -114,14 +114,6 @@ class ViT(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def use_attention(self, attention: str) -> None:
-        """Switch every block between the fused kernel (``"sdpa"``) and the explicit form (``"explicit"``)."""
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}.")
-        for module in self.modules():
-            if isinstance(module, SelfAttention):
-                module.attention = attention
-
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
