@@ -15,6 +15,7 @@ from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.passes.precision import Precision
+from llqr.lab.runs.json_files import plain
 
 NEVER = 10**9
 ATTENTION = ("fused", "unfused")
@@ -58,12 +59,8 @@ class RefreshSettings:
 
     def to_dict(self, precision: Precision) -> dict[str, Any]:
         """What is measured in this precision, as JSON holds it."""
-        measured = replace(self, runtime=self.runtime_in(precision))
-        return asdict(measured, dict_factory=lambda items: {key: _plain(value) for key, value in items})
-
-
-def _plain(value: object) -> object:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        found: dict[str, Any] = plain(asdict(replace(self, runtime=self.runtime_in(precision))))
+        return found
 
 
 class MeasuredRefresh:

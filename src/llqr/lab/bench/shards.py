@@ -29,10 +29,10 @@ from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
 from llqr.lab.bench.payload import Payload
-from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Setup, Workload
+from llqr.lab.number_table import NumberTable, number
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper import paper
@@ -120,7 +120,7 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
             "shards": shards,
             "metric_bytes": refresh.geometry.memory()["allocated"],
             "refresh_bytes": peaks[settings.structure] - peaks[WITHOUT_FACTORS] if peaks else None,
-            "apply_seconds": Sample.of(seconds).to_dict(),
+            "apply_seconds": quartiles(seconds),
         } | counted
 
 
