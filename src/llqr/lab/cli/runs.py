@@ -173,7 +173,7 @@ def compare(
     """Train several methods with several seeds, print them side by side and write report.html."""
     planned: list[PlannedRun] = []
     for label, chosen in _recipes_for(names, data, model, how).items():
-        planned += plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
+        planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     if _make(planned, how):
         _report(planned, how)
         _keep(planned, how)
@@ -202,7 +202,7 @@ def reproduce(
     for name in _rows(table, row):
         label = name if variant is None else f"{name}@{variant}"
         chosen = how.load(label)
-        planned += plan(label, chosen, _listed(methods, chosen), range(seeds or chosen.seeds), how.out)
+        planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
     if _make(planned, how) and how.keep is not None:
         _report(planned, how)
         _keep(planned, how)
@@ -252,17 +252,6 @@ def _rows(table: str, chosen: Sequence[str] | None, asked_by: str = "TABLE") -> 
         if row not in rows:
             raise ConfigurationError(unknown("--row", row, rows))
     return [rows[row] for row in chosen or rows]
-
-
-def _listed(methods: str | None, chosen: Recipe) -> list[str]:
-    """The methods of a comma-separated list, or the columns of a recipe."""
-    if methods is None:
-        return list(chosen.columns)
-    names = [method.strip() for method in methods.split(",") if method.strip()]
-    if not names:
-        raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
-    # Resolved, so that two names of one method give one run.
-    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
 
 
 def _make(planned: list[PlannedRun], how: RunOptions) -> bool:

@@ -165,12 +165,9 @@ def compare(
         given: the arguments of `Experiment`.
     """
     label, chosen, notes = _recipe(experiment, list((settings or {}).items()), given)
-    named = methods.split(",") if isinstance(methods, str) else methods
-    # Resolved, so that two names of one method give one run.
-    listed = dict.fromkeys(chosen.run(name.strip(), "methods").method for name in named or chosen.columns)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
-    planned = plan(label, chosen, list(listed), range(seeds), folder)
+    planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
     with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
