@@ -8,7 +8,7 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from llqr import Geometry, Refresh, RefreshError
+from llqr.lab.data import Batches
 from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
 from llqr.lab.passes.captured_pass import CapturedPass, Pass
 from llqr.lab.passes.compiling import compile_network
@@ -31,9 +32,8 @@ from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
-from llqr.lab.tasks import Task
+from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint, spectrum
-from llqr.lab.training.inner_batches import InnerBatches
 from llqr.lab.training.interval import Interval
 from llqr.lab.training.tensorboard import Board
 
@@ -80,9 +80,10 @@ class Training:
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
-        self.inner: InnerBatches | None = None
+        self.inner: Batches | None = None
         if run.geometry is not None:
-            self.inner = InnerBatches(task, run.geometry.batch_size, inner_seed, self.strategy.share)
+            self.inner = task.inner_batches(run.geometry.batch_size, inner_seed)
+            self._inner_batches = endless(self.inner)
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
@@ -159,7 +160,7 @@ class Training:
 
     def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
         """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
-        inner = None if self.inner is None else self.inner.next
+        inner = None if self.inner is None else self._next_inner
         for batch in self.batches:
             self.closure.load(batch)
             try:
@@ -174,6 +175,10 @@ class Training:
             if stop.requested:
                 return True
         return False
+
+    def _next_inner(self) -> Batch:
+        """What the metric is learned from: one batch per refresh, of which a process takes its share."""
+        return self.strategy.share(next(self._inner_batches))
 
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
@@ -349,7 +354,7 @@ class Training:
             "optimizer": self.strategy.optimizer_state(self.optimizer),
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
-            "inner": None if self.inner is None else self.inner.batches.state_dict(),
+            "inner": None if self.inner is None else self.inner.state_dict(),
             "epoch": self.optimizer.steps // len(self.batches),
             "current": vars(self.current),
             "best": self.best,
@@ -367,7 +372,7 @@ class Training:
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if self.inner is not None:
-            self.inner.batches.load_state_dict(state["inner"])
+            self.inner.load_state_dict(state["inner"])
         self.best = state["best"]
         self._effects = state["layer_effects"]
         vars(self.current).update(state["current"])
@@ -380,6 +385,11 @@ class Training:
             checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
         else:
             torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
+
+
+def endless(batches: Batches) -> Iterator[Batch]:
+    while True:
+        yield from batches
 
 
 def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

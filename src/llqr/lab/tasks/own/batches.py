@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
-from llqr.curvature.problem import split_batch
+from llqr.curvature.problem import samples_in, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.tasks.own.random_states import RandomStates
@@ -32,10 +32,12 @@ def as_pair(batch: Any, device: torch.device) -> Pair:
 
 def rows(batch: Any) -> int:
     """How many samples a batch has."""
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return len(leaf)
-    raise ConfigurationError("A batch holds no tensor with a first dimension, so that its samples cannot be counted.")
+    count = samples_in(batch)
+    if count is None:
+        raise ConfigurationError(
+            "A batch holds no tensor with a first dimension, so that its samples cannot be counted."
+        )
+    return count
 
 
 @dataclass(frozen=True)
