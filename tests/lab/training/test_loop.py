@@ -23,7 +23,8 @@ from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import Task, TaskOptions
 from llqr.lab.training import spectrum
-from llqr.lab.training.loop import Execution, Training, independent_seeds, seconds_per_step
+from llqr.lab.training.log_results import seconds_per_step
+from llqr.lab.training.loop import Execution, Training, independent_seeds
 
 CPU = torch.device("cpu")
 SHORT = [

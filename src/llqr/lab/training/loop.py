@@ -8,11 +8,10 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from llqr.lab.stop import Stop
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint, spectrum
 from llqr.lab.training.interval import Interval
+from llqr.lab.training.log_results import best_record, results_of, seconds_per_step
 from llqr.lab.training.tensorboard import Board
 
 
@@ -207,7 +207,8 @@ class Training:
         }
         self.current = Interval(self.execution.device, self.optimizer.steps)
         self.team.by_all(lambda: self.folder.log.append(record))
-        if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
+        records = self.folder.log.records
+        if self.task.split == "valid" and best_record(records, self.task) is records[-1]:
             weights = checkpoint.to_host(self.strategy.weights(self.model))
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
@@ -218,14 +219,6 @@ class Training:
     def _position(self) -> str:
         """The progress of the run, in words."""
         return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
-
-    def _best_record(self) -> dict[str, Any]:
-        """The first of the evaluations with the best metric."""
-        task, (best, *later) = self.task, self.folder.log.records
-        for record in later:
-            if task.better(record[task.split][task.metric], best[task.split][task.metric]):
-                best = record
-        return best
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the current weights."""
@@ -262,11 +255,7 @@ class Training:
     def result(self) -> dict[str, Any]:
         """The summary of a finished run."""
         run, task, records = self.planned.run, self.task, self.folder.log.records
-        best = self._best_record()
-        refreshes = [report for record in records for report in record["refreshes"]]
-        seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
-        step_seconds = seconds_per_step(records)
-        assert step_seconds is not None
+        device = self.execution.device
         result: dict[str, Any] = {
             "recipe": self.planned.recipe,
             "title": self.planned.title,
@@ -278,25 +267,15 @@ class Training:
             "metric": task.metric,
             "larger_is_better": task.larger_is_better,
             "split": task.split,
-            "best": best[task.split][task.metric],
-            "best_epoch": best["epoch"],
-            "best_step": best["step"],
-            "last": records[-1][task.split][task.metric],
-            task.split: records[-1][task.split],
+            **results_of(records, task, len(self.batches)),
             "counted_in": run.training.counted_in,
             "epochs": self.epochs,
             "steps": self.optimizer.steps,
-            "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
-            "epoch_seconds": step_seconds * len(self.batches),
-            "step_seconds": step_seconds,
-            "rate": fmean(record["rate"] for record in typical(records)),
             "unit": task.unit,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "metric_bytes": 0,
             "metric_fallbacks": {},
-            "refreshes": len(refreshes),
-            "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
-            "device_peak_bytes": self._peak_bytes(),
+            "device_peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             "layers": None,
             "layer_effects": None,
         }
@@ -320,10 +299,6 @@ class Training:
                 for layer, effect in found.items()
             }
         return self._effects
-
-    def _peak_bytes(self) -> int | None:
-        device = self.execution.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def save(self) -> None:
         self._write(self.state_dict(), self.folder.checkpoint)
@@ -390,20 +365,6 @@ class Training:
 def endless(batches: Batches) -> Iterator[Batch]:
     while True:
         yield from batches
-
-
-def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Without the first interval, which pays for kernel selection and graph capture, unless it is the only one."""
-    return records[1:] or records
-
-
-def seconds_per_step(records: Sequence[dict[str, Any]], since: int = 0) -> float | None:
-    """The mean over typical intervals that began at step ``since`` or later, refreshes included."""
-    firsts = [0, *(record["step"] for record in records[:-1])]
-    lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
-    chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
-    steps = sum(lengths[record["step"]] for record in chosen)
-    return sum(record["seconds"]["train"] for record in chosen) / steps if steps else None
 
 
 def independent_seeds(seed: int, count: int) -> list[int]:
