@@ -1,7 +1,6 @@
 """Slices of the loss surface through a solution: the mean loss along straight lines in the space of the weights."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +22,6 @@ class Slice:
     unit: str
     positions: list[float]
     losses: list[float]
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def along(

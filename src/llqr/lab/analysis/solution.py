@@ -6,7 +6,7 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
@@ -78,7 +78,7 @@ def analyse(
         "samples": samples,
         "loss": surface.loss(surface.weights),
         "sharpness": found.to_dict(),
-        "slices": [line.to_dict() for line in lines],
+        "slices": [asdict(line) for line in lines],
         "engine": surface.engine,
         **source_state(),
         "versions": versions(),

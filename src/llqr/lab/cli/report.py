@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -159,7 +160,7 @@ def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"--{error}") from error  # it names the option without its dashes
     if as_json:
-        print(json.dumps([one.to_dict() for one in found], indent=1))
+        print(json.dumps([asdict(one) for one in found], indent=1))
         return
     if not found:
         print("Nothing is measured yet.")
