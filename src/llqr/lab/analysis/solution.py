@@ -97,8 +97,7 @@ def _counting(progress: Progress, eigenvalues: int) -> Callable[[], None]:
 class Analyst:
     """Measures solutions one after the other and writes the results to their folders; shared data are read once.
 
-    Args:
-        samples: how many training samples to measure on; None keeps what was measured before, and 0 measures nothing.
+    On so many training ``samples``; None keeps what was measured before, and 0 measures nothing.
     """
 
     def __init__(self, device: torch.device, samples: int | None = None) -> None:

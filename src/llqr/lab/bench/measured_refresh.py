@@ -66,10 +66,8 @@ class RefreshSettings:
 class MeasuredRefresh:
     """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
 
-    It does not average: what one refresh learned is compared as it is, not blended with the identity.
-
-    Args:
-        shards: among how many of the runtime's ranks the metric is shared out.
+    It does not average: what one refresh learned is compared as it is, not blended with the identity. The metric is
+    shared out among ``shards`` of the runtime's ranks.
     """
 
     def __init__(self, workload: Workload, settings: RefreshSettings, shards: int = 1) -> None:
