@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -89,19 +89,10 @@ class ResidentData(ImageData):
 
     def __init__(self, train: ImageSet, test: ImageSet, classes: int, options: ResidentOptions) -> None:
         self.options = options
-        self.classes = classes
         self.mean, self.deviation = train.statistics()
         labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
         self.train = ImageSet(train.images, labels)
         self.test = test
-
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        return {
-            "classes": self.classes,
-            "image_size": self.train.images.shape[1],
-            "channels": self.train.images.shape[3],
-        }
 
     def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
         return ResidentBatches(

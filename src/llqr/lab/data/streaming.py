@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -183,13 +183,9 @@ class StreamingData(ImageData):
                     "val/<class>/*.JPEG. Give the folder that contains it with --data-dir, or as data.root in a recipe."
                 )
         self.options = options
-        self.class_names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
-        self.train = find_files(folder / "train", self.class_names)
-        self.test = find_files(folder / "val", self.class_names)
-
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
+        classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+        self.train = find_files(folder / "train", classes)
+        self.test = find_files(folder / "val", classes)
 
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]

@@ -60,7 +60,6 @@ class ShapedBatches(Batches):
             self._local[members] = torch.arange(len(members))
             self._source.append(_resident(pairs.source, members, shape.source).to(self.device))
             self._target.append(_resident(pairs.target, members, shape.target).to(self.device))
-        self.target_tokens = int(pairs.target.lengths.sum()) + len(pairs)  # per epoch, including end tokens
 
     @property
     def padding(self) -> float:
