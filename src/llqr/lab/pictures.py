@@ -78,14 +78,14 @@ def dark_rules() -> str:
     return "\n".join(rules)
 
 
-def styled(draw: "Callable[Arguments, Figure]") -> "Callable[Arguments, Figure]":
+def styled(draw: "Callable[Arguments, Figure]", style: Any = STYLE) -> "Callable[Arguments, Figure]":
     """Run ``draw`` inside the style, so that everything it adds to the figure gets it."""
 
     @wraps(draw)
     def drawn(*arguments: Arguments.args, **options: Arguments.kwargs) -> "Figure":
         import matplotlib as mpl
 
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(style):
             return draw(*arguments, **options)
 
     return drawn

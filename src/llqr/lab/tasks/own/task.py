@@ -210,17 +210,18 @@ def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int
 
 def _joined(one: Batch, other: Batch) -> Batch | None:
     """Two batches as one; None if their tensors do not fit together."""
-    leaves, structure = pytree.tree_flatten(one)
-    others, same = pytree.tree_flatten(other)
-    if structure != same:
+
+    def join(a: Any, b: Any) -> Any:
+        if isinstance(a, Tensor):
+            return torch.cat([a, b])
+        if a != b:
+            raise ValueError("a batch has another constant")
+        return a
+
+    try:
+        made: Batch = pytree.tree_map(join, one, other)
+    except (RuntimeError, TypeError, ValueError):
         return None
-    pairs = list(zip(leaves, others, strict=True))
-    if any(isinstance(a, Tensor) != isinstance(b, Tensor) or (not isinstance(a, Tensor) and a != b) for a, b in pairs):
-        return None
-    if any(isinstance(a, Tensor) and (not a.ndim or a.shape[1:] != b.shape[1:]) for a, b in pairs):
-        return None
-    joined = [torch.cat([a, b]) if isinstance(a, Tensor) else a for a, b in pairs]
-    made: Batch = pytree.tree_unflatten(joined, structure)
     return made
 
 
