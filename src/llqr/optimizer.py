@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
-from llqr.schedule import check_number
 from llqr.step import amp, gradients
-from llqr.step.arguments import check_geometry, check_parameters
+from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
+from llqr.step.param_groups import own_radius, point_uphill
 from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
 from llqr.step.wrapper import Wrapper
@@ -70,13 +70,7 @@ class Optimizer(Wrapper):
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Before Python complains about arguments: other packages construct SAM from parameters and a class."""
-        kinds = [given for given in (*args[1:], *settings.values()) if isinstance(given, type)]
-        if any(issubclass(kind, torch.optim.Optimizer) for kind in kinds):
-            name = next(kind.__name__ for kind in kinds if issubclass(kind, torch.optim.Optimizer))
-            raise TypeError(
-                f"base: expected an optimizer, not parameters and a class: write "
-                f"llqr.{cls.__name__}(torch.optim.{name}(parameters, lr=...), rho=...)"
-            )
+        refuse_class(cls.__name__, (*args[1:], *settings.values()))
         return super().__new__(cls)
 
     def __init__(
@@ -91,24 +85,12 @@ class Optimizer(Wrapper):
         same_dropout: bool = True,
         buffers: Literal["centre", "probe"] = "centre",
     ) -> None:
-        if not isinstance(base, torch.optim.Optimizer):
-            raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
-        if isinstance(base, Optimizer):
-            raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
-        if isinstance(base, torch.optim.LBFGS):
-            raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
+        check_base(base)
         if probe is not None and not isinstance(probe, SAMProbe):
             raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             check_geometry(geometry, base)
-        if buffers not in ("centre", "probe"):
-            raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
-        if not isinstance(transport, bool):
-            raise TypeError(f"transport: expected True or False, got {transport!r}")
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
-        if no_sync is not None and not callable(no_sync):
-            raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
+        check_settings(transport, model, no_sync, buffers)
         if no_sync is not None and getattr(geometry, "shards", 1) > 1:
             raise ValueError(
                 "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
@@ -354,31 +336,15 @@ class Optimizer(Wrapper):
             torch._foreach_mul_(local(parameters), float("nan"))
             return
         layers, biases = self._modules.roles(parameters)
-        point = Point(parameters, grads, layers, biases, self._own_radius(parameters), sharding)
+        point = Point(parameters, grads, layers, biases, own_radius(self.base, parameters), sharding)
         eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
-        self._point_uphill(parameters, eps)
+        point_uphill(self.base, parameters, eps)
         torch._foreach_add_(local(parameters), eps)
 
     def _gather_again(self) -> None:
         """Before and after the weights move: what FSDP2 has gathered of them must not be used any more."""
         if any_sharded(self._order()):
             self._modules.gather_again()
-
-    def _point_uphill(self, parameters: list[Tensor], eps: list[Tensor]) -> None:
-        """Where the base maximises, worse is down: the displacement is reversed."""
-        if any(group.get("maximize") for group in self.param_groups):
-            reversed_ = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
-            torch._foreach_neg_([part for p, part in zip(parameters, eps, strict=True) if p in reversed_])
-
-    def _own_radius(self, parameters: list[Tensor]) -> list[float | None]:
-        """The `"rho"` of each parameter's group, unless `rho` is a setting of the base optimizer (as in Adadelta)."""
-        if "rho" in self.base.defaults or not any("rho" in group for group in self.param_groups):
-            return [None] * len(parameters)
-        for i, group in enumerate(self.param_groups):
-            if group.get("rho") is not None:
-                check_number(f"param_groups[{i}]['rho']", group["rho"], 0)
-        radius = {p: group.get("rho") for group in self.param_groups for p in group["params"]}
-        return [radius[p] for p in parameters]
 
     def _update(self, scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""

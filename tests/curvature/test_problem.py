@@ -1,6 +1,7 @@
 """The frozen problem: forms of batches and models, micro-batches, and that nothing of the model changes."""
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -198,8 +199,9 @@ Named = namedtuple("Named", ["source", "target"])
         lambda s, t: {"source": s, "target": t},
         Named,
         lambda s, t: {"a": [s, {"b": t}], "c": None, "d": 3},
+        lambda s, t: UserDict(source=s, target=t),
     ],
-    ids=["tuple", "list", "dict", "named tuple", "nested"],
+    ids=["tuple", "list", "dict", "named tuple", "nested", "another mapping"],
 )
 def test_micro_batches_of_nested_inputs(form):
     torch.manual_seed(0)
@@ -209,7 +211,7 @@ def test_micro_batches_of_nested_inputs(form):
     def forward(model, inputs):
         if isinstance(inputs, Named):
             return model(inputs.source, inputs.target)
-        if isinstance(inputs, dict):
+        if isinstance(inputs, Mapping):
             return model(inputs["a"][0], inputs["a"][1]["b"]) if "a" in inputs else model(**inputs)
         return model(*inputs)
 

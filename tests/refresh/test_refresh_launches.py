@@ -15,6 +15,8 @@ PRODUCTS = {"bmm", "baddbmm", "baddbmm_"}
 class Unit:
     """`H = I` and a random gradient."""
 
+    gradients = ()
+
     def __init__(self, model):
         self.gradient = {name: torch.randn_like(p) for name, p in model.named_parameters()}
         self.loss = torch.zeros(())

@@ -12,6 +12,8 @@ from small_models import mlp
 class Quadratic:
     """`g` and `H` written out."""
 
+    gradients = ()
+
     def __init__(self, parameters, seed=0, definite=True):
         generator = torch.Generator().manual_seed(seed)
         size = sum(p.numel() for p in parameters.values())

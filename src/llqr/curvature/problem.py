@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
 
+T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[[Tensor, Any], Tensor]
 Batch = tuple[Any, Any] | Mapping[str, Any]
@@ -253,7 +254,7 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     )
 
 
-def tensors_of(batch: Batch) -> list[Tensor]:
+def tensors_of(batch: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
@@ -321,29 +322,25 @@ def _split(inputs: Any, size: int) -> list[Any]:
     """Cut every tensor that has the batch dimension into pieces of `size` rows."""
     if size < 1:
         raise ValueError(f"micro_batch: expected a positive number of samples, got {size}")
-    rows = _rows(inputs)
+    # Tokenizers return mappings of their own, which are leaves to torch's trees.
+    inputs = pytree.tree_map(lambda leaf: dict(leaf) if isinstance(leaf, Mapping) else leaf, inputs)
+    rows = samples_in(inputs)
     if not rows:
         raise ValueError("micro_batch: found no tensor with a batch dimension in the inputs")
-    return [_narrow(inputs, rows, start, start + size) for start in range(0, rows, size)]
+    return [taken_rows(inputs, slice(start, start + size)) for start in range(0, rows, size)]
 
 
-def _rows(inputs: Any) -> int:
-    if isinstance(inputs, Tensor) and inputs.ndim:
-        return inputs.shape[0]
-    children = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else ()
-    for child in children:
-        if found := _rows(child):
-            return found
-    return 0
+def samples_in(batch: Any) -> int | None:
+    """How many samples a batch has: the length of its first tensor that has one."""
+    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), None)
 
 
-def _narrow(inputs: Any, rows: int, start: int, stop: int) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs[start:stop] if inputs.ndim and inputs.shape[0] == rows else inputs
-    if isinstance(inputs, Mapping):
-        return {name: _narrow(value, rows, start, stop) for name, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        parts = [_narrow(value, rows, start, stop) for value in inputs]
-        named = hasattr(inputs, "_fields")  # a named tuple takes its parts one by one
-        return type(inputs)(*parts) if named else type(inputs)(parts)
-    return inputs
+def taken_rows(batch: T, rows: slice) -> T:
+    """Some of the samples: every tensor that has the batch dimension is cut."""
+    samples = samples_in(batch)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[rows] if tensor.ndim and len(tensor) == samples else tensor
+
+    found: T = pytree.tree_map_only(Tensor, cut, batch)
+    return found

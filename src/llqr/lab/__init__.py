@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llqr.lab.own.comparison import Comparison, compare
-    from llqr.lab.own.experiment import Experiment
-    from llqr.lab.own.image_folder import image_folder
+    from llqr.lab.tasks.own.experiment import Experiment
+    from llqr.lab.tasks.own.image_folder import image_folder
 
 __all__ = ["Comparison", "Experiment", "compare", "image_folder"]
 
 _MODULES = {
-    "Comparison": "comparison",
-    "Experiment": "experiment",
-    "compare": "comparison",
-    "image_folder": "image_folder",
+    "Comparison": "own.comparison",
+    "Experiment": "tasks.own.experiment",
+    "compare": "own.comparison",
+    "image_folder": "tasks.own.image_folder",
 }
 
 
@@ -26,4 +26,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"llqr.lab.own.{_MODULES[name]}"), name)
+    return getattr(import_module(f"llqr.lab.{_MODULES[name]}"), name)

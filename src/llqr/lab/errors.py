@@ -1,6 +1,5 @@
 """Errors of the laboratory that are not bugs, and their exit codes."""
 
-DONE = 0
 BAD_ARGUMENTS = 2
 BAD_DATA = 3
 DIVERGED = 4

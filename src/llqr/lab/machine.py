@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 
 def choose_device(name: str) -> torch.device:

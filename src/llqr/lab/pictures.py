@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.writing import check_file, make_folder, replacing, write_text
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def dark_rules() -> str:
     return "\n".join(rules)
 
 
-def styled(draw: "Callable[Arguments, Figure]") -> "Callable[Arguments, Figure]":
+def styled(draw: "Callable[Arguments, Figure]", style: Any = STYLE) -> "Callable[Arguments, Figure]":
     """Run ``draw`` inside the style, so that everything it adds to the figure gets it."""
 
     @wraps(draw)
     def drawn(*arguments: Arguments.args, **options: Arguments.kwargs) -> "Figure":
         import matplotlib as mpl
 
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(style):
             return draw(*arguments, **options)
 
     return drawn

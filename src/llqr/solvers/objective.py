@@ -74,7 +74,7 @@ class Objective:
             raise ValueError(f"precision: the factors' products run in one of {names}, got {precision}")
         self.metric = metric
         self.precision = precision
-        given = getattr(quadratic, "gradients", ()) or (quadratic.gradient,)
+        given = quadratic.gradients or (quadratic.gradient,)
         self.count = len(given)
         packed = [metric.pack(gradient) for gradient in given]
         self.g: Packed = [part for own in packed for part in own]

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llqr.dtensors import any_sharded, refuse_fsdp1
+from llqr.step.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
+
+
+def refuse_class(method: str, given: Iterable[Any]) -> None:
+    """Say how it is done here: other packages make the base optimizer themselves, of a class that they are given."""
+    for kind in given:
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            raise TypeError(
+                f"base: expected an optimizer, not parameters and a class: write "
+                f"llqr.{method}(torch.optim.{kind.__name__}(parameters, lr=...), rho=...)"
+            )
+
+
+def check_base(base: torch.optim.Optimizer) -> None:
+    if not isinstance(base, torch.optim.Optimizer):
+        raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
+    if isinstance(base, Wrapper):
+        raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
+
+
+def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, buffers: str) -> None:
+    if buffers not in ("centre", "probe"):
+        raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
+    if not isinstance(transport, bool):
+        raise TypeError(f"transport: expected True or False, got {transport!r}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
+    if no_sync is not None and not callable(no_sync):
+        raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
 
 
 def check_parameters(parameters: Sequence[Tensor], *, own_probes: bool) -> None:

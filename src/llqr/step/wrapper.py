@@ -37,6 +37,19 @@ class StepState:
     warned: bool = False
 
 
+def _of_base(name: str) -> property:
+    """An attribute that is the base optimizer's own object."""
+
+    def read(wrapper: Wrapper) -> Any:
+        return getattr(wrapper.base, name)
+
+    def write(wrapper: Wrapper, value: Any) -> None:
+        if hasattr(wrapper, "base"):
+            setattr(wrapper.base, name, value)
+
+    return property(read, write)
+
+
 class Wrapper(torch.optim.Optimizer):
     """Looks like its base optimizer to schedulers, frameworks and checkpoints."""
 
@@ -50,32 +63,8 @@ class Wrapper(torch.optim.Optimizer):
     # -- groups and state are the base optimizer's own objects, even after it replaces them (load_state_dict does) ----
     # `base` may be missing (while torch constructs) or be looked up by an imitation of this class that delegates.
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if hasattr(self, "base"):
-            self.base.param_groups = groups
-
-    @property  # type: ignore[override]
-    def state(self) -> Any:
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        if hasattr(self, "base"):
-            self.base.state = state
-
-    @property  # type: ignore[override]
-    def defaults(self) -> dict[str, Any]:
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        if hasattr(self, "base"):
-            self.base.defaults = defaults
+    if not TYPE_CHECKING:
+        param_groups, state, defaults = (_of_base(name) for name in ("param_groups", "state", "defaults"))
 
     @property
     def steps(self) -> int:

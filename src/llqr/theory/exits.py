@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
 from llqr.theory.landscapes import PotholeOnSlope
 from llqr.theory.trajectories import Method, iterate
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,20 @@ class ExitTimes:
     cut: Array
 
 
+def exit_steps(points: Iterator[Tensor], rows: int, radius: float, steps: int, progress: Progress) -> Tensor:
+    """The first of ``steps`` steps at which each row is outside the radius; ``steps + 1`` where it never is."""
+    times = torch.full((rows,), steps + 1)
+    for step, x in enumerate(points, start=1):
+        out = x.squeeze(-1).abs() > radius
+        times = torch.where(out, times.clamp(max=step), times)
+        if step % 100 == 0:
+            progress(step, steps)
+            if bool((times <= step).all()):
+                break
+    progress(steps, steps)
+    return times
+
+
 def exit_times(
     method: Method,
     rho: npt.ArrayLike,
@@ -50,7 +67,7 @@ def exit_times(
     seeds: int = 64,
     settings: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> ExitTimes:
     """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 
@@ -74,15 +91,7 @@ def exit_times(
         metric=landscape.metric,
         noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
     )
-    times = torch.full((cells * seeds,), settings.steps + 1)
-    for step, x in enumerate(points, start=1):
-        out = x.squeeze(-1).abs() > settings.r_eps
-        times = torch.where(out, times.clamp(max=step), times)
-        if step % 100 == 0:
-            progress(step, settings.steps)
-            if bool((times <= step).all()):
-                break
-    progress(settings.steps, settings.steps)
+    times = exit_steps(points, cells * seeds, settings.r_eps, settings.steps, progress)
     cut = (times > settings.steps).view(cells, seeds).double().mean(1)
     mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
     return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))

@@ -100,11 +100,6 @@ class PotholeOnSlope:
         """The bottom of the well (of the quadratic core; meaningful for `hardening = 0`)."""
         return -self.tilt / (self.lambda_bar + self.well.sharpness)
 
-    @property
-    def downhill_radius(self) -> Number:
-        """Distance from the minimum to the well's rim on the downhill side, where iterates leave."""
-        return self.well.radius + self.minimum
-
 
 def _direction(angle: Number, dtype: torch.dtype) -> Tensor:
     angle = torch.as_tensor(angle, dtype=dtype)

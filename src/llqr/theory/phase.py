@@ -7,7 +7,6 @@ paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
+from llqr.theory.exits import Progress, exit_steps
 from llqr.theory.landscapes import PotholeOnSlope
 from llqr.theory.trajectories import Method, iterate
 
@@ -107,7 +107,7 @@ def escape_diagram(
     lambda_bar: npt.ArrayLike,
     rho: npt.ArrayLike,
     settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> PhaseDiagram:
     """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
     bar, radius = positive("lambda_bar", lambda_bar), positive("rho", rho)
@@ -122,7 +122,7 @@ def rate_diagram(
     envelope: npt.ArrayLike,
     settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
     lambda_bar: float = 0.5,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 
@@ -157,7 +157,7 @@ def simulated_escapes(
     lambda_bar: Array,
     rho: Array,
     settings: PhaseSettings,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> Cells:
     """Which of the potholes `(lambda_bar[i], rho[i])` the method leaves within `settings.steps` steps."""
     bar = torch.from_numpy(np.ascontiguousarray(lambda_bar))
@@ -172,12 +172,5 @@ def simulated_escapes(
         rho=torch.from_numpy(np.ascontiguousarray(rho)),
         metric=landscape.metric,
     )
-    outside = torch.zeros(len(bar), dtype=torch.bool)
-    for step, x in enumerate(points, start=1):
-        outside |= x.squeeze(-1).abs() > settings.r_eps
-        if step % 100 == 0:
-            progress(step, settings.steps)
-            if bool(outside.all()):
-                break
-    progress(settings.steps, settings.steps)
-    return outside.numpy()
+    times = exit_steps(points, len(bar), settings.r_eps, settings.steps, progress)
+    return (times <= settings.steps).numpy()

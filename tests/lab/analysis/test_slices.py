@@ -71,9 +71,3 @@ def test_a_filter_normalised_slice_does_not_change_when_layers_are_rescaled():
 def test_a_seed_decides_the_direction(surface):
     assert torch.equal(filter_normalised(surface, 1), filter_normalised(surface, 1))
     assert not torch.allclose(filter_normalised(surface, 1), filter_normalised(surface, 2))
-
-
-@pytest.mark.parametrize(("settings", "named"), [({"points": 4}, "points"), ({"reach": 0.0}, "reach")])
-def test_bad_arguments_are_named(surface, settings, named):
-    with pytest.raises(ValueError, match=named):
-        along(surface, surface.weights, "line", "step", **settings)

@@ -134,7 +134,7 @@ def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
 
 
 def test_a_run_and_its_kept_line_name_the_commit_of_every_command(llqr, tmp_path, monkeypatch):
-    monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
+    monkeypatch.setattr("llqr.lab.stop.time.monotonic", itertools.count().__next__)
     monkeypatch.setenv("LLQR_COMMIT", "0123abc")
     arguments = ("train", "digits/mlp", *QUICK, "--keep", "a.jsonl")
     assert llqr(*arguments, "--max-minutes", "0.25")[0] == 75
@@ -150,7 +150,7 @@ def test_a_run_and_its_kept_line_name_the_commit_of_every_command(llqr, tmp_path
 
 def test_the_time_limit_stops_with_exit_code_75_and_the_same_command_resumes(llqr, tmp_path, monkeypatch):
     # A clock that goes a second further each time it is looked at.
-    monkeypatch.setattr("llqr.lab.training.stop.time.monotonic", itertools.count().__next__)
+    monkeypatch.setattr("llqr.lab.stop.time.monotonic", itertools.count().__next__)
     arguments = ("train", "digits/mlp", *QUICK)
     code, _, err = llqr(*arguments, "--max-minutes", "0.25")
     assert (code, "the limit of 0.25 minutes" in err, "Traceback" in err) == (75, True, False)

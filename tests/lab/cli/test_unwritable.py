@@ -19,7 +19,7 @@ COMMANDS = {
 def measured_nothing(monkeypatch):
     """Any work is an error."""
     for place in (
-        "llqr.lab.runs.experiment.Training",
+        "llqr.lab.training.carry_out.Training",
         "llqr.lab.bench.workload.Workload.__init__",
         "llqr.lab.toy.hover.run_hover",
         "llqr.lab.analysis.solution.analyse",

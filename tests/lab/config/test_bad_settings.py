@@ -24,11 +24,11 @@ from llqr.lab.config.settings import (
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data.resident import ResidentOptions
 from llqr.lab.errors import DataError, Diverged
+from llqr.lab.progress import Display
 from llqr.lab.runs.planned import plan
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import TaskOptions
 from llqr.lab.training.loop import Execution, Training
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 
 TABLES = {
     "task": Choice,

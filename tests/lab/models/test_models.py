@@ -82,13 +82,15 @@ def test_fused_and_separate_projections_compute_the_same():
 
 def test_explicit_attention_equals_the_fused_kernel():
     torch.manual_seed(0)
-    model = models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5).double()
+    model, explicit = (
+        models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5, attention=attention).double()
+        for attention in ("sdpa", "explicit")
+    )
+    explicit.load_state_dict(model.state_dict())
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    kernel = model(images)
-    model.use_attention("explicit")
-    torch.testing.assert_close(model(images), kernel, rtol=0, atol=1e-12)
+    torch.testing.assert_close(explicit(images), model(images), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="attention must be one of sdpa, explicit"):
-        model.use_attention("flash")
+        models.build("vit-ti", attention="flash")
 
 
 @pytest.mark.parametrize("name", models.names())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from llqr.lab.models.sublayers import differentiable_attention, differentiable_forward
+from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.models.transformer import TranslationTransformer
 from small_models import tokens_loss
 
@@ -236,9 +236,9 @@ def test_differentiable_attention_equals_the_fused_kernel():
     torch.testing.assert_close(
         differentiable_forward(model, (source, previous)), model(source, previous), rtol=0, atol=1e-13
     )
-    with differentiable_attention(), pytest.raises(RuntimeError, match="inside"):
-        raise RuntimeError("inside")  # and the choice of kernels is restored
-    assert torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(ValueError, match="max_length"):
+        differentiable_forward(small(max_length=4), (source, previous))
+    assert torch.backends.cuda.flash_sdp_enabled()  # the choice of kernels is restored, also after an error
 
 
 def test_a_forward_pass_never_reads_from_the_device():

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 from llqr.lab import Experiment, compare
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
-from llqr.lab.training.stop import Stop
+from llqr.lab.stop import Stop
 
 FILE = """
 import torch
@@ -292,7 +292,7 @@ def test_a_program_that_changes_its_model_is_refused_in_the_same_folder(tmp_path
 
 
 def test_an_object_is_known_only_to_the_program_that_has_it():
-    from llqr.lab.own import sources
+    from llqr.lab.tasks.own import sources
 
     with pytest.raises(DataError, match=r"gone was given to .* as an object, which only that program has"):
         sources.experiment("object:gone#of another program", 0)

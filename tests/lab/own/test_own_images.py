@@ -11,7 +11,7 @@ from torch import nn
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
 from llqr.lab.errors import DataError
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.tasks.own.random_states import RandomStates
 
 
 def write_images(folder, classes, count, size=12):

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from llqr.lab.analysis.sharpness import LossSurface
-from llqr.lab.analysis.trace import hessian_trace
 from llqr.lab.cli.app import main
 
 FILE = """
@@ -84,9 +82,3 @@ def test_a_file_that_does_not_fit_is_named(measured, tmp_path):
     assert "is not a readable file of weights" in measured(nn.Linear(4, 2))[2]  # a network, not its weights
     (tmp_path / "weights.pt").unlink()
     assert measured(None)[2] == "llqr: weights.pt is not there.\n"
-
-
-def test_a_trace_needs_two_products():
-    surface = LossSurface(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(3, 2), torch.ones(3, 1)))
-    with pytest.raises(ValueError, match="at least 2"):
-        hessian_trace(surface, products=1)

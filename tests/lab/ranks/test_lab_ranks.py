@@ -21,18 +21,18 @@ from llqr.lab.cli import app
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
+from llqr.lab.passes.precision import Precision
+from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.shared_pass import SharedPass, share
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.ranks.team import FailureElsewhere, Team
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.tokens import TokenCrossEntropy
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.precision import Precision
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from processes import on_ranks
 from resumed_runs import timeless
 

@@ -8,7 +8,8 @@ from scipy.stats import ttest_ind
 from fake_runs import write_run
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results import against, build_table, markdown, measurements
+from llqr.lab.report import markdown
+from llqr.lab.results import against, build_table, measurements
 from llqr.lab.results.paper_table import Number
 from llqr.lab.runs.stored import find
 

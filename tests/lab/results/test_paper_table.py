@@ -11,8 +11,8 @@ from fake_runs import BLEU, write_run
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.report import markdown as readme
 from llqr.lab.results import build_table as tables
-from llqr.lab.results import markdown as readme
 from llqr.lab.results import measurements as results
 from llqr.lab.runs.stored import find
 

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
+from llqr.lab.progress import Display
 from llqr.lab.runs.dry_run import explain
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.planned import plan
+from llqr.lab.stop import Stop
 from llqr.lab.text import token_stream
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from tiny_text import counting
 
 CPU = torch.device("cpu")

@@ -6,12 +6,13 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llqr
 from geometries import flat_geometry
 from llqr.curvature import NEWTON, NGD, Problem, choose_engine, frozen
 from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.models.sublayers import differentiable_attention, differentiable_forward
+from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.models.transformer import TranslationTransformer
 from references import (
     DIFFERENCES,
@@ -96,7 +97,7 @@ def test_natural_gradient_products_equal_the_dense_reference(name, engine):
             v = random_direction(model)
             expected = j.T @ (q @ (j @ flat(v)).view(-1, VOCABULARY, 1)).flatten()
             assert relative_error(flat(curvature.product(v)), expected) < 1e-10
-    with differentiable_attention():
+    with sdpa_kernel(SDPBackend.MATH):
         gradient = dense_gradient(model, LOSS, batch_for(model))
     assert relative_error(flat(curvature.gradient), gradient) < 1e-12
 

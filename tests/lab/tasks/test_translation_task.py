@@ -17,20 +17,20 @@ from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
+from llqr.lab.passes.captured_pass import Pass
+from llqr.lab.passes.precision import Precision
+from llqr.lab.progress import Display
 from llqr.lab.results import measurements as results
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
 from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import TokenBatches
 from llqr.lab.text.vocabulary import PAD
-from llqr.lab.training.captured_pass import Pass
 from llqr.lab.training.loop import Execution, Training
-from llqr.lab.training.precision import Precision
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from tiny_text import reversal
 
 CPU = torch.device("cpu")

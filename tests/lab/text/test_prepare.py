@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.errors import Stopped
+from llqr.lab.stop import Stop
 from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder, splits
 from llqr.lab.text.cleaning import REASONS, Rules, process
 from llqr.lab.text.prepare import ParallelTextSettings
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.vocabulary import UNK
-from llqr.lab.training.stop import Stop
 from parallel_text import sentences, write_folder
 
 SMALL = {"merges": 60}

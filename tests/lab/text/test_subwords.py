@@ -130,12 +130,3 @@ def test_subwords_survive_writing_and_reading():
     assert again.encode(sentences("de", 5)) == learned.encode(sentences("de", 5))
     with pytest.raises(ValueError, match="The subwords cannot be read"):
         Subwords.read("{}")
-
-
-@pytest.mark.parametrize(
-    ("merges", "alphabet", "message"),
-    [(-1, "words", "merges must not be negative, got -1"), (1, "letters", "alphabet must be one of words, bytes")],
-)
-def test_bad_arguments_are_named(merges, alphabet, message):
-    with pytest.raises(ValueError, match=message):
-        learn(lambda: ["a"], merges, alphabet)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from llqr.lab.training import progress
+from llqr.lab import progress
 
 LABEL = "iwslt14/transformer_iwslt_de_en llqr-newton+fsam seed 0"
 

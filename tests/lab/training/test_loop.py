@@ -12,18 +12,19 @@ from torch.nn import functional as F
 import llqr
 from geometries import flat_geometry
 from llqr.lab import tasks
-from llqr.lab.analysis import spectrum
 from llqr.lab.config import recipe
 from llqr.lab.config.settings import Choice, LrSchedule, Probe
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
+from llqr.lab.passes.captured_pass import CapturedPass, Pass
+from llqr.lab.passes.precision import Precision
+from llqr.lab.progress import Display
 from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import Task, TaskOptions
-from llqr.lab.training.captured_pass import CapturedPass, Pass
-from llqr.lab.training.loop import Execution, Training, independent_seeds, seconds_per_step
-from llqr.lab.training.precision import Precision
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
+from llqr.lab.training import spectrum
+from llqr.lab.training.log_results import seconds_per_step
+from llqr.lab.training.loop import Execution, Training, independent_seeds
 
 CPU = torch.device("cpu")
 SHORT = [
@@ -307,7 +308,7 @@ class Regression(Task):
         return model
 
     def train_batches(self, batch_size, seed):
-        return Points(96, batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed), last="fill")
+        return Points(96, batch_size, generator=torch.Generator().manual_seed(seed), last="fill")
 
     def forward(self, model, inputs):
         return model(inputs["x"] * inputs["scale"])
@@ -325,7 +326,7 @@ class Regression(Task):
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_new_task_is_one_class_in_the_registry_and_needs_no_other_loop(tmp_path, monkeypatch, capture):
     """Inputs that are a mapping, a metric that is better when smaller, and no classes anywhere."""
-    monkeypatch.setattr("llqr.lab.training.captured_pass.CudaGraphs", lambda model: lambda compute: compute)
+    monkeypatch.setattr("llqr.lab.passes.captured_pass.CudaGraphs", lambda model: lambda compute: compute)
     digits = recipe.load("digits/mlp", ["training.batch_size=8", "bases.sgdm.weight_decay=0", "training.epochs=4"])
     monkeypatch.setitem(tasks.TASKS, "regression", Regression)
     run = dataclasses.replace(digits.run("sam"), task=Choice("regression"), probe=Probe("sam", rho=0.01))

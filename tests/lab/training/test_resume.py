@@ -14,13 +14,13 @@ from llqr.lab.config import recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
-from llqr.lab.runs.experiment import carry_out
+from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
+from llqr.lab.stop import Stop
 from llqr.lab.training import checkpoint
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution, Training
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from resumed_runs import LONG, assert_same_end, command, folder_of, start
 
 CPU = torch.device("cpu")

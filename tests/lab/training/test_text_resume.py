@@ -14,8 +14,8 @@ from test_resume import StopAfter, resume
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
 from llqr.lab.runs.planned import plan
+from llqr.lab.stop import Stop
 from llqr.lab.training.loop import Training
-from llqr.lab.training.stop import Stop
 from resumed_runs import LONG, assert_same_end, leaves
 from tiny_text import counting, reversal
 

@@ -1,1 +1,1 @@
-"""What is measured of a solution: sharpness, slices of the loss surface, the spectrum of the metric."""
+"""What is measured of a solution: sharpness and slices of the loss surface."""

@@ -1,7 +1,6 @@
 """Slices of the loss surface through a solution: the mean loss along straight lines in the space of the weights."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,18 +23,11 @@ class Slice:
     positions: list[float]
     losses: list[float]
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 def along(
     surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = POINTS
 ) -> Slice:
-    """The loss at ``points`` positions from ``-reach`` to ``reach`` times ``direction``."""
-    if points < 3 or points % 2 == 0:
-        raise ValueError(f"points must be odd, so that the solution is one of them, and at least 3, got {points}.")
-    if not reach > 0:
-        raise ValueError(f"reach must be positive, got {reach}.")
+    """The loss at an odd number of ``points`` from ``-reach`` to ``reach`` times ``direction``."""
     half = points // 2
     positions = [reach * step / half for step in range(-half, half + 1)]
     weights = surface.weights

@@ -6,7 +6,7 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
 
@@ -18,13 +18,13 @@ from llqr.lab import machine
 from llqr.lab.analysis import sharpness, slices
 from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
+from llqr.lab.passes.precision import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.tasks import Task
 from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training import checkpoint
-from llqr.lab.training.precision import Precision
 
 Progress = Callable[[float], None]
 RANDOM_DIRECTIONS = 3
@@ -78,7 +78,7 @@ def analyse(
         "samples": samples,
         "loss": surface.loss(surface.weights),
         "sharpness": found.to_dict(),
-        "slices": [line.to_dict() for line in lines],
+        "slices": [asdict(line) for line in lines],
         "engine": surface.engine,
         **source_state(),
         "versions": versions(),
@@ -97,8 +97,7 @@ def _counting(progress: Progress, eigenvalues: int) -> Callable[[], None]:
 class Analyst:
     """Measures solutions one after the other and writes the results to their folders; shared data are read once.
 
-    Args:
-        samples: how many training samples to measure on; None keeps what was measured before, and 0 measures nothing.
+    On so many training ``samples``; None keeps what was measured before, and 0 measures nothing.
     """
 
     def __init__(self, device: torch.device, samples: int | None = None) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import learns_metric, step_of
-from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.number_table import NumberTable, number
 from llqr.lab.results import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
@@ -58,26 +58,26 @@ def timed(workload: Workload, settings: RefreshSettings, repeats: int, refresh_r
 
 def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[str, Any]]:
     """The table of one network. Ratios are taken round by round, with the median time of a refresh."""
-    refresh = Sample.of(measured.refresh)
+    refresh = quartiles(measured.refresh)
     steps = {method: np.array(own) for method, own in measured.steps.items()}
     for method in METHODS:
         for interval in intervals() if learns_metric(method) else (None,):
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)
-            epoch = epoch_steps * steps[method] + updates * refresh.median
-            long_run = steps[method] + (0 if interval is None else refresh.median / interval)
+            epoch = epoch_steps * steps[method] + updates * refresh["median"]
+            long_run = steps[method] + (0 if interval is None else refresh["median"] / interval)
             row: dict[str, Any] = {
                 "model": network.label,
                 "method": method,
                 "interval": interval,
                 "updates": None if interval is None else updates,
-                "step_seconds": Sample.of(steps[method]).to_dict(),
-                "epoch_seconds": Sample.of(epoch).to_dict(),
-                "vs_sgd": Sample.of(epoch / (epoch_steps * steps["SGD"])).to_dict(),
-                "vs_sam": Sample.of(epoch / (epoch_steps * steps["SAM"])).to_dict(),
-                "lasting_vs_sam": Sample.of(long_run / steps["SAM"]).to_dict(),
+                "step_seconds": quartiles(steps[method]),
+                "epoch_seconds": quartiles(epoch),
+                "vs_sgd": quartiles(epoch / (epoch_steps * steps["SGD"])),
+                "vs_sam": quartiles(epoch / (epoch_steps * steps["SAM"])),
+                "lasting_vs_sam": quartiles(long_run / steps["SAM"]),
             }
             if interval is not None:
-                row |= {"refresh_seconds": refresh.to_dict(), "first_refresh_seconds": measured.first}
+                row |= {"refresh_seconds": refresh, "first_refresh_seconds": measured.first}
             yield row | {"paper": printed(network, method, interval)}
 
 

@@ -12,9 +12,10 @@ import llqr
 from llqr.curvature import QuadraticModel
 from llqr.lab.bench.clock import Clock, Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.precision import Precision
+from llqr.lab.runs.json_files import plain
 
 NEVER = 10**9
 ATTENTION = ("fused", "unfused")
@@ -58,21 +59,15 @@ class RefreshSettings:
 
     def to_dict(self, precision: Precision) -> dict[str, Any]:
         """What is measured in this precision, as JSON holds it."""
-        measured = replace(self, runtime=self.runtime_in(precision))
-        return asdict(measured, dict_factory=lambda items: {key: _plain(value) for key, value in items})
-
-
-def _plain(value: object) -> object:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        found: dict[str, Any] = plain(asdict(replace(self, runtime=self.runtime_in(precision))))
+        return found
 
 
 class MeasuredRefresh:
     """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
 
-    It does not average: what one refresh learned is compared as it is, not blended with the identity.
-
-    Args:
-        shards: among how many of the runtime's ranks the metric is shared out.
+    It does not average: what one refresh learned is compared as it is, not blended with the identity. The metric is
+    shared out among ``shards`` of the runtime's ranks.
     """
 
     def __init__(self, workload: Workload, settings: RefreshSettings, shards: int = 1) -> None:

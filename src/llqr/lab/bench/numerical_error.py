@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import Workload
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.precision import Precision
 
 Vector = Mapping[str, Tensor]
 """One tensor per parameter."""

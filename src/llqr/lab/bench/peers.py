@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 import llqr
 from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
+from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.terminal_table import NumberTable, number, times
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.number_table import NumberTable, number, times
 
 SETTINGS: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9
@@ -73,9 +73,9 @@ def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: i
                 "method": method,
                 "theirs": variant,
                 "what": what,
-                "our_seconds": Sample.of(seconds["ours"]).to_dict(),
-                "their_seconds": Sample.of(seconds["theirs"]).to_dict(),
-                "ratio": ratio(seconds["ours"], seconds["theirs"]).to_dict(),
+                "our_seconds": quartiles(seconds["ours"]),
+                "their_seconds": quartiles(seconds["theirs"]),
+                "ratio": ratio(seconds["ours"], seconds["theirs"]),
             }
         )
     return rows

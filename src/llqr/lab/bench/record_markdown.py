@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.bench import cadence, memory, peers, refresh, scaling, shards, solvers, step
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 TABLES = {
     module.__name__.rpartition(".")[2]: module.as_table

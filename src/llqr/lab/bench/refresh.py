@@ -9,10 +9,10 @@ from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import step_of
 from llqr.lab.bench.numerical_error import ExactRefresh
-from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.terminal_table import NumberTable, number, seconds
 from llqr.lab.bench.workload import Passes, Setup, Workload
+from llqr.lab.number_table import NumberTable, number, seconds
 
 STEPS_PER_REFRESH = 2
 """How many SGD steps are timed per refresh; a step takes a small part of the time."""
@@ -56,13 +56,13 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
         "SGD": Action(step_of("SGD", workload, None), STEPS_PER_REFRESH * repeats, BURST),
     }
     measured = interleaved(actions, clock)
-    spent, step = Sample.of(measured["refresh"]), Sample.of(measured["SGD"])
+    spent, step = quartiles(measured["refresh"]), quartiles(measured["SGD"])
     return row | {
         "products": settings.products,
-        "seconds": spent.to_dict(),
-        "seconds_a_product": spent.median / settings.products,
-        "sgd_step_seconds": step.to_dict(),
-        "sgd_steps_a_product": spent.median / settings.products / step.median,
+        "seconds": spent,
+        "seconds_a_product": spent["median"] / settings.products,
+        "sgd_step_seconds": step,
+        "sgd_steps_a_product": spent["median"] / settings.products / step["median"],
         "split": None if settings.runtime.capture else refresh.split(),
     }
 

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +13,15 @@ WARM_UP = 3
 """Untimed runs at first: kernels are chosen, memory is allocated, optimizers create their state."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The median of repeats and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> Self:
-        low, median, high = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
-        return cls(median, low, high, len(values))
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """The median of repeats, the quartiles around it, and how many repeats there were."""
+    low, median, high = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
+    return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def ratio(times: Sequence[float], others: Sequence[float]) -> Sample:
+def ratio(times: Sequence[float], others: Sequence[float]) -> dict[str, float]:
     """Of two actions that took turns: time of the first / time of the second, round by round."""
-    return Sample.of(np.divide(times, others).tolist())
+    return quartiles(np.divide(times, others))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.sampling import Action, Sample, interleaved
-from llqr.lab.bench.terminal_table import NumberTable, number, seconds
+from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
+from llqr.lab.number_table import NumberTable, number, seconds
 from llqr.lab.results import paper
 
 
@@ -28,7 +28,7 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int) -> dict[st
         "parameters": workload.parameters,
         "engine": refresh.geometry.engine,
         "first_seconds": first,
-        "seconds": Sample.of(measured).to_dict(),
+        "seconds": quartiles(measured),
         "repeats": measured,
     }
 
@@ -44,7 +44,7 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     parameters = [row["parameters"] for row in rows]
     fitted = [exponent(parameters, times) for times in zip(*(row["repeats"] for row in rows), strict=True)]
-    return {"exponent": Sample.of(fitted).to_dict(), "paper_exponent": paper.paper()["scaling-exponent"]["value"]}
+    return {"exponent": quartiles(fitted), "paper_exponent": paper.paper()["scaling-exponent"]["value"]}
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:

@@ -10,12 +10,10 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 """
 
 import json
-import os
-import socket
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +27,13 @@ from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
 from llqr.lab.bench.payload import Payload
-from llqr.lab.bench.sampling import Action, Sample, interleaved
+from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Network, Setup, Workload
+from llqr.lab.number_table import NumberTable, number
+from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper import paper
-from llqr.lab.training.precision import Precision
 from llqr.metric.owned import Owned
 
 MIB = 2**20
@@ -120,7 +118,7 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
             "shards": shards,
             "metric_bytes": refresh.geometry.memory()["allocated"],
             "refresh_bytes": peaks[settings.structure] - peaks[WITHOUT_FACTORS] if peaks else None,
-            "apply_seconds": Sample.of(seconds).to_dict(),
+            "apply_seconds": quartiles(seconds),
         } | counted
 
 
@@ -196,22 +194,16 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
 def gloo(setup: Setup, network: Network, settings: RefreshSettings, shards: int) -> Row:
     """The same in so many processes on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        with closing(socket.socket()) as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        arguments = (shards, port, folder, network, setup.batch, settings)
+        arguments = (shards, folder, network, setup.batch, settings)
         spawn(_gloo_rank, args=arguments, nprocs=shards)
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(shards)]
     names = {"model": network.label, "what": "gloo", "structure": settings.structure, "shards": shards}
     return names | {key: max(rank[key] for rank in ranks) for key in ranks[0]}
 
 
-def _gloo_rank(
-    rank: int, shards: int, port: int, folder: str, network: Network, batch: int, settings: RefreshSettings
-) -> None:
+def _gloo_rank(rank: int, shards: int, folder: str, network: Network, batch: int, settings: RefreshSettings) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=shards)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=shards)
     workload = Workload(network, batch, Precision("fp32", torch.device("cpu")))
     refresh = _refresh(workload, settings, shards, dist.group.WORLD)
     counted = _payload(workload, refresh, settings, shards)

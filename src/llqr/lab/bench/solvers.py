@@ -14,8 +14,8 @@ from torch import Tensor
 from llqr import Inner, Metric
 from llqr.curvature import QuadraticModel
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.terminal_table import NumberTable, number
 from llqr.lab.bench.workload import Setup, Workload
+from llqr.lab.number_table import NumberTable, number
 from llqr.refresh.inner_loop import InnerProblem, perform
 from llqr.schedule import at
 from llqr.solvers import SOLVERS

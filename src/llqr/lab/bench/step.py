@@ -6,9 +6,9 @@ from typing import Any
 from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
-from llqr.lab.bench.sampling import Action, Sample, interleaved, ratio
-from llqr.lab.bench.terminal_table import NumberTable, milliseconds, times
+from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
+from llqr.lab.number_table import NumberTable, milliseconds, times
 
 BURST = 0.1
 """Seconds of consecutive steps that are timed together."""
@@ -31,9 +31,9 @@ def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[d
             "model": workload.network.label,
             "passes": str(workload.passes),
             "method": method,
-            "seconds": Sample.of(own).to_dict(),
-            "vs_sgd": ratio(own, seconds["SGD"]).to_dict(),
-            "vs_sam": ratio(own, seconds["SAM"]).to_dict(),
+            "seconds": quartiles(own),
+            "vs_sgd": ratio(own, seconds["SGD"]),
+            "vs_sam": ratio(own, seconds["SAM"]),
         }
         for method, own in seconds.items()
     ]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab import models
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
-from llqr.lab.training.captured_pass import CapturedPass, Pass
-from llqr.lab.training.compiling import compile_network
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.captured_pass import CapturedPass, Pass
+from llqr.lab.passes.compiling import compile_network
+from llqr.lab.passes.precision import Precision
 
 IMAGENET = {"image_size": 224, "classes": 1000}
 CIFAR = {"image_size": 32, "classes": 100}

@@ -18,15 +18,15 @@ from llqr.lab import machine, pictures
 from llqr.lab.bench import cadence, memory, peers, plots, refresh, scaling, shards, solvers, step
 from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.record import Record
-from llqr.lab.bench.terminal_table import NumberTable
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
-from llqr.lab.training.precision import Precision
+from llqr.lab.number_table import NumberTable
+from llqr.lab.passes.precision import Precision
 from llqr.lab.writing import check_file
 
 HELP = """Time steps and refreshes, and measure their memory.

@@ -16,15 +16,14 @@ from rich.table import Column, Table
 
 from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.progress import Display
+from llqr.lab.stop import Stop
 from llqr.lab.text import corpus, prepared_folder
 from llqr.lab.text.cleaning import REASONS
 from llqr.lab.text.prepare import ParallelTextSettings, prepare
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.token_stream import StreamSettings, prepare_stream
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 
 TwoFiles = tuple[Path, Path]
 

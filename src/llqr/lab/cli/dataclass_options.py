@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +18,12 @@ from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, markdown, measurements, plot
+from llqr.lab.results import build_table, curves, measurements, plot
 from llqr.lab.results.build_table import Measure
-from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
+from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.writing import check_file, check_folder, write_text
@@ -37,6 +38,7 @@ def mount(app: typer.Typer) -> None:
     app.command("report")(report)
     app.command("table")(table)
     results_app.command("add")(add)
+    results_app.command("curve")(curve)
     app.add_typer(results_app, name="results")
 
 
@@ -118,24 +120,31 @@ def table(
         raise ConfigurationError(f"--results: there is no folder {folder}.")
     pictures.check("--plot", picture)
     runs = measurements.read(folder)
-    if picture is not None and name is not None:
-        plot.save(build_table.build(name, runs, measure), picture)
     if write is not None:
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
         check_file("--write", write)
         write_text(write, markdown.regenerate(write.read_text(), runs, folder))
-    elif against is not None and name is not None:
-        _show_comparison(build_table.build(name, runs, measure), against, as_json)
-    elif name is not None and as_json:
-        print(json.dumps([cell.to_dict() for cell in build_table.build(name, runs, measure).cells], indent=1))
-    elif name is not None:
-        show_table(build_table.build(name, runs, measure))
+        return
+    assert name is not None
+    built = build_table.build(name, runs, measure)
+    if picture is not None:
+        plot.save(built, picture)
+    if against is not None:
+        _show_comparison(built, against, as_json)
+    elif as_json:
+        print(json.dumps([cell.to_dict() for cell in built.cells], indent=1))
+    else:
+        show_table(built)
 
 
 def show_table(built: PaperTable) -> None:
     """Print a table, and which runs do not count in it."""
-    show(_as_table(built))
+    rows = []
+    for cell in built.cells:
+        measured, *others = texts(cell, built)
+        rows.append((cell.row, cell.column, measured or "missing", *others))
+    show(_table(built, headings(built), rows))
     for note in footnotes(built):
         print(note)
     if built.missing:
@@ -151,35 +160,25 @@ def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"--{error}") from error  # it names the option without its dashes
     if as_json:
-        print(json.dumps([one.to_dict() for one in found], indent=1))
+        print(json.dumps([asdict(one) for one in found], indent=1))
         return
     if not found:
         print("Nothing is measured yet.")
         return
-    shown = _empty_table(built, comparisons.headings(found[0].reference))
-    previous = ""
-    for one in found:
-        shown.add_row("" if one.row == previous else one.row, one.method, *one.texts())
-        previous = one.row
-    show(shown)
+    rows = [(one.row, one.method, *one.texts()) for one in found]
+    show(_table(built, comparisons.headings(found[0].reference), rows))
     print(comparisons.explanation(found[0].reference))
 
 
-def _empty_table(built: PaperTable, headings: Iterable[str]) -> Table:
+def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows begin with their name, which is shown once, and the method."""
     shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in headings:
+    for heading in columns:
         shown.add_column(heading, justify="right")
-    return shown
-
-
-def _as_table(built: PaperTable) -> Table:
-    headings = ("measured", "n", *(TESTED if built.tested else ()), "paper", "n", "difference")
-    shown = _empty_table(built, headings)
     previous = ""
-    for cell in built.cells:
-        measured, *others = texts(cell, built)
-        shown.add_row("" if cell.row == previous else cell.row, cell.column, measured or "missing", *others)
-        previous = cell.row
+    for row, *cells in rows:
+        shown.add_row("" if row == previous else row, *cells)
+        previous = row
     return shown
 
 
@@ -194,3 +193,13 @@ def add(
         raise DataError("RUNS holds no finished run.")
     new, already = measurements.add(finished, to)
     print(f"{new} added, {already} there already")
+
+
+def curve(
+    runs: Runs,
+    to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
+) -> None:
+    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
+    check_folder("--to", to)
+    for path in curves.write(stored.find(runs), to):
+        print(path)

@@ -18,21 +18,20 @@ from llqr.lab.cli.dataclass_options import options_from_dataclasses
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import Stopped
+from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
+from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import dry_run as dry
 from llqr.lab.runs import stored
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.stop import Stop
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 from llqr.lab.writing import check_folder
 
 WHAT = (
@@ -174,7 +173,7 @@ def compare(
     """Train several methods with several seeds, print them side by side and write report.html."""
     planned: list[PlannedRun] = []
     for label, chosen in _recipes_for(names, data, model, how).items():
-        planned += plan(label, chosen, _listed(methods, chosen), range(seeds), how.out)
+        planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop):
         _report(planned, how, stop)
@@ -204,7 +203,7 @@ def reproduce(
     for name in _rows(table, row):
         label = name if variant is None else f"{name}@{variant}"
         chosen = how.load(label)
-        planned += plan(label, chosen, _listed(methods, chosen), range(seeds or chosen.seeds), how.out)
+        planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop) and how.keep is not None:
         _report(planned, how, stop)
@@ -255,17 +254,6 @@ def _rows(table: str, chosen: Sequence[str] | None, asked_by: str = "TABLE") -> 
         if row not in rows:
             raise ConfigurationError(unknown("--row", row, rows))
     return [rows[row] for row in chosen or rows]
-
-
-def _listed(methods: str | None, chosen: Recipe) -> list[str]:
-    """The methods of a comma-separated list, or the columns of a recipe."""
-    if methods is None:
-        return list(chosen.columns)
-    names = [method.strip() for method in methods.split(",") if method.strip()]
-    if not names:
-        raise ConfigurationError(f"--methods must name at least one method, got {methods!r}.")
-    # Resolved, so that two names of one method give one run.
-    return list(dict.fromkeys(chosen.run(name, "--methods").method for name in names))
 
 
 def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:

@@ -19,7 +19,7 @@ from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.run import Run
 from llqr.lab.own.weights import load_into
-from llqr.lab.training.precision import Precision
+from llqr.lab.passes.precision import Precision
 
 
 def mount(app: typer.Typer) -> None:

@@ -12,15 +12,14 @@ import typer
 
 from llqr.lab import machine
 from llqr.lab.cli import options
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.models.decoding.beam import Decoder
+from llqr.lab.passes.precision import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import Translator
 from llqr.lab.text import parallel_text
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.training import checkpoint
-from llqr.lab.training.precision import Precision
 
 LINES_AT_ONCE = 2000
 """So that a long file is translated as it is read, and memory does not depend on its length."""

@@ -27,7 +27,8 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.config.strict import Origin, make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]
@@ -104,6 +105,16 @@ class Recipe:
             transport=chosen.transport,
             optimizer=self.optimizer,
         )
+
+    def listed(self, methods: str | Iterable[str] | None, asked_by: str) -> list[str]:
+        """Methods by name, separated by commas or not, each once; None is the columns of the table."""
+        if methods is None:
+            return list(self.columns)
+        names = [method.strip() for method in (methods.split(",") if isinstance(methods, str) else methods)]
+        if not any(names):
+            raise ConfigurationError(f"{asked_by} must name at least one method, got {methods!r}.")
+        # Resolved, so that two names of one method give one run.
+        return list(dict.fromkeys(self.run(name, asked_by).method for name in names if name))
 
     def check(self, origin: Origin) -> None:
         """Refuse names and options that do not exist, before any data is read."""

@@ -26,10 +26,11 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import ConfigurationError, Origin, make
+from llqr.lab.config.strict import Origin, make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
+from llqr.lab.passes.compiling import repeated_blocks
 from llqr.lab.tasks import Task
-from llqr.lab.training.compiling import repeated_blocks
 
 OnRefresh = Callable[[llqr.Refresh], None]
 
@@ -132,7 +133,15 @@ class Run:
         runs compiled. It has the precision of the training passes. ``on_refresh`` gets the report of every refresh.
         The ``ranks`` that train the model learn one metric together, which is shared out among ``shards`` of them.
         """
-        geometry = self._build_geometry(model, task, capture, compile, on_refresh, ranks, shards)
+        geometry = None
+        if self.geometry is not None:
+            runtime = self._runtime(self.geometry.runtime, model, capture, compile, ranks)
+            first_order = runtime.engine in ENGINES and ENGINES[runtime.engine].first_order
+            # Differences need no derivative of the fast kernels that the training passes use.
+            forward = task.forward if first_order else task.differentiable_forward
+            geometry = self.geometry.build(
+                model, task.loss, runtime=runtime, shards=shards, forward=forward, on_refresh=on_refresh
+            )
         return llqr.Optimizer(
             self.base.build(model),
             None if self.probe is None else self.probe.build(),
@@ -143,44 +152,18 @@ class Run:
             buffers=self.optimizer.buffers,
         )
 
-    def _build_geometry(
-        self,
-        model: nn.Module,
-        task: Task,
-        capture: bool,
-        compile: bool,
-        on_refresh: OnRefresh | None,
-        ranks: dist.ProcessGroup | None,
-        shards: int | Literal["all"] | None,
-    ) -> llqr.Geometry | None:
-        settings = self.geometry
-        if settings is None:
-            return None
-        engine, whole = settings.runtime.engine, settings.runtime.micro_batch is None
+    def _runtime(
+        self, own: llqr.Runtime, model: nn.Module, capture: bool, compile: bool, ranks: dist.ProcessGroup | None
+    ) -> llqr.Runtime:
+        engine, whole = own.engine, own.micro_batch is None
         if engine == "auto" and compile and whole:
             # Differences run through the blocks that are compiled for the passes; a network without any is traced.
             engine = "one-sided-differences" if repeated_blocks(model) else "linearised"
-        first_order = engine in ENGINES and ENGINES[engine].first_order
-        return llqr.Geometry(
-            model,
-            task.loss,
-            structure=settings.structure,
-            divergence=settings.divergence,
-            every=settings.every,
-            ema=settings.ema,
-            damping=settings.damping,
-            bounds=settings.bounds,
-            inner=settings.inner,
-            runtime=dataclasses.replace(
-                settings.runtime,
-                engine=engine,
-                capture=capture and whole,
-                compile=compile,
-                autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
-                process_group=ranks,
-            ),
-            shards=shards,
-            # Differences need no derivative of the fast kernels that the training passes use.
-            forward=task.forward if first_order else task.differentiable_forward,
-            on_refresh=on_refresh,
+        return dataclasses.replace(
+            own,
+            engine=engine,
+            capture=capture and whole,
+            compile=compile,
+            autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
+            process_group=ranks,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
+from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
 from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.names import unknown
@@ -243,19 +244,14 @@ class GeometrySettings:
         quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about this network
+            inner = replace(self.inner, steps=1, gradients=1)
             for kind in dict.fromkeys(kinds):
-                Geometry(
-                    model,
-                    nn.functional.cross_entropy,
-                    structure=kind,
-                    divergence=self.divergence,
-                    every=self.every,
-                    ema=self.ema,
-                    damping=self.damping,
-                    bounds=self.bounds,
-                    inner=replace(self.inner, steps=1, gradients=1),
-                    runtime=self.runtime,
-                ).learn_from(quadratic)
+                self.build(model, nn.functional.cross_entropy, structure=kind, inner=inner).learn_from(quadratic)
+
+    def build(self, model: nn.Module, loss: Loss, **arguments: Any) -> Geometry:
+        """The geometry of a model; ``arguments`` are those that these settings do not have, or come before them."""
+        own = ("structure", "divergence", "every", "ema", "damping", "bounds", "inner", "runtime")
+        return Geometry(model, loss, **{name: getattr(self, name) for name in own} | arguments)
 
     def metric(self, model: nn.Module) -> Metric:
         """An unlearned metric as these settings lay it out, for its size."""

@@ -10,6 +10,7 @@ the same seed gives the same batches, and a saved state resumes in the middle of
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ __all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "l
 class Source:
     """What is known about a data set before any file is read, and how to read it."""
 
-    title: str
     classes: int
     image_size: int
     channels: int
@@ -44,31 +44,27 @@ class Source:
         return {"classes": self.classes, "image_size": size, "channels": self.channels}
 
 
-def in_memory(read: Callable[[Path], tuple[ImageSet, ImageSet]], classes: int) -> Callable[[Path, Any], ResidentData]:
-    """A reader of the data set whose two splits ``read`` returns."""
-    return lambda root, options: ResidentData(*read(root), classes, options)
+def in_memory(
+    classes: int, image_size: int, channels: int, train_count: int, read: Callable[[Path], tuple[ImageSet, ImageSet]]
+) -> Source:
+    """A data set whose two splits ``read`` returns."""
+
+    def resident(root: Path, options: Any) -> ResidentData:
+        return ResidentData(*read(root), classes, options)
+
+    return Source(classes, image_size, channels, train_count, ResidentOptions, resident)
+
+
+def imagenet(root: Path, options: Any) -> StreamingData:
+    return StreamingData(root / "imagenet", options)
 
 
 SOURCES = {
-    "digits": Source(
-        "scikit-learn's digits", 10, 8, 1, 1437, ResidentOptions, in_memory(lambda root: read_digits(), 10)
-    ),
-    "cifar10": Source(
-        "CIFAR-10", 10, 32, 3, 50_000, ResidentOptions, in_memory(lambda root: read_cifar(CIFAR10, root), 10)
-    ),
-    "cifar100": Source(
-        "CIFAR-100", 100, 32, 3, 50_000, ResidentOptions, in_memory(lambda root: read_cifar(CIFAR100, root), 100)
-    ),
-    "tinyimagenet": Source("TinyImageNet-200", 200, 64, 3, 100_000, ResidentOptions, in_memory(read_tinyimagenet, 200)),
-    "imagenet": Source(
-        "ImageNet (ILSVRC 2012)",
-        1000,
-        224,
-        3,
-        1_281_167,
-        StreamingOptions,
-        lambda root, options: StreamingData(root / "imagenet", options),
-    ),
+    "digits": in_memory(10, 8, 1, 1437, lambda root: read_digits()),
+    "cifar10": in_memory(10, 32, 3, 50_000, partial(read_cifar, CIFAR10)),
+    "cifar100": in_memory(100, 32, 3, 50_000, partial(read_cifar, CIFAR100)),
+    "tinyimagenet": in_memory(200, 64, 3, 100_000, read_tinyimagenet),
+    "imagenet": Source(1000, 224, 3, 1_281_167, StreamingOptions, imagenet),
 }
 
 
@@ -88,12 +84,5 @@ def load(name: str, root: Path | str = "data", options: Mapping[str, Any] | Any 
     """Read the data set ``name`` below ``root``; ``options`` is a mapping or an instance of its options class."""
     known = source(name)
     if options is None or isinstance(options, Mapping):
-        try:
-            options = known.options(**(options or {}))
-        except TypeError as error:
-            raise TypeError(f"Data {name!r}: {error}.") from error
-    elif not isinstance(options, known.options):
-        raise TypeError(
-            f"options must be a mapping or {known.options.__name__} for {name!r}, got {type(options).__name__}."
-        )
+        options = known.options(**(options or {}))
     return known.read(Path(root), options)

@@ -50,13 +50,6 @@ class Augmentation:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if not 0 <= self.cutout_probability <= 1:
             raise ValueError(f"cutout_probability must lie in [0, 1], got {self.cutout_probability}.")
-        for name, known in (
-            ("crop_border", ("black", "reflect")),
-            ("crop_per", ("sample", "batch")),
-            ("cutout_fill", ("mean", "black")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def pad(self, images: Tensor) -> Tensor:
         """Images ``(count, height, width, channels)`` with the border that the crops reach into."""

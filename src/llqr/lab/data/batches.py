@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LAST = ("fill", "drop", "keep")
-
 Batch = tuple[Any, Tensor]
 """Inputs, one tensor or a tuple of them as the model takes them, and targets."""
 
@@ -27,22 +25,14 @@ class Batches(ABC):
     * ``"drop"`` leaves them out of this epoch;
     * ``"keep"`` makes a smaller last batch.
 
-    With ``shuffle`` the order is drawn from ``generator``, which nothing else may use, and a second iteration continues
-    where the first one stopped. Without it every iteration starts at the beginning and there is no state.
+    With a ``generator``, which nothing else may use, the order is drawn from it, and a second iteration continues where
+    the first one stopped. Without one every iteration starts at the beginning and there is no state.
     """
 
-    def __init__(
-        self, count: int, batch_size: int, *, shuffle: bool, generator: torch.Generator | None, last: str
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-        if last not in LAST:
-            raise ValueError(f"last must be one of {', '.join(LAST)}, got {last!r}.")
+    def __init__(self, count: int, batch_size: int, *, generator: torch.Generator | None, last: str) -> None:
         if last == "drop" and count < batch_size:
             raise ValueError(f"batch_size must be at most the {count} samples of the data, got {batch_size}.")
-        if shuffle and generator is None:
-            raise ValueError("generator must be given to shuffle.")
-        self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, shuffle
+        self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, generator is not None
         # Without shuffle nothing is drawn, so that any generator will do.
         self.generator = torch.Generator() if generator is None else generator
         self.steps = count // batch_size if last == "drop" else -(-count // batch_size)

@@ -3,21 +3,19 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llqr.lab.extras import extra
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 def decode(path: Path) -> "Image":
     """The image at ``path`` in RGB, fully read; errors name the file."""
+    pillow = extra("PIL.Image", "Reading image files needs Pillow")
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "Reading image files needs Pillow; install it with: pip install 'llqr[lab]'."
-        ) from error
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
+        with pillow.open(path) as image:
+            found: Image = image.convert("RGB")
+            return found
     except FileNotFoundError:
         raise
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.

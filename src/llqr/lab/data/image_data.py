@@ -1,7 +1,7 @@
 """What every image data set offers: batches of its training and of its test images."""
 
 from abc import ABC, abstractmethod
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -17,11 +17,6 @@ class Placement(TypedDict, total=False):
 
 class ImageData(ABC):
     """A training and a test set of images."""
-
-    @property
-    @abstractmethod
-    def model_arguments(self) -> dict[str, Any]:
-        """The arguments a network needs for this data."""
 
     def train_batches(
         self, batch_size: int, *, seed: int, last: str = "fill", **placement: Unpack[Placement]

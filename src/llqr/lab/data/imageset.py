@@ -14,12 +14,6 @@ class ImageSet:
     images: Tensor
     labels: Tensor
 
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
-            raise ValueError(f"images must be uint8 of 4 dimensions, got {self.images.dtype}, {self.images.dim()}.")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise ValueError(f"labels must be {len(self.images)} int64 numbers, got {tuple(self.labels.shape)}.")
-
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -31,7 +31,10 @@ class ResidentOptions(Augmentation):
 
 
 class ResidentBatches(Batches):
-    """Batches of float images ``(batch, channels, height, width)`` and int64 labels, made on ``device``."""
+    """Batches of float images ``(batch, channels, height, width)`` and int64 labels, made on ``device``.
+
+    They are augmented if they are shuffled.
+    """
 
     def __init__(
         self,
@@ -42,19 +45,15 @@ class ResidentBatches(Batches):
         deviation: Tensor,
         device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None,
-        shuffle: bool = False,
         generator: torch.Generator | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(data), batch_size, shuffle=shuffle, generator=generator, last=last)
-        if generator is not None and generator.device.type != torch.device(device).type:
-            raise ValueError(f"generator must live on {device}, where the images are, got {generator.device}.")
-        if augmentation is not None and not shuffle:
-            raise ValueError("augmentation must be None without shuffle, where nothing is drawn.")
+        super().__init__(len(data), batch_size, generator=generator, last=last)
         self.memory_format = memory_format
-        self.augmentation = augmentation or Augmentation()
-        self._augmented = augmentation is not None
+        drawn = augmentation if self.shuffle else None
+        self._augmented = drawn is not None
+        self.augmentation = drawn or Augmentation()
         self._height, self._width, channels = data.images.shape[1:]
         self._images = self.augmentation.pad(data.images.to(device))
         self._labels = data.labels.to(device)
@@ -90,31 +89,19 @@ class ResidentData(ImageData):
 
     def __init__(self, train: ImageSet, test: ImageSet, classes: int, options: ResidentOptions) -> None:
         self.options = options
-        self.classes = classes
         self.mean, self.deviation = train.statistics()
         labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
         self.train = ImageSet(train.images, labels)
         self.test = test
 
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        return {
-            "classes": self.classes,
-            "image_size": self.train.images.shape[1],
-            "channels": self.train.images.shape[3],
-        }
-
     def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
-        training = seed is not None
-        device = placement.get("device", "cpu")
         return ResidentBatches(
-            self.train if training else self.test,
+            self.test if seed is None else self.train,
             batch_size,
             mean=self.mean,
             deviation=self.deviation,
-            augmentation=self.options if training else None,
-            generator=None if seed is None else torch.Generator(device).manual_seed(seed),
-            shuffle=training,
+            augmentation=self.options,
+            generator=None if seed is None else torch.Generator(placement.get("device", "cpu")).manual_seed(seed),
             last=last,
             **placement,
         )

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -141,12 +141,11 @@ class StreamingBatches(Batches):
         *,
         options: StreamingOptions,
         device: torch.device | str = "cpu",
-        shuffle: bool = False,
         generator: torch.Generator | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(files), batch_size, shuffle=shuffle, generator=generator, last=last)
+        super().__init__(len(files), batch_size, generator=generator, last=last)
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
         self._data = DecodedImages(files, options.image_size, options.shorter_side)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
@@ -184,21 +183,14 @@ class StreamingData(ImageData):
                     "val/<class>/*.JPEG. Give the folder that contains it with --data-dir, or as data.root in a recipe."
                 )
         self.options = options
-        self.class_names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
-        self.train = find_files(folder / "train", self.class_names)
-        self.test = find_files(folder / "val", self.class_names)
-
-    @property
-    def model_arguments(self) -> dict[str, Any]:
-        return {"classes": len(self.class_names), "image_size": self.options.image_size, "channels": 3}
+        classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+        self.train = find_files(folder / "train", classes)
+        self.test = find_files(folder / "val", classes)
 
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        training = seed is not None
         # The generator is always on the CPU: the order does not depend on the device.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        files = self.train if training else self.test
-        return StreamingBatches(
-            files, batch_size, options=self.options, shuffle=training, generator=generator, last=last, **placement
-        )
+        files = self.test if seed is None else self.train
+        return StreamingBatches(files, batch_size, options=self.options, generator=generator, last=last, **placement)

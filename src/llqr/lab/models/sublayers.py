@@ -1,7 +1,6 @@
 """The sublayers of the token transformers: attention, the feed-forward network, and the residual connection."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ class Attention(nn.Module):
     """Multi-head attention with separate projections for queries, keys and values: a metric sees four plain matrices.
 
     Tensors are ``(batch, heads, tokens, head width)`` after projection. The attention itself is PyTorch's kernel, which
-    has neither forward mode nor second derivatives where it is fused; see `differentiable_attention`.
+    has neither forward mode nor second derivatives where it is fused; see `differentiable_forward`.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -81,17 +80,12 @@ class Residual(nn.Module):
         return out
 
 
-def differentiable_attention() -> AbstractContextManager[None]:
-    """A context in which attention has all derivatives: PyTorch's own composition of elementary operations.
-
-    The fused kernels have no forward mode and no double backward, so that outside this context curvature products
-    need finite differences.
-    """
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
-    """``model(inputs)`` in `differentiable_attention`: a `forward` for `llqr.Geometry` that gives exact products."""
-    with differentiable_attention():
+    """``model(inputs)`` with all derivatives: a `forward` for `llqr.Geometry` that gives exact products.
+
+    Attention is PyTorch's own composition of elementary operations; the fused kernels have no forward mode and no
+    double backward, so that otherwise curvature products need finite differences.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
         out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
         return out

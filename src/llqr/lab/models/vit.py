@@ -7,7 +7,7 @@ Two choices matter to a metric learned per block and to a curvature product, so 
   ``softmax(Q K^T / sqrt(d)) V`` step by step, which has one. Both are the same function of the same parameters.
 """
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -114,14 +114,6 @@ class ViT(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def use_attention(self, attention: str) -> None:
-        """Switch every block between the fused kernel (``"sdpa"``) and the explicit form (``"explicit"``)."""
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}.")
-        for module in self.modules():
-            if isinstance(module, SelfAttention):
-                module.attention = attention
-
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
@@ -129,21 +121,8 @@ class ViT(nn.Module):
         return logits
 
 
-def vit_ti(**options: Any) -> ViT:
-    """ViT-Ti: 12 blocks of width 192 with 3 heads (Touvron et al., 2021)."""
-    return ViT(**{"dim": 192, "depth": 12, "heads": 3} | options)
-
-
-def vit_s(**options: Any) -> ViT:
-    """ViT-S: 12 blocks of width 384 with 6 heads (Touvron et al., 2021)."""
-    return ViT(**{"dim": 384, "depth": 12, "heads": 6} | options)
-
-
-def vit_b(**options: Any) -> ViT:
-    """ViT-B: 12 blocks of width 768 with 12 heads."""
-    return ViT(**{"dim": 768, "depth": 12, "heads": 12} | options)
-
-
-def vit_l(**options: Any) -> ViT:
-    """ViT-L: 24 blocks of width 1024 with 16 heads."""
-    return ViT(**{"dim": 1024, "depth": 24, "heads": 16} | options)
+# Ti and S are those of Touvron et al. (2021).
+vit_ti = partial(ViT, dim=192, depth=12, heads=3)
+vit_s = partial(ViT, dim=384, depth=12, heads=6)
+vit_b = partial(ViT, dim=768, depth=12, heads=12)
+vit_l = partial(ViT, dim=1024, depth=24, heads=16)

@@ -1,1 +1,1 @@
-"""One's own experiment: a model, a loss and data of the user, made into a task and a recipe of the laboratory."""
+"""One's own experiment as a recipe of the laboratory, and methods compared on it."""

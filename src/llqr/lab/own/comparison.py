@@ -19,25 +19,24 @@ from llqr.lab import machine
 from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import Stopped
+from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import load
-from llqr.lab.own.experiment import Experiment
 from llqr.lab.own.recipe import Override
+from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
 from llqr.lab.results.paper_table import Number
 from llqr.lab.results.summary import Summary, summarise
 from llqr.lab.runs import stored
-from llqr.lab.runs.experiment import carry_out
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
+from llqr.lab.stop import Stop
 from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 
 NAME = "experiment"
 
@@ -166,12 +165,9 @@ def compare(
         given: the arguments of `Experiment`.
     """
     label, chosen, notes = _recipe(experiment, list((settings or {}).items()), given)
-    named = methods.split(",") if isinstance(methods, str) else methods
-    # Resolved, so that two names of one method give one run.
-    listed = dict.fromkeys(chosen.run(name.strip(), "methods").method for name in named or chosen.columns)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
-    planned = plan(label, chosen, list(listed), range(seeds), folder)
+    planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
     with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)

@@ -10,10 +10,10 @@ from typing import Any
 from llqr.lab.config.layers import merge, names
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.strict import make
-from llqr.lab.own import fingerprint, image_folder, sources
-from llqr.lab.own.batches import first, understood
-from llqr.lab.own.experiment import Experiment
 from llqr.lab.own.recipe import Override, layer, parts_of, recipe
+from llqr.lab.tasks.own import fingerprint, image_folder, sources
+from llqr.lab.tasks.own.batches import first, understood
+from llqr.lab.tasks.own.experiment import Experiment
 
 MODEL = "resnet18"
 """The network for a folder of images, if none is named."""

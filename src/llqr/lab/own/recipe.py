@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 
 from llqr.lab.config.layers import merge, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError, make
+from llqr.lab.config.strict import make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
-from llqr.lab.own.batches import Samples, length, rows, understood
-from llqr.lab.own.experiment import Experiment
+from llqr.lab.tasks.own.batches import Samples, length, rows, understood
+from llqr.lab.tasks.own.experiment import Experiment
 from llqr.probes import PROBES
 
 BATCH_SIZE = 128
@@ -98,19 +99,22 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
 
 def parts_of(experiment: Experiment, label: str, source: str, digest: str) -> dict[str, Any]:
     """Task, data and model of an experiment that a source gives."""
-    network = type(experiment.model).__name__ if isinstance(experiment.model, nn.Module) else _name(experiment.model)
+    model = experiment.model
+    of_class = type(model).__name__
     return {
         "task": {"name": "own", "options": {"digest": digest}},
         "data": {"name": label, "root": source},
-        "model": {"name": network},
+        "model": {"name": of_class if isinstance(model, nn.Module) else str(getattr(model, "__name__", of_class))},
     }
 
 
 def _given(experiment: Experiment, label: str) -> dict[str, Any]:
     """The settings that the experiment itself decides."""
+    drops = isinstance(experiment.train, DataLoader) and experiment.train.drop_last
+    last = "drop" if drops else None
     table: dict[str, Any] = {
         "title": experiment.title or label,
-        "training": _present(epochs=experiment.epochs, batch_size=experiment.batch_size, last=_last(experiment.train)),
+        "training": _present(epochs=experiment.epochs, batch_size=experiment.batch_size, last=last),
         "bases": {experiment.base: _present(lr=experiment.lr, weight_decay=experiment.weight_decay)},
         "probes": {probe: _present(rho=experiment.rho) for probe in ("sam", "fsam")},
     }
@@ -145,18 +149,10 @@ def _fill_in(table: dict[str, Any], experiment: Experiment) -> None:
         geometry.setdefault("every", min(500, max(10, total // REFRESHES)))
 
 
-def _last(train: Any) -> str | None:
-    return "drop" if isinstance(train, DataLoader) and train.drop_last else None
-
-
 def _first_size(data: Iterable[Any]) -> int:
     for batch in data:
         return rows(batch)
     raise ConfigurationError("train gave no batch.")
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _present(**values: Any) -> dict[str, Any]:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from llqr.curvature.problem import counted_terms
+from llqr.curvature.problem import counted_terms, samples_in, taken_rows
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.passes.captured_pass import Pass
+from llqr.lab.passes.precision import Precision
 from llqr.lab.ranks.team import Team
 from llqr.lab.tasks import Batch, Task
-from llqr.lab.training.captured_pass import Pass
-from llqr.lab.training.precision import Precision
 
 
 def share(batch: Batch, team: Team) -> Batch:
     """Every so many-th sample: shares differ by at most one sample, and padding at the end of a batch is spread."""
-    samples = _samples(batch)
+    samples = samples_in(batch) or 0
     if samples < team.size:
         raise ConfigurationError(
             f"--strategy: a batch of {samples} samples cannot be shared out among {team.size} ranks; start fewer "
             "processes, or choose larger batches (and training.last)."
         )
-
-    def own(tensor: Tensor) -> Tensor:
-        return tensor[team.rank :: team.size] if tensor.ndim and len(tensor) == samples else tensor
-
-    shared: Batch = pytree.tree_map_only(Tensor, own, batch)
-    return shared
-
-
-def _samples(batch: Any) -> int:
-    return next((len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+    return taken_rows(batch, slice(team.rank, None, team.size))
 
 
 class SharedPass(Pass):
@@ -55,7 +43,7 @@ class SharedPass(Pass):
 
     def _terms(self, batch: Batch) -> Tensor | float:
         counted = counted_terms(self._task.loss, batch[1])
-        return float(_samples(batch)) if counted is None else counted.double()
+        return float(samples_in(batch) or 0) if counted is None else counted.double()
 
     def _weighted(self, loss: Tensor) -> Tensor:
         weight = torch.as_tensor(self._weight, device=loss.device).to(loss.dtype)

@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 import llqr
 from llqr.dtensors import as_sharded, drop_gathered, local, local_like, whole
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.passes.captured_pass import Pass
+from llqr.lab.passes.compiling import repeated_blocks
+from llqr.lab.passes.precision import Precision
 from llqr.lab.ranks.shared_pass import SharedPass, share
 from llqr.lab.ranks.team import Ranks, Team
 from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.training.captured_pass import Pass
-from llqr.lab.training.compiling import repeated_blocks
-from llqr.lab.training.precision import Precision
 from llqr.step.saved_state import taken_apart
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llqr.collectives import all_reduce
 from llqr.lab.errors import EXIT_CODES
-from llqr.lab.training.stop import Stop
+from llqr.lab.stop import Stop
 
 T = TypeVar("T")
 LONGEST_WAIT = timedelta(days=1)

@@ -1,6 +1,6 @@
 """`llqr report`: runs as one self-contained HTML page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,7 +10,7 @@ from llqr.lab.report.conclusion import conclusion
 from llqr.lab.report.outcomes import curves, summary
 from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
-from llqr.lab.report.section import Part, Section
+from llqr.lab.report.section import Section
 from llqr.lab.report.solutions import sharpness, slices
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.writing import make_folder, write_text
@@ -34,24 +34,13 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
     """
     names = list(dict.fromkeys(run.recipe for run in runs))
     groups = {name: [run for run in runs if run.recipe == name] for name in names}
-    sections = [Section(name, own, home, _notes_of(own, notes or {})) for name, own in groups.items()]
+    sections = [Section(name, own, home, notes or {}) for name, own in groups.items()]
     finished = sum(run.result is not None for run in runs)
     counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
     environment = Environment(
         loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
     page = environment.get_template("page.html")
-    shown = [(section, conclusion(section), _parts(section)) for section in sections]
-    return page.render(title=_title(sections), counts=counts, sections=shown, dark_figures=dark_rules())
-
-
-def _parts(section: Section) -> list[Part]:
-    return [part for part in (make(section) for make in PARTS) if part is not None]
-
-
-def _notes_of(runs: Iterable[StoredRun], notes: dict[Path, str]) -> dict[Path, str]:
-    return {run.path: notes[run.path] for run in runs if run.path in notes}
-
-
-def _title(sections: Sequence[Section]) -> str:
-    return sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
+    shown = [(one, conclusion(one), [part for make in PARTS if (part := make(one)) is not None]) for one in sections]
+    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
+    return page.render(title=title, counts=counts, sections=shown, dark_figures=dark_rules())

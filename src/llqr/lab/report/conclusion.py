@@ -37,7 +37,7 @@ def conclusion(section: Section) -> str:
     best, first = order[0], found[0]
     said = f"{best.method} came out best, with a best {best.metric} of {_mean(best)}"
     if len(found) == 1:
-        return f"{said}; it is the only method. One {_unit(best)} took {_seconds(best)}."
+        return f"{said}; it is the only method. One {best.counted_in} took {_seconds(best)}."
     other = first if best is not first else order[1]
     distance = format(abs(best.best_mean - other.best_mean), digits(best.best_mean))
     direction = "above" if result["larger_is_better"] else "below"
@@ -48,7 +48,7 @@ def conclusion(section: Section) -> str:
         _certainty(best, other),
         "" if order[1] is other else f"Next is {order[1].method} with {_mean(order[1])}. {_certainty(best, order[1])}",
         _tested(best, other),
-        f"One {_unit(best)} of {best.method} took {times} ({_seconds(best)} against {_seconds(other)}).",
+        f"One {best.counted_in} of {best.method} took {times} ({_seconds(best)} against {_seconds(other)}).",
         f"{unfinished} of {len(section.runs)} runs are not finished." if unfinished else "",
     ]
     return " ".join(filter(None, sentences))
@@ -91,10 +91,6 @@ def _tested(best: Summary, other: Summary) -> str:
 
 def _seconds(one: Summary) -> str:
     return f"{summary.TIMES[one.counted_in][1].format(one.seconds)} s"
-
-
-def _unit(one: Summary) -> str:
-    return "epoch" if one.counted_in == "epoch" else "step"
 
 
 def _chosen(runs: Sequence[dict[str, Any]], part: str, key: str) -> Any:

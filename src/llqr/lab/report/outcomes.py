@@ -97,7 +97,8 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
         count = min(len(run.records) for run in runs)
         several = [[record[kind][name] for record in run.records[:count]] for run in runs]
         several = [[float("nan") if value is None else value for value in one] for one in several]
-        plot.curves(method, _minutes(runs, count) if timed else _positions(section, runs[0], count), several)
+        positions = [record[section.axis] for record in runs[0].records[:count]]
+        plot.curves(method, _minutes(runs, count) if timed else positions, several)
         values += [value for one in several for value in one if value == value]
         late += [value for one in several for value in one[count // 4 :] if value == value]
     if values and min(values) > 0 and max(values) > 20 * min(values):
@@ -105,10 +106,6 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
     elif late:
         plot.focus(late)
     return plot
-
-
-def _positions(section: Section, run: StoredRun, count: int) -> list[float]:
-    return [record[section.axis] for record in run.records[:count]]
 
 
 def _minutes(runs: Sequence[StoredRun], count: int) -> list[float]:

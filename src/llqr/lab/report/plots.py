@@ -84,8 +84,8 @@ class Plot:
         if self._axes.get_xlim()[0] > 0:
             self._axes.set_xlim(left=0)
 
-    def logarithmic(self, axis: str = "y") -> None:
-        getattr(self._axes, f"set_{axis}scale")("log")
+    def logarithmic(self) -> None:
+        self._axes.set_yscale("log")
 
     def focus(self, values: Sequence[float]) -> None:
         """Show the range of these values, with a margin; what lies outside is cut off."""

@@ -31,13 +31,10 @@ class Part:
 
 
 class Section:
-    """The runs of one recipe.
+    """The runs of one recipe, in the order in which methods are shown; times are compared with those of the first.
 
-    Args:
-        name: the recipe.
-        runs: in the order in which methods are shown; times are compared with those of the first method.
-        home: the folder that holds the page; links are relative to it.
-        notes: what could not be measured, by the path of the run.
+    The folder ``home`` holds the page: links are relative to it. ``notes`` say what could not be measured, by the path
+    of a run, which may be another recipe's.
     """
 
     def __init__(self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str]) -> None:
@@ -45,7 +42,7 @@ class Section:
         self.anchor = anchor(name)
         self.runs = runs
         self.home = home
-        self.notes = notes
+        self.notes = {run.path: notes[run.path] for run in runs if run.path in notes}
         self.methods = list(dict.fromkeys(run.method for run in runs))
         self.looks = looks(self.methods)
         self.finished = [run for run in runs if run.result is not None]

@@ -1,11 +1,10 @@
 """The methods of a table compared with one of them, by Welch's test on the seeds of each."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isnan
-from typing import Any
 
 from llqr.lab.config.recipe import ALIASES
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.results.paper_table import Number, PaperTable
 
@@ -29,9 +28,6 @@ class Comparison:
         """The texts of the columns that `headings` names."""
         difference = "" if self.difference is None else f"{self.difference:+.{self.measured.decimals}f}"
         return [str(self.measured), str(self.measured.n), difference, "" if self.p is None else f"{self.p:.2g}"]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def headings(reference: str) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
-from llqr.lab.results.paper_table import Number
+from llqr.lab.results.paper_table import Number, PaperCell
 from llqr.lab.runs.record import RunRecord
 
 
@@ -14,6 +14,30 @@ def mean_of(values: Sequence[float]) -> Number | None:
 def results_of(runs: Iterable[RunRecord], key: str) -> list[float]:
     """This number of every result that has it."""
     return [one.result[key] for one in runs if one.result is not None and one.result.get(key) is not None]
+
+
+def measured_cell(
+    row: str,
+    column: str,
+    found: Sequence[RunRecord],
+    reference: Sequence[RunRecord],
+    measure: str,
+    *,
+    paper: Number | None = None,
+    beside: Number | None = None,
+) -> PaperCell:
+    """What these runs of a method come to; times are relative to the runs of the ``reference``."""
+    return PaperCell(
+        row,
+        column,
+        mean_of(results_of(found, measure)),
+        paper,
+        tuple(one.origin for one in found),
+        beside=beside,
+        tested=mean_of([one.tested for one in found if one.tested is not None]),
+        relative_time=relative_time(found, reference, "step_seconds"),
+        probing_time=relative_time(found, reference, "probing_step_seconds"),
+    )
 
 
 def relative_time(found: Sequence[RunRecord], reference: Sequence[RunRecord], key: str) -> float | None:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.results import storage
-from llqr.lab.results.averages import mean_of, relative_time, results_of
+from llqr.lab.results.averages import measured_cell
 from llqr.lab.results.measurements import differences
 from llqr.lab.results.own_table import own_table
 from llqr.lab.results.paper import paper
@@ -75,17 +75,8 @@ def _row(
     for column in dict.fromkeys([*own, *(known.columns if known else ())]):
         found = [] if known is None else _matching(known.run(column).to_dict(), runs)
         reference = reference or found
-        yield PaperCell(
-            row,
-            column,
-            mean_of(results_of(found, measure)),
-            expected(own, column),
-            tuple(one.origin for one in found),
-            beside=expected(other, column),
-            tested=mean_of([one.tested for one in found if one.tested is not None]),
-            relative_time=relative_time(found, reference, "step_seconds"),
-            probing_time=relative_time(found, reference, "probing_step_seconds"),
-        )
+        numbers = {"paper": expected(own, column), "beside": expected(other, column)}
+        yield measured_cell(row, column, found, reference, measure, **numbers)
 
 
 def _matching(run: dict[str, Any], runs: Iterable[RunRecord]) -> list[RunRecord]:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from rich.box import SIMPLE
-from rich.table import Table
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +16,7 @@ from llqr import Inner, Metric
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab import models
 from llqr.lab.models.language_model import LanguageModel
+from llqr.lab.number_table import NumberTable
 from llqr.lab.results.storage import MIB, scalars_of_shards
 from llqr.metric.owners import owners
 from llqr.metric.placement import Placement
@@ -133,13 +132,11 @@ def _apply_flops(metric: Metric, shards: int) -> int:
     return most
 
 
-def as_table(found: list[Cost]) -> Table:
+def as_table(found: list[Cost]) -> NumberTable:
     """The rows for a terminal."""
-    table = Table(title="LLQR+SAM on many devices, on paper", box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right", no_wrap=True)
+    table = NumberTable("LLQR+SAM on many devices, on paper", *HEADINGS[:2], numbers=HEADINGS[2:])
     for cost in found:
-        table.add_row(*cells(cost))
+        table.add(*cells(cost))
     return table
 
 

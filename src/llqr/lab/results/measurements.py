@@ -8,13 +8,12 @@ machine are left out.
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llqr.lab import writing
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
 from llqr.lab.runs.shapes import LINE, checked
@@ -48,14 +47,18 @@ def _with_effective_norm(run: dict[str, Any]) -> dict[str, Any]:
     return run | {"probe": probe | {"norm": norm if run.get("geometry") else norm.replace("metric", "euclidean")}}
 
 
+def head_of(run: StoredRun, kind: str) -> dict[str, Any]:
+    """How a line begins: what was asked for, and the commands that made it."""
+    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
+    head = {"kind": kind, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
+    return head | _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
+
+
 def line_of(run: StoredRun) -> dict[str, Any]:
     """The line that keeps a finished run."""
     if run.result is None:
         raise DataError(f"{run.path} is not finished ({run.state}).")
-    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
-    line = {"kind": KIND, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
-    line |= _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
-    line["result"] = run.result
+    line = head_of(run, KIND) | {"result": run.result}
     if run.analysis is not None:
         line["analysis"] = {key: run.analysis[key] for key in ANALYSIS}
     plain_line: dict[str, Any] = plain(line)
@@ -120,6 +123,16 @@ def read(folder: Path) -> list[RunRecord]:
 
 def read_file(path: Path) -> list[RunRecord]:
     runs = []
+    for origin, line in lines_of(path):
+        if line["kind"] == KIND:
+            checked(line, LINE, origin)
+            config = {key: value for key, value in line.items() if key not in ("kind", "result", "analysis")}
+            runs.append(RunRecord(config, line["result"], line.get("analysis"), origin))
+    return runs
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file, whatever their kind, each with its place."""
     for number, text in enumerate(path.read_text().splitlines(), start=1):
         origin = f"{path.name}, line {number}"
         try:
@@ -128,8 +141,4 @@ def read_file(path: Path) -> list[RunRecord]:
             raise DataError(f"{origin} is damaged: {error}.") from error
         if not isinstance(line, dict) or "kind" not in line:
             raise DataError(f"{origin} is no result: it has no kind.")
-        if line["kind"] == KIND:
-            checked(line, LINE, origin)
-            config = {key: value for key, value in line.items() if key not in ("kind", "result", "analysis")}
-            runs.append(RunRecord(config, line["result"], line.get("analysis"), origin))
-    return runs
+        yield origin, line

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llqr.lab.results.averages import mean_of, relative_time, results_of
+from llqr.lab.results.averages import measured_cell
 from llqr.lab.results.paper_table import PaperCell, PaperTable
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.record import RunRecord
@@ -29,16 +29,7 @@ def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperC
         methods.setdefault(run.method, []).append(run)
     reference = next(iter(methods.values()))
     for method, found in methods.items():
-        yield PaperCell(
-            row,
-            method,
-            mean_of(results_of(found, measure)),
-            None,
-            tuple(one.origin for one in found),
-            tested=mean_of([one.tested for one in found if one.tested is not None]),
-            relative_time=relative_time(found, reference, "step_seconds"),
-            probing_time=relative_time(found, reference, "probing_step_seconds"),
-        )
+        yield measured_cell(row, method, found, reference, measure)
 
 
 def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:

@@ -107,8 +107,13 @@ class PaperTable:
         return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
 
 
+def headings(table: PaperTable) -> list[str]:
+    """The columns after row and method: test and times where the table has them."""
+    return ["measured", "n", *(TESTED if table.tested else ()), "paper", "n", "difference"]
+
+
 def texts(cell: PaperCell, table: PaperTable) -> list[str]:
-    """The texts of a cell: measured, n, test and times where the table has them, paper, n, difference."""
+    """The texts of a cell in the columns that `headings` names."""
     measured, paper = (_with_n(number) for number in (cell.measured, cell.paper))
     if cell.beside is not None:
         paper = [f"{cell.beside}{MARK}", str(cell.beside.n)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llqr.lab import pictures
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.box import SIMPLE
-from rich.table import Table
 
 from llqr import Metric
 from llqr.lab import models
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.number_table import NumberTable
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
@@ -88,12 +87,11 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
     return [held[shard] for shard in range(shards)]
 
 
-def as_table(found: list[Storage]) -> Table:
+def as_table(found: list[Storage]) -> NumberTable:
     """The rows for a terminal."""
-    table = Table(title="fp32 storage per device", box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("model", "structure", "S", "parameters", "scalars of U", "U MiB", "total MiB"):
-        table.add_column(heading, justify="left" if heading in ("model", "structure") else "right", no_wrap=True)
+    numbers = ("S", "parameters", "scalars of U", "U MiB", "total MiB")
+    table = NumberTable("fp32 storage per device", "model", "structure", numbers=numbers)
     for row in found:
         counts = (f"{row.shards}", f"{row.model_params:,}", f"{row.precond_params:,}")
-        table.add_row(row.model, row.structure, *counts, f"{row.precond_mib:,.2f}", f"{row.total_mib:,.2f}")
+        table.add(row.model, row.structure, *counts, f"{row.precond_mib:,.2f}", f"{row.total_mib:,.2f}")
     return table

@@ -1,1 +1,1 @@
-"""Runs: what is asked for, carried out, and read back from disk."""
+"""Runs: what is asked for, written down, and read back from disk."""

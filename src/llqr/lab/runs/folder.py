@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.run import Run
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.runs.provenance import command, source_state, versions

@@ -50,6 +50,7 @@ LINE: Shape = {
     "result": {"metric": str},
 }
 """A line of a file of results, which may be older than the other keys of today's runs."""
+CURVE: Shape = {"recipe": str, "seed": int, "run": {"method": str}}
 PAIR: Shape = {"value": NUMBER_OR_NULL}
 ANALYSIS: Shape = {
     "samples": int,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config import recipe
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json
 from llqr.lab.runs.record import RunRecord

@@ -1,19 +1,19 @@
 """BLEU as sacrebleu computes it, with the signature that says how."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from llqr.lab.extras import extra
 
 
 class Bleu:
-    """BLEU of translations against one reference each.
+    """BLEU of translations against one reference each, as it was written.
 
-    Args:
-        references: as they were written.
-        lowercase: ignore case, as is needed where the translations are in lower case.
+    ``lowercase`` ignores case, as is needed where the translations are in lower case.
     """
 
     def __init__(self, references: Sequence[str], lowercase: bool) -> None:
-        self._metric = _sacrebleu().metrics.BLEU(lowercase=lowercase, references=[list(references)])
+        sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
+        self._metric = sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
 
     def score(self, translations: Sequence[str]) -> float:
         """From 0 to 100."""
@@ -23,13 +23,3 @@ class Bleu:
     def signature(self) -> str:
         """Which BLEU this is: tokenisation, case, smoothing and the version of sacrebleu."""
         return str(self._metric.get_signature())
-
-
-def _sacrebleu() -> Any:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "BLEU comes from sacrebleu, which is not installed; install it with: pip install 'llqr[lab]'."
-        ) from error
-    return sacrebleu

@@ -123,14 +123,7 @@ class TranslationTask(TokenTask[ParallelText]):
 
 
 class Translator:
-    """Sentences into the target language by beam search.
-
-    Args:
-        text: the prepared text whose vocabulary a model knows.
-        options: those of the search.
-        max_tokens: the most source tokens, padding included, that are translated at once.
-        device: where the model is.
-    """
+    """Sentences into the target language by beam search, at most ``max_tokens`` of the source with padding at once."""
 
     def __init__(self, text: ParallelText, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
         self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device

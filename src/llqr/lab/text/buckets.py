@@ -39,16 +39,8 @@ def rows_for(max_tokens: int, source: Integers, target: Integers) -> Integers:
 def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple[list[Shape], Tensor]:
     """At most ``count`` shapes for sentences of these lengths, and the index of the shape of every pair.
 
-    Args:
-        source: number of tokens of every source sentence, including the end token.
-        target: the same for the target sentences.
-        max_tokens: maximum number of tokens on either side of a batch.
-        count: maximum number of shapes.
+    Lengths include the end token; either side of a batch has at most ``max_tokens``.
     """
-    if count < 1:
-        raise ValueError(f"shapes must be at least 1, got {count}.")
-    if not len(source):
-        raise ValueError("pairs must not be empty.")
     lengths = torch.stack([source, target], dim=1).numpy()
     # Near the limit, rounding up to the grid would make a pair too long that fits.
     rounded = np.minimum(-(-lengths // GRID) * GRID, np.maximum(max_tokens, 1))

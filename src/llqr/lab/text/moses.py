@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from llqr.lab.extras import extra
+
 
 def tokenise(text: str, language: str) -> str:
     """The words of ``text`` separated by spaces; what Moses treats as markup is escaped, as its script does."""
@@ -31,10 +33,4 @@ def _detokeniser(language: str) -> Any:
 
 
 def _sacremoses() -> Any:
-    try:
-        import sacremoses  # type: ignore[import-untyped]  # it has no types
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "Tokenisation needs sacremoses, which is not installed; install it with: pip install 'llqr[lab]'."
-        ) from error
-    return sacremoses
+    return extra("sacremoses", "Tokenisation needs sacremoses")

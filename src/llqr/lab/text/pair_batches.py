@@ -29,7 +29,8 @@ class ShapedBatches(Batches):
     """Batches of given shapes; ``belongs`` is the index of the shape of every pair.
 
     Every pair appears once per epoch. The pairs of a shape are distributed evenly over its batches, so that no batch
-    is left with only a few. All randomness is drawn on the CPU, so that every device sees the same batches.
+    is left with only a few. The seed determines the order of every epoch; without one there are the same batches every
+    time, and no state. All randomness is drawn on the CPU, so that every device sees the same batches.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ShapedBatches(Batches):
         device: torch.device | str,
     ) -> None:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        super().__init__(len(pairs), batch_size, shuffle=seed is not None, generator=generator, last="keep")
+        super().__init__(len(pairs), batch_size, generator=generator, last="keep")
         self.shapes, self.device = shapes, torch.device(device)
         self._belongs = belongs
         self._real = _spread(torch.bincount(belongs, minlength=len(shapes)).tolist(), [shape.rows for shape in shapes])
@@ -59,7 +60,6 @@ class ShapedBatches(Batches):
             self._local[members] = torch.arange(len(members))
             self._source.append(_resident(pairs.source, members, shape.source).to(self.device))
             self._target.append(_resident(pairs.target, members, shape.target).to(self.device))
-        self.target_tokens = int(pairs.target.lengths.sum()) + len(pairs)  # per epoch, including end tokens
 
     @property
     def padding(self) -> float:
@@ -104,15 +104,7 @@ class ShapedBatches(Batches):
 
 
 class TokenBatches(ShapedBatches):
-    """Batches with about the same number of tokens each, like fairseq's ``--max-tokens``.
-
-    Args:
-        pairs: the sentence pairs.
-        max_tokens: maximum number of tokens, including padding, on either side of a batch.
-        seed: determines the order of every epoch; None gives the same batches every time, without state.
-        device: where the batches are made.
-        shapes: maximum number of shapes.
-    """
+    """Batches of at most so many tokens on either side, padding included, like fairseq's ``--max-tokens``."""
 
     def __init__(
         self,
@@ -125,19 +117,13 @@ class TokenBatches(ShapedBatches):
     ) -> None:
         chosen, belongs = choose(pairs.source.lengths + 1, pairs.target.lengths + 1, max_tokens, shapes)
         super().__init__(pairs, chosen, belongs, batch_size=max_tokens, seed=seed, device=device)
-        self.max_tokens = max_tokens
 
 
 class SentenceBatches(ShapedBatches):
     """Batches of a fixed number of pairs, all of one shape, as a captured refresh of the metric needs.
 
-    Args:
-        pairs: the sentence pairs.
-        sentences: pairs per batch.
-        seed: determines the order of every epoch; None gives the same batches every time, without state.
-        device: where the batches are made.
-        covered: the fraction of the pairs that the shape must hold. The few longer ones are left out: they would make
-            every batch as long as the longest sentence of the corpus. `left_out` is their number.
+    The shape holds the fraction ``covered`` of the pairs. The few longer ones are left out: they would make every batch
+    as long as the longest sentence of the corpus. `left_out` is their number.
     """
 
     def __init__(
@@ -149,12 +135,6 @@ class SentenceBatches(ShapedBatches):
         device: torch.device | str = "cpu",
         covered: float = 0.99,
     ) -> None:
-        if sentences < 1:
-            raise ValueError(f"sentences must be at least 1, got {sentences}.")
-        if not 0 < covered <= 1:
-            raise ValueError(f"covered must lie in (0, 1], got {covered}.")
-        if not len(pairs):
-            raise ValueError("pairs must not be empty.")
         lengths = torch.stack([pairs.source.lengths, pairs.target.lengths]) + 1
         longer_side = lengths.max(dim=0).values.sort().values
         longest = int(longer_side[math.ceil(covered * len(pairs)) - 1])
@@ -170,17 +150,11 @@ class SentenceBatches(ShapedBatches):
 class DecodingBatches:
     """Source sentences for a decoder, sorted by length, each with its index in the data.
 
-    Iterating gives ``(places, source)``: a list of sentence indices, and an int64 matrix with one row for each.
-
-    Args:
-        sentences: the sentences to translate.
-        max_tokens: maximum number of tokens of a batch, including padding; a longer sentence gets its own batch.
-        device: where the batches are made.
+    Iterating gives ``(places, source)``: a list of sentence indices, and an int64 matrix with one row for each, of at
+    most ``max_tokens`` with its padding; a longer sentence gets its own batch.
     """
 
     def __init__(self, sentences: Sentences, max_tokens: int, *, device: torch.device | str = "cpu") -> None:
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
         self.device = torch.device(device)
         self._sentences = sentences
         lengths = sentences.lengths + 1

@@ -1,7 +1,7 @@
 """Prepared parallel text, ready for training and evaluation.
 
->>> from llqr.lab.text import prepared
->>> text = prepared.load("data/iwslt14")
+>>> from llqr.lab.text import parallel_text
+>>> text = parallel_text.load("data/iwslt14")
 >>> text.vocabulary.size, len(text.train), text.detokenise(text.valid.target[0])
 """
 

@@ -49,17 +49,8 @@ def prepare(
 ) -> tuple[Path, bool]:
     """Prepare ``corpus`` in a folder under ``root`` unless it is there; the folder, and whether it was made now.
 
-    Args:
-        corpus: what to prepare.
-        settings: how to prepare it.
-        root: the folder that holds the prepared folders.
-        stages: shows progress.
-        processes: how many processes tokenise (default: one per core). The result does not depend on it.
+    So many ``processes`` tokenise (default: one per core); the result does not depend on it.
     """
-    if settings.languages != corpus.languages:
-        raise ValueError(
-            f"settings.languages must be those of the corpus, {corpus.languages}, got {settings.languages}."
-        )
     facts: dict[str, Any] = {
         "kind": KIND,
         "settings": asdict(settings),

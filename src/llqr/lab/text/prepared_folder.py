@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.text.sentences import Sentences
+from llqr.lab.writing import write_text
 
 FORMAT = 1
 """Incremented whenever the same input gives different files."""
@@ -76,10 +77,7 @@ def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, by
 
 def choose(root: Path, key: str) -> None:
     """Make ``root/key`` the preparation that `find` returns."""
-    with tempfile.NamedTemporaryFile("w", dir=root, prefix=PARTIAL, delete=False) as file:
-        file.write(key + "\n")
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, root / CURRENT)
+    write_text(root / CURRENT, key + "\n")
 
 
 def is_finished(folder: Path) -> bool:

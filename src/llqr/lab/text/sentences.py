@@ -62,28 +62,15 @@ class Sentences:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """Parallel sentences.
+    """Parallel sentences: what to translate, and the translations.
 
-    Attributes:
-        source: the sentences to translate.
-        target: their translations.
-        references: for validation and test the original translations, before tokenisation and lowercasing, which BLEU
-            is measured against. Empty for training.
+    For validation and test the ``references`` are the translations before tokenisation and lowercasing, which BLEU is
+    measured against; for training there are none.
     """
 
     source: Sentences
     target: Sentences
     references: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise ValueError(
-                f"target must have as many sentences as source, got {len(self.target)} and {len(self.source)}."
-            )
-        if self.references and len(self.references) != len(self.target):
-            raise ValueError(
-                f"references must be as many as the {len(self.target)} target sentences, got {len(self.references)}."
-            )
 
     def __len__(self) -> int:
         return len(self.source)

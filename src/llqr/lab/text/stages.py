@@ -5,17 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from llqr.lab.errors import Stopped
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
+from llqr.lab.progress import Display
+from llqr.lab.stop import Stop
 
 
 class Stages:
-    """Shows stages on a display and ends them when a stop is requested.
-
-    Args:
-        display: where progress is shown; None shows nothing.
-        stop: checked after every piece of work; None never stops.
-    """
+    """Shows stages on a display and ends them when a stop is requested, which is checked after every piece of work."""
 
     def __init__(self, display: Display | None = None, stop: Stop | None = None) -> None:
         self._display = display or Display(quiet=True)

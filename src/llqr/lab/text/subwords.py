@@ -6,23 +6,19 @@ in subword-nmt. ``"bytes"``: the bytes of any text, spaces included, so that eve
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from llqr.lab.extras import extra
 from llqr.lab.text.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, vocabulary
 
 END_OF_WORD = "</w>"
 MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 UNKNOWN_WORD = "<unk>"
-ALPHABETS = ("words", "bytes")
 TEXTS_AT_ONCE = 10_000
 
 
 class Subwords:
-    """A learned encoding; `write` and `read` convert it to and from JSON.
-
-    Args:
-        tokenizer: a `tokenizers.Tokenizer`.
-    """
+    """A learned encoding, a `tokenizers.Tokenizer`; `write` and `read` convert it to and from JSON."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -65,18 +61,11 @@ class Subwords:
             raise ValueError(f"The subwords cannot be read: {error}.") from error
 
 
-def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: str) -> Subwords:
-    """The encoding that merges the most frequent pair of neighbours, ``merges`` times.
+def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: Literal["words", "bytes"]) -> Subwords:
+    """The encoding that merges the most frequent pair of neighbours, ``merges`` times or until no pair occurs twice.
 
-    Args:
-        texts: returns all texts; called more than once.
-        merges: number of merges; learning stops earlier if no remaining pair occurs twice.
-        alphabet: ``"words"`` or ``"bytes"``.
+    ``texts`` returns all texts, and is called more than once.
     """
-    if merges < 0:
-        raise ValueError(f"merges must not be negative, got {merges}.")
-    if alphabet not in ALPHABETS:
-        raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}, got {alphabet!r}.")
     found, joined = (_learn_words if alphabet == "words" else _learn_bytes)(texts, merges)
     tokens = dict.fromkeys([*SPECIAL, *found, *(a + b for a, b in joined)])
     # The library is not told that these names are special tokens: otherwise it would look for them in a text.
@@ -140,10 +129,4 @@ def _build(numbers: dict[str, int], merges: list[tuple[str, str]], alphabet: str
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "Subwords need tokenizers, which is not installed; install it with: pip install 'llqr[lab]'."
-        ) from error
-    return tokenizers
+    return extra("tokenizers", "Subwords need tokenizers")

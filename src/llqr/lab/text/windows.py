@@ -20,12 +20,8 @@ class WindowBatches(Batches):
     last batch with windows of the same epoch. Without, for evaluation: every token but the first is a target once, and
     the rest of the last batch is padding, which the loss ignores.
 
-    Args:
-        tokens: the sequence, one-dimensional.
-        rows: windows per batch.
-        context: tokens per window.
-        seed: determines offsets and orders, drawn on the CPU so that every device sees the same batches.
-        device: where the batches are made.
+    A batch has ``rows`` windows of ``context`` tokens. Offsets and orders are drawn on the CPU, so that every device
+    sees the same batches.
     """
 
     def __init__(
@@ -37,8 +33,6 @@ class WindowBatches(Batches):
         seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if context < 1:
-            raise ValueError(f"context must be at least 1, got {context}.")
         shuffle = seed is not None
         shortest = 2 * context if shuffle else 2
         if len(tokens) < shortest:
@@ -46,7 +40,7 @@ class WindowBatches(Batches):
         # Whatever the offset, this many windows have a target for every token.
         count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        super().__init__(count, rows, shuffle=shuffle, generator=generator, last="fill" if shuffle else "keep")
+        super().__init__(count, rows, generator=generator, last="fill" if shuffle else "keep")
         self.context, self.device = context, torch.device(device)
         self._length = len(tokens)
         padding = torch.full((context + 1,), PAD, dtype=torch.int32)

@@ -20,8 +20,6 @@ def cores() -> int:
 @contextmanager
 def workers(processes: int) -> Iterator[Map]:
     """A `map` that runs in ``processes`` processes; with one process it is the built-in `map`."""
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}.")
     if processes == 1:
         yield map
         return

@@ -1,10 +1,8 @@
 """How the toy figures look: colours that survive colour blindness and grey-scale printing, panels, legends."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -13,13 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
+from llqr.lab import pictures
+from llqr.lab.pictures import Arguments
 from llqr.theory import METHODS
 from llqr.theory.arguments import Array
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
-
-Arguments = ParamSpec("Arguments")
 
 # Okabe and Ito's palette; line styles and markers carry the same information in grey-scale print.
 COLOURS = {"sgd": "#000000", "llqr": "#E69F00", "sam": "#0072B2", "llqr+sam": "#D55E00"}
@@ -43,14 +41,7 @@ STYLE: "dict[RcKeyType, Any]" = {
 
 
 def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
-    """Run ``draw`` inside the style, so that everything it adds to the figure gets it."""
-
-    @wraps(draw)
-    def drawn(*arguments: Arguments.args, **options: Arguments.kwargs) -> Figure:
-        with mpl.rc_context(STYLE):
-            return draw(*arguments, **options)
-
-    return drawn
+    return pictures.styled(draw, STYLE)
 
 
 def panels(count: int, width: float = 3.2, height: float = 2.9, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:

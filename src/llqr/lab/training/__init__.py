@@ -1,1 +1,1 @@
-"""The training loop and what it runs on: precision, captured passes, checkpoints, signals."""
+"""The training loop, its checkpoints, and planned runs carried out one after the other."""

@@ -8,11 +8,10 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -20,23 +19,22 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from llqr import Geometry, Refresh, RefreshError
-from llqr.lab.analysis import spectrum
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import CannotWrite, Diverged
+from llqr.lab.data import Batches
+from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
+from llqr.lab.passes.captured_pass import CapturedPass, Pass
+from llqr.lab.passes.compiling import compile_network
+from llqr.lab.passes.precision import Precision
+from llqr.lab.progress import Display
 from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.ranks.team import FailureElsewhere
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.tasks import Task
-from llqr.lab.training import checkpoint
-from llqr.lab.training.captured_pass import CapturedPass, Pass
-from llqr.lab.training.compiling import compile_network
-from llqr.lab.training.inner_batches import InnerBatches
+from llqr.lab.stop import Stop
+from llqr.lab.tasks import Batch, Task
+from llqr.lab.training import checkpoint, spectrum
 from llqr.lab.training.interval import Interval
-from llqr.lab.training.precision import Precision
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
+from llqr.lab.training.log_results import best_record, results_of, seconds_per_step
 from llqr.lab.training.tensorboard import Board
 
 
@@ -82,9 +80,10 @@ class Training:
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
-        self.inner: InnerBatches | None = None
+        self.inner: Batches | None = None
         if run.geometry is not None:
-            self.inner = InnerBatches(task, run.geometry.batch_size, inner_seed, self.strategy.share)
+            self.inner = task.inner_batches(run.geometry.batch_size, inner_seed)
+            self._inner_batches = endless(self.inner)
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
@@ -161,7 +160,7 @@ class Training:
 
     def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
         """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
-        inner = None if self.inner is None else self.inner.next
+        inner = None if self.inner is None else self._next_inner
         for batch in self.batches:
             self.closure.load(batch)
             try:
@@ -176,6 +175,10 @@ class Training:
             if stop.requested:
                 return True
         return False
+
+    def _next_inner(self) -> Batch:
+        """What the metric is learned from: one batch per refresh, of which a process takes its share."""
+        return self.strategy.share(next(self._inner_batches))
 
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
@@ -204,7 +207,8 @@ class Training:
         }
         self.current = Interval(self.execution.device, self.optimizer.steps)
         self.team.by_all(lambda: self.folder.log.append(record))
-        if self.task.split == "valid" and self._best_record() is self.folder.log.records[-1]:
+        records = self.folder.log.records
+        if self.task.split == "valid" and best_record(records, self.task) is records[-1]:
             weights = checkpoint.to_host(self.strategy.weights(self.model))
             self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
         if self.board is not None:
@@ -215,14 +219,6 @@ class Training:
     def _position(self) -> str:
         """The progress of the run, in words."""
         return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
-
-    def _best_record(self) -> dict[str, Any]:
-        """The first of the evaluations with the best metric."""
-        task, (best, *later) = self.task, self.folder.log.records
-        for record in later:
-            if task.better(record[task.split][task.metric], best[task.split][task.metric]):
-                best = record
-        return best
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the current weights."""
@@ -259,11 +255,7 @@ class Training:
     def result(self) -> dict[str, Any]:
         """The summary of a finished run."""
         run, task, records = self.planned.run, self.task, self.folder.log.records
-        best = self._best_record()
-        refreshes = [report for record in records for report in record["refreshes"]]
-        seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
-        step_seconds = seconds_per_step(records)
-        assert step_seconds is not None
+        device = self.execution.device
         result: dict[str, Any] = {
             "recipe": self.planned.recipe,
             "title": self.planned.title,
@@ -275,25 +267,15 @@ class Training:
             "metric": task.metric,
             "larger_is_better": task.larger_is_better,
             "split": task.split,
-            "best": best[task.split][task.metric],
-            "best_epoch": best["epoch"],
-            "best_step": best["step"],
-            "last": records[-1][task.split][task.metric],
-            task.split: records[-1][task.split],
+            **results_of(records, task, len(self.batches)),
             "counted_in": run.training.counted_in,
             "epochs": self.epochs,
             "steps": self.optimizer.steps,
-            "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
-            "epoch_seconds": step_seconds * len(self.batches),
-            "step_seconds": step_seconds,
-            "rate": fmean(record["rate"] for record in typical(records)),
             "unit": task.unit,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "metric_bytes": 0,
             "metric_fallbacks": {},
-            "refreshes": len(refreshes),
-            "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
-            "device_peak_bytes": self._peak_bytes(),
+            "device_peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             "layers": None,
             "layer_effects": None,
         }
@@ -317,10 +299,6 @@ class Training:
                 for layer, effect in found.items()
             }
         return self._effects
-
-    def _peak_bytes(self) -> int | None:
-        device = self.execution.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def save(self) -> None:
         self._write(self.state_dict(), self.folder.checkpoint)
@@ -351,7 +329,7 @@ class Training:
             "optimizer": self.strategy.optimizer_state(self.optimizer),
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
-            "inner": None if self.inner is None else self.inner.batches.state_dict(),
+            "inner": None if self.inner is None else self.inner.state_dict(),
             "epoch": self.optimizer.steps // len(self.batches),
             "current": vars(self.current),
             "best": self.best,
@@ -369,7 +347,7 @@ class Training:
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if self.inner is not None:
-            self.inner.batches.load_state_dict(state["inner"])
+            self.inner.load_state_dict(state["inner"])
         self.best = state["best"]
         self._effects = state["layer_effects"]
         vars(self.current).update(state["current"])
@@ -384,18 +362,9 @@ class Training:
             torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
 
 
-def typical(records: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Without the first interval, which pays for kernel selection and graph capture, unless it is the only one."""
-    return records[1:] or records
-
-
-def seconds_per_step(records: Sequence[dict[str, Any]], since: int = 0) -> float | None:
-    """The mean over typical intervals that began at step ``since`` or later, refreshes included."""
-    firsts = [0, *(record["step"] for record in records[:-1])]
-    lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
-    chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
-    steps = sum(lengths[record["step"]] for record in chosen)
-    return sum(record["seconds"]["train"] for record in chosen) / steps if steps else None
+def endless(batches: Batches) -> Iterator[Batch]:
+    while True:
+        yield from batches
 
 
 def independent_seeds(seed: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.runs.json_files import flatten
 
 

@@ -11,7 +11,7 @@ from llqr.lab.bench.plots.cadence import cadence
 from llqr.lab.bench.plots.scaling import scaling
 from llqr.lab.bench.plots.shards import shards
 from llqr.lab.bench.plots.solvers import solvers
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

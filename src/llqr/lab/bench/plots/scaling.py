@@ -32,7 +32,8 @@ def scaling(rows: Sequence[dict[str, Any]]) -> "Figure":
         level = np.exp(np.mean(np.log(seconds)) - power * np.mean(np.log(sizes)))
         ends = np.array([min(sizes), max(sizes)])
         axes.plot(ends, level * ends**power, color=pictures.ORANGE, linewidth=1, label=f"here, fit: P^{power:.2f}")
-    theirs = [(size, row["refresh_seconds"]) for size, row in zip(sizes, map(_paper, rows), strict=True) if row]
+    papers = [printed(Network.parse(row["model"]), *PAPER) for row in rows]
+    theirs = [(size, row["refresh_seconds"]) for size, row in zip(sizes, papers, strict=True) if row]
     if theirs:
         at, spent = zip(*theirs, strict=True)
         axes.plot(at, spent, "s", color=pictures.BLUE, markerfacecolor="none", label="paper, cadence table")
@@ -49,7 +50,3 @@ def scaling(rows: Sequence[dict[str, Any]]) -> "Figure":
     pictures.written_out(axes.yaxis, [tick for tick in TICKS if low <= tick <= high])
     pictures.legend_above(figure, axes)
     return figure
-
-
-def _paper(row: dict[str, Any]) -> dict[str, float | None] | None:
-    return printed(Network.parse(row["model"]), *PAPER)

@@ -68,12 +68,6 @@ def beam_search(
     a, b = max_length
     if model.training:
         raise ValueError("model must be in eval mode for a search, without dropout.")
-    if beam < 1:
-        raise ValueError(f"beam must be at least 1, got {beam}.")
-    if eos == pad:
-        raise ValueError(f"eos and pad must be different tokens, got {eos} for both.")
-    if a < 0 or b < 0 or min_length < 0:
-        raise ValueError(f"max_length and min_length must not be negative, got {max_length} and {min_length}.")
     lengths = (source != pad).sum(dim=1)
     limits = (a * lengths.double() + b).long().clamp_max(model.max_length - 1)
     # The width of the batch bounds all limits and is known without waiting for the device.

@@ -11,8 +11,6 @@ class Cache:
     """
 
     def __init__(self, layers: int, length: int) -> None:
-        if layers < 1 or length < 1:
-            raise ValueError(f"layers and length must be at least 1, got {layers} and {length}.")
         self.layers = layers
         self.length = length
         self.held = 0
@@ -20,8 +18,6 @@ class Cache:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add one token's ``(hypotheses, heads, 1, width)``; returns the keys and values of all tokens so far."""
-        if self.held == self.length:
-            raise ValueError(f"length: this cache was made for {self.length} tokens and is full.")
         if self._memory is None:
             rows, heads, _, width = keys.shape
             self._memory = keys.new_empty(self.layers, 2, rows, heads, self.length, width)

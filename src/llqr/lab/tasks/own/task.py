@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.problem import call_model
-from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.data.batches import Batches
-from llqr.lab.own import fingerprint, sources
-from llqr.lab.own.batches import (
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own import fingerprint, sources
+from llqr.lab.tasks.own.batches import (
     LoaderBatches,
     Pair,
     SampleBatches,
@@ -27,9 +27,9 @@ from llqr.lab.own.batches import (
     rows,
     understood,
 )
-from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.measuring import ByAccuracy, ByEvaluation, ByLoss, ByMetric, Measuring, class_axis, evaluated
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.own.measuring import Measuring, by_accuracy, by_loss, by_metric, class_axis, evaluated
+from llqr.lab.tasks.own.random_states import RandomStates
 from llqr.lab.tasks.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ class OwnTask(Task):
         return rows(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self._measuring(model, self._batches_of(self._evaluated))
+        return self._measuring.measure(model, self._batches_of(self._evaluated))
 
     def test(self, model: nn.Module) -> dict[str, float]:
-        return self._measuring(model, self._batches_of(self._tested))
+        return self._measuring.measure(model, self._batches_of(self._tested))
 
     @cached_property
     def data_key(self) -> str:  # type: ignore[override]  # read once
@@ -175,11 +175,12 @@ class OwnTask(Task):
             outputs, targets = self._try_passes(model, "train", self._train)
             self._try_passes(model, self.split, self._evaluated)
             if experiment.evaluate is not None:
-                found = evaluated(experiment.evaluate, model, self._batches_of(self._evaluated))
-                return ByEvaluation(experiment.evaluate, next(iter(found)), bool(experiment.larger_is_better))
+                measure = partial(evaluated, experiment.evaluate)
+                metric = next(iter(measure(model, self._batches_of(self._evaluated))))
+                return Measuring(metric, bool(experiment.larger_is_better), measure)
         if experiment.metric is not None:
-            return ByMetric(forward, self.loss, experiment.metric, bool(experiment.larger_is_better))
-        return (ByLoss if class_axis(outputs, targets) is None else ByAccuracy)(forward, self.loss)
+            return by_metric(forward, self.loss, experiment.metric, bool(experiment.larger_is_better))
+        return (by_loss if class_axis(outputs, targets) is None else by_accuracy)(forward, self.loss)
 
     def _try_passes(self, model: nn.Module, name: str, data: Samples | Iterable[Any]) -> Pair:
         """Outputs and targets of the first batch."""
@@ -209,17 +210,18 @@ def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int
 
 def _joined(one: Batch, other: Batch) -> Batch | None:
     """Two batches as one; None if their tensors do not fit together."""
-    leaves, structure = pytree.tree_flatten(one)
-    others, same = pytree.tree_flatten(other)
-    if structure != same:
+
+    def join(a: Any, b: Any) -> Any:
+        if isinstance(a, Tensor):
+            return torch.cat([a, b])
+        if a != b:
+            raise ValueError("a batch has another constant")
+        return a
+
+    try:
+        made: Batch = pytree.tree_map(join, one, other)
+    except (RuntimeError, TypeError, ValueError):
         return None
-    pairs = list(zip(leaves, others, strict=True))
-    if any(isinstance(a, Tensor) != isinstance(b, Tensor) or (not isinstance(a, Tensor) and a != b) for a, b in pairs):
-        return None
-    if any(isinstance(a, Tensor) and (not a.ndim or a.shape[1:] != b.shape[1:]) for a, b in pairs):
-        return None
-    joined = [torch.cat([a, b]) if isinstance(a, Tensor) else a for a, b in pairs]
-    made: Batch = pytree.tree_unflatten(joined, structure)
     return made
 
 

@@ -26,9 +26,9 @@ from llqr.lab.data.streaming import (
     random_resized_box,
 )
 from llqr.lab.errors import DataError
-from llqr.lab.own import fingerprint
-from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.task import OwnTask
+from llqr.lab.tasks.own import fingerprint
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.own.task import OwnTask
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llqr.lab.bench import record_markdown
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.results import against, build_table
 from llqr.lab.results.build_table import Measure
-from llqr.lab.results.paper_table import TESTED, PaperTable, footnotes, texts
+from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
 from llqr.lab.runs.record import RunRecord
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
@@ -76,9 +76,7 @@ def markdown(table: PaperTable, rows: Sequence[str] = ()) -> str:
     chosen = table.of_rows(rows)
     if not chosen.measured:
         return "Nothing is measured yet."
-    headings = ["measured", "n", *(TESTED if chosen.tested else ()), "paper", "n", "difference"]
-    lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
-    lines += [f"| {' | '.join((cell.row, cell.column, *texts(cell, chosen)))} |" for cell in chosen.measured]
+    lines = _lines(headings(chosen), [(cell.row, cell.column, *texts(cell, chosen)) for cell in chosen.measured])
     lines += ["", _what(table)]
     for caveat in footnotes(chosen):
         lines += ["", caveat]
@@ -93,10 +91,14 @@ def compared(table: PaperTable, reference: str, rows: Sequence[str] = ()) -> str
     if not found:
         return "Nothing is measured yet."
     reference = found[0].reference
-    headings = against.headings(reference)
-    lines = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
-    lines += [f"| {' | '.join((one.row, one.method, *one.texts()))} |" for one in found]
+    lines = _lines(against.headings(reference), [(one.row, one.method, *one.texts()) for one in found])
     return "\n".join([*lines, "", f"{_what(table)} {against.explanation(reference)}"])
+
+
+def _lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Row and method, aligned left, then columns of numbers."""
+    head = [f"| | | {' | '.join(headings)} |", f"|:--|:--|{'--:|' * len(headings)}"]
+    return head + [f"| {' | '.join(row)} |" for row in rows]
 
 
 def _what(table: PaperTable) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from llqr.curvature.problem import Forward, Loss, summed
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 
 Metric = Callable[[Tensor, Any], Any]
 Evaluation = Callable[[nn.Module, Iterable[Any]], Mapping[str, float]]

@@ -7,14 +7,14 @@ from typing import Any
 
 from llqr.lab import machine
 from llqr.lab.errors import Stopped
+from llqr.lab.progress import Display
 from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
+from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
 from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.training.loop import Execution, Training
-from llqr.lab.training.progress import Display
-from llqr.lab.training.stop import Stop
 
 
 def carry_out(

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.errors import DataError
-from llqr.lab.own import fingerprint
-from llqr.lab.own.experiment import Experiment
-from llqr.lab.own.imported_files import LIBRARY, files_of
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.tasks.own import fingerprint
+from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.own.imported_files import LIBRARY, files_of
+from llqr.lab.tasks.own.random_states import RandomStates
 
 FUNCTION = "experiment"
 """The function that is called if none is named."""

@@ -22,12 +22,7 @@ WIDE = 165
 
 
 class Display:
-    """One bar for the run under way and, when there are several, one for all of them.
-
-    Args:
-        runs: how many runs there will be.
-        quiet: show nothing.
-    """
+    """One bar for the run under way and, when there will be several ``runs``, one for all of them."""
 
     def __init__(self, runs: int = 1, *, quiet: bool = False) -> None:
         console = Console(stderr=True, quiet=quiet)

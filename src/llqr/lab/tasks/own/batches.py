@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
-from llqr.curvature.problem import split_batch
-from llqr.lab.config.strict import ConfigurationError
+from llqr.curvature.problem import samples_in, split_batch
 from llqr.lab.data.batches import Batches
-from llqr.lab.own.random_states import RandomStates
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own.random_states import RandomStates
 
 Pair = tuple[Any, Any]
 
@@ -32,10 +32,12 @@ def as_pair(batch: Any, device: torch.device) -> Pair:
 
 def rows(batch: Any) -> int:
     """How many samples a batch has."""
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return len(leaf)
-    raise ConfigurationError("A batch holds no tensor with a first dimension, so that its samples cannot be counted.")
+    count = samples_in(batch)
+    if count is None:
+        raise ConfigurationError(
+            "A batch holds no tensor with a first dimension, so that its samples cannot be counted."
+        )
+    return count
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class SampleBatches(Batches):
 
     def __init__(self, samples: Samples, batch_size: int, *, seed: int, last: str, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
-        super().__init__(samples.count, batch_size, shuffle=True, generator=generator, last=last)
+        super().__init__(samples.count, batch_size, generator=generator, last=last)
         self._samples, self._device = samples, device
 
     def _draw(self, total: int) -> None:
@@ -108,7 +110,7 @@ class LoaderBatches(Batches):
 
     def __init__(self, loader: Iterable[Any], *, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
-        super().__init__(length(loader), 1, shuffle=True, generator=generator, last="keep")
+        super().__init__(length(loader), 1, generator=generator, last="keep")
         self._loader, self._device = loader, device
 
     def _draw(self, total: int) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.cuda_graphs import capturing, warming_up
+from llqr.lab.passes.precision import Precision
 from llqr.lab.tasks.task import Batch
-from llqr.lab.training.precision import Precision
 from llqr.step.snapshot import Snapshot
 
 WARM_UP = 3

@@ -12,11 +12,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Stop:
-    """A context in which a signal sets `requested`; a second signal interrupts at once.
-
-    Args:
-        max_minutes: `requested` also becomes true this many minutes from now.
-    """
+    """A context in which a signal sets `requested`, as do ``max_minutes`` from now; a second signal interrupts."""
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self.reason = ""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from llqr.curvature.problem import ignore_index
-from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.own.batches import Pair, rows
-from llqr.lab.own.experiment import Evaluation, Metric
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own.batches import Pair, rows
+from llqr.lab.tasks.own.experiment import Evaluation, Metric
 
 
-class Measuring(Protocol):
+class Measuring(NamedTuple):
     """What the evaluations of an experiment compute: numbers by name, of which ``metric`` decides."""
 
     metric: str
     larger_is_better: bool
-
-    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]: ...
+    measure: Callable[[nn.Module, Iterable[Pair]], dict[str, float]]
 
 
 class Passes:
@@ -51,63 +50,46 @@ class Passes:
         return self._sum / self._weight
 
 
-class _ByPasses:
-    def __init__(self, forward: Any, loss: Any) -> None:
-        self._forward, self._loss = forward, loss
-
-
-class ByLoss(_ByPasses):
+def by_loss(forward: Any, loss: Any) -> Measuring:
     """The mean loss and nothing else."""
 
-    metric, larger_is_better = "loss", False
-
-    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(self._forward, self._loss)
+    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(forward, loss)
         for _ in passes.over(model, batches):
             pass
         return {"loss": passes.mean_loss}
 
+    return Measuring("loss", False, measure)
 
-class ByAccuracy(_ByPasses):
+
+def by_accuracy(forward: Any, loss: Any) -> Measuring:
     """How often the largest output is that of the target, in per cent."""
 
-    metric, larger_is_better = "accuracy", True
-
-    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(self._forward, self._loss)
+    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(forward, loss)
         correct = counted = 0
         for outputs, targets in passes.over(model, batches):
             axis = class_axis(outputs, targets)
             assert axis is not None
-            real = targets != ignore_index(self._loss)
+            real = targets != ignore_index(loss)
             correct += int(((outputs.argmax(axis) == targets) & real).sum())
             counted += int(real.sum())
         return {"accuracy": 100 * correct / counted, "loss": passes.mean_loss}
 
+    return Measuring("accuracy", True, measure)
 
-class ByMetric(_ByPasses):
+
+def by_metric(forward: Any, loss: Any, metric: Metric, larger_is_better: bool) -> Measuring:
     """A function of all outputs and targets of the test data, joined in host memory."""
+    name = name_of(metric)
 
-    def __init__(self, forward: Any, loss: Any, metric: Metric, larger_is_better: bool) -> None:
-        super().__init__(forward, loss)
-        self._function = metric
-        self.metric, self.larger_is_better = name_of(metric), larger_is_better
-
-    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(self._forward, self._loss)
+    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
+        passes = Passes(forward, loss)
         found = [(outputs.cpu(), targets) for outputs, targets in passes.over(model, batches)]
-        value = self._function(_joined([one for one, _ in found]), _joined([one for _, one in found]))
-        return {self.metric: number(self.metric, value), "loss": passes.mean_loss}
+        value = metric(_joined([one for one, _ in found]), _joined([one for _, one in found]))
+        return {name: number(name, value), "loss": passes.mean_loss}
 
-
-class ByEvaluation:
-    """Whatever a function of the model and the batches finds."""
-
-    def __init__(self, evaluate: Evaluation, metric: str, larger_is_better: bool) -> None:
-        self._evaluate, self.metric, self.larger_is_better = evaluate, metric, larger_is_better
-
-    def __call__(self, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        return evaluated(self._evaluate, model, batches)
+    return Measuring(name, larger_is_better, measure)
 
 
 def evaluated(evaluate: Evaluation, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""A model, a loss and data of the user as a task."""

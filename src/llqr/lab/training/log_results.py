@@ -1,0 +1,54 @@
+"""What the log of a run comes to: its best evaluation, its times and its refreshes."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from llqr.lab.tasks import Task
+
+Records = Sequence[dict[str, Any]]
+
+
+def best_record(records: Records, task: Task) -> dict[str, Any]:
+    """The first of the evaluations with the best metric."""
+    best, *later = records
+    for record in later:
+        if task.better(record[task.split][task.metric], best[task.split][task.metric]):
+            best = record
+    return best
+
+
+def results_of(records: Records, task: Task, steps_per_epoch: int) -> dict[str, Any]:
+    """The entries of a result that the log alone decides."""
+    best = best_record(records, task)
+    refreshes = [report for record in records for report in record["refreshes"]]
+    seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
+    step_seconds = seconds_per_step(records)
+    assert step_seconds is not None
+    return {
+        "best": best[task.split][task.metric],
+        "best_epoch": best["epoch"],
+        "best_step": best["step"],
+        "last": records[-1][task.split][task.metric],
+        task.split: records[-1][task.split],
+        "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
+        "epoch_seconds": step_seconds * steps_per_epoch,
+        "step_seconds": step_seconds,
+        "rate": fmean(record["rate"] for record in typical(records)),
+        "refreshes": len(refreshes),
+        "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
+    }
+
+
+def typical(records: Records) -> Records:
+    """Without the first interval, which pays for kernel selection and graph capture, unless it is the only one."""
+    return records[1:] or records
+
+
+def seconds_per_step(records: Records, since: int = 0) -> float | None:
+    """The mean over typical intervals that began at step ``since`` or later, refreshes included."""
+    firsts = [0, *(record["step"] for record in records[:-1])]
+    lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
+    chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
+    steps = sum(lengths[record["step"]] for record in chosen)
+    return sum(record["seconds"]["train"] for record in chosen) / steps if steps else None

@@ -1,0 +1,58 @@
+"""Kept curves: what they hold, how a file grows, and what is refused."""
+
+import json
+
+import pytest
+
+from fake_runs import write_run
+from llqr.lab.cli import app as cli
+
+
+def keep(*arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["results", "curve", *map(str, arguments)])
+    return end.value.code
+
+
+def test_a_curve_has_every_evaluation_and_refresh_and_says_what_made_it(tmp_path, capsys):
+    run = write_run(tmp_path / "runs", "llqr-ngd+sam", 1, finished=False)
+    assert keep(run, "--to", tmp_path / "curves") == 0
+    path = tmp_path / "curves/digits-mlp-seed1.jsonl"
+    assert capsys.readouterr().out == f"{path}\n"
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["kind"], line["run"]["method"], line["seed"], line["finished"]) == ("curve", "llqr-ngd+sam", 1, False)
+    assert line["command"] == "llqr compare --data digits --model mlp --data-dir data --out=runs"
+    assert line["commit"] == "0123abc"
+    assert set(line["made_by"]) == {"command", "commit", "dirty"}
+    assert (line["split"], line["epoch"], line["accuracy"], line["test_loss"]) == ("test", [1, 2], [87, 88], [2, 1])
+    assert (line["train_loss"], line["train_seconds"]) == ([1, 0.5], [1, 1])
+    assert (line["refresh_step"], line["refresh_seconds"]) == ([10, 20], [0.5, 0.5])
+    assert (line["refresh_change"], line["refresh_cosine"]) == ([0.1, None], [0.9, 0.8])
+    assert (line["objective_before"], line["objective_after"]) == ([-2, -2], [-3, None])
+    assert str(tmp_path) not in path.read_text()
+
+
+def test_a_longer_log_replaces_the_curve_of_its_run_and_no_other(tmp_path):
+    to = tmp_path / "curves"
+    write_run(tmp_path / "a", "sam", 0)
+    write_run(tmp_path / "a", "llqr-ngd", 0, finished=False)
+    assert keep(tmp_path / "a", "--to", to) == 0
+    write_run(tmp_path / "b", "llqr-ngd", 0)
+    assert keep(tmp_path / "b", "--to", to) == 0
+    lines = [json.loads(line) for line in (to / "digits-mlp-seed0.jsonl").read_text().splitlines()]
+    assert [(line["run"]["method"], line["epoch"][-1]) for line in lines] == [("llqr-ngd", 4), ("sam", 4)]
+    assert "refresh_step" not in lines[1]
+
+
+def test_bad_input_is_refused_in_one_sentence(tmp_path, capsys):
+    run = write_run(tmp_path / "runs", "sam", 0)
+    (tmp_path / "curves").mkdir()
+    (tmp_path / "curves/digits-mlp-seed0.jsonl").write_text('{"kind": "run"}\n')
+    assert keep(run, "--to", tmp_path / "curves") == 3
+    assert "digits-mlp-seed0.jsonl, line 1 is no curve" in capsys.readouterr().err
+    assert keep(run, "--to", run / "config.json") == 73
+    assert "--to" in capsys.readouterr().err
+    (run / "log.jsonl").write_text("")
+    assert keep(run, "--to", tmp_path / "others") == 3
+    assert "has no evaluation yet" in capsys.readouterr().err
+    assert not (tmp_path / "others").exists()
