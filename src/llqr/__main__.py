@@ -11,8 +11,10 @@ def main() -> None:
 
         with quitting():
             from llqr.lab.cli.app import main as run
-        run()
+
+            run()
     except KeyboardInterrupt:
+        print("llqr: interrupted.", file=sys.stderr)
         sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "llqr":
