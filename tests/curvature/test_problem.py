@@ -381,3 +381,15 @@ def test_a_module_held_twice_is_put_back(engine):
     with torch.no_grad():
         product = quadratic_model(problem, NGD, engine).product(v)
     assert relative_error(flat(product), dense_fisher(model, batch[0]) @ flat(v)) < TOLERANCE[engine]
+
+
+def test_micro_batches_are_refused_where_outputs_depend_on_the_whole_batch():
+    def geometry(track, micro_batch):
+        norm = nn.BatchNorm1d(6, track_running_stats=track)
+        model = nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3))
+        return flat_geometry(model, F.cross_entropy, micro_batch=micro_batch)
+
+    geometry(True, 2)
+    geometry(False, None)
+    with pytest.raises(ValueError, match=r"micro_batch: '1' has no running statistics, .*, or leave micro_batch out"):
+        geometry(False, 2)

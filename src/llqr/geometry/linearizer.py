@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.curvature import (
     ENGINES,
@@ -76,6 +77,11 @@ class Linearizer:
         for name, parameter in self.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
+        for name in _without_statistics(self.model, _BatchNorm) if runtime.micro_batch is not None else ():
+            raise ValueError(
+                f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
+                "let it track them, or leave micro_batch out"
+            )
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
@@ -128,12 +134,11 @@ class Linearizer:
 
     def _together(self, group: dist.ProcessGroup) -> Ranks:
         ranks = Ranks(group, Placement(group), self._summed)
-        for name, module in self.model.named_modules() if ranks.several else ():
-            if isinstance(module, nn.SyncBatchNorm) and module.running_mean is None:
-                raise ValueError(
-                    f"model: {name!r} is a SyncBatchNorm without running statistics, which in a refresh would take "
-                    "those of each rank's own batch; let it track them"
-                )
+        for name in _without_statistics(self.model, nn.SyncBatchNorm) if ranks.several else ():
+            raise ValueError(
+                f"model: {name!r} is a SyncBatchNorm without running statistics, which in a refresh would take "
+                "those of each rank's own batch; let it track them"
+            )
         return ranks
 
     @property
@@ -301,6 +306,11 @@ def _check_runs(problem: Problem) -> None:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+
+
+def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
+    """The norms of this kind that take the statistics of their batch, in eval mode too."""
+    return [name for name, own in model.named_modules() if isinstance(own, kind) and own.running_mean is None]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
