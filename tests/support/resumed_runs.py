@@ -7,9 +7,26 @@ import sys
 
 import torch
 
+from llqr.lab.stop import Stop
+
 #: Seconds that only a process that hangs takes, however busy the machine is.
 LONG = 1800
 CHANGES = ("training.epochs=5", "training.batch_size=6", "geometries.ngd.inner.steps=2")
+
+
+class StopAfter(Stop):
+    """Asks to stop when it has been asked so often: a loop asks once in every step."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self.left = questions
+
+    @property
+    def requested(self):
+        self.left -= 1
+        if self.left <= 0:
+            self.reason = "a test"
+        return bool(self.reason)
 
 
 def command(out):

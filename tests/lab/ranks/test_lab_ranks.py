@@ -34,7 +34,7 @@ from llqr.lab.tasks.tokens import TokenCrossEntropy
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from processes import on_ranks
-from resumed_runs import timeless
+from resumed_runs import StopAfter, timeless
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -59,21 +59,6 @@ METHODS = ("sgdm", "sam", "llqr-ngd+sam")
 #: By ranks from its beginning to its end; or begun by one process, continued by ranks, and ended by one process.
 WAYS = ("whole", "relay")
 FEW = [("sam", "whole"), ("llqr", "whole"), ("llqr shared out", "relay"), ("llqr on shards", "relay")]
-
-
-class StopAt(Stop):
-    """Asks to stop after so many questions."""
-
-    def __init__(self, questions):
-        super().__init__()
-        self.left = questions
-
-    @property
-    def requested(self):
-        self.left -= 1
-        if self.left <= 0:
-            self.reason = "a test"
-        return bool(self.reason)
 
 
 @cache
@@ -122,7 +107,7 @@ def work(folder, runs, chosen, rank, world):
         if way == "whole":
             make(planned, made)
         else:
-            stop = StopAt(2 if rank == 1 else 10 * STEPS)  # only one of the ranks is asked to
+            stop = StopAfter(2 if rank == 1 else 10 * STEPS)  # only one of the ranks is asked to
             found["stopped"].append(failure(partial(make, planned, made, stop)))
     found |= commanded(folder, rank, world)
     tasks.TASKS["classification"] = NoNumber if rank == 1 else DoubleTask
@@ -166,7 +151,7 @@ def made_by(count, folder, chosen):
         relays = [planned_in(folder / case / way, CASES[case][1]) for case, way in chosen if way == "relay"]
         for planned in relays:
             with pytest.raises(Stopped):
-                make(planned, Execution(CPU), StopAt(3))
+                make(planned, Execution(CPU), StopAfter(3))
         with RunFolder(planned_in(folder / "locked", "sgdm").path).locked():
             runs = {method: planned_in(Path(), method) for method in METHODS}
             found = on_ranks(count, folder, partial(work, folder, runs, chosen))

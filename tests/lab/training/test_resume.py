@@ -21,7 +21,7 @@ from llqr.lab.stop import Stop
 from llqr.lab.training import checkpoint
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution, Training
-from resumed_runs import LONG, assert_same_end, command, folder_of, start
+from resumed_runs import LONG, StopAfter, assert_same_end, command, folder_of, start
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -32,19 +32,6 @@ SETTINGS = [
         for setting in ("every=10", "inner.steps=2", "batch_size=32")
     ),
 ]
-
-
-class StopAfter(Stop):
-    """Asks to stop after so many steps."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.left = steps
-
-    @property
-    def requested(self):
-        self.left -= 1
-        return self.left <= 0
 
 
 def planned_for(folder, method, *overrides):

@@ -9,14 +9,14 @@ import time
 
 import pytest
 import torch
-from test_resume import StopAfter, resume
+from test_resume import resume
 
 from llqr.lab.cli.app import main
 from llqr.lab.config import recipe
 from llqr.lab.runs.planned import plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.loop import Training
-from resumed_runs import LONG, assert_same_end, leaves
+from resumed_runs import LONG, StopAfter, assert_same_end, leaves
 from tiny_text import counting, reversal
 
 CPU = torch.device("cpu")
