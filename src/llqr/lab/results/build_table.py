@@ -2,7 +2,8 @@
 
 A run belongs to a cell if its resolved configuration is the one that the cell's recipe gives the method. The name under
 which it was run does not matter: a run made for one table also counts where another table repeats the experiment, and a
-run with an overridden setting counts nowhere. ``cifar100@paper`` is the table of the recipes' variant of that name.
+run with an overridden setting counts nowhere. ``cifar100@paper`` is the table of the variant of that name, with the rows
+whose recipes have it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,17 +46,18 @@ def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> Pa
     if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
     printed = paper().get(plain, {"rows": {}, "seeds": None})
-    recipes = {
-        known.partition("/")[2]: recipe.load(f"{known}{at}{variant}")
-        for known in recipe.names()
-        if known.startswith(f"{plain}/")
-    }
+    known = [other for other in recipe.names() if other.startswith(f"{plain}/")]
+    # A variant's table has the rows of the recipes that have it. If none does, the first one says which ones there are.
+    chosen = [other for other in known if variant in recipe.load(other).variants] or known[:1] if at else known
+    recipes = {other.partition("/")[2]: recipe.load(f"{other}{at}{variant}") for other in chosen}
     cells: list[PaperCell] = []
     for row in dict.fromkeys([*printed["rows"], *recipes]):
+        if at and row not in recipes:
+            continue
         cells += _row(row, recipes.get(row), printed, runs, measure)
     used = {origin for cell in cells for origin in cell.origins}
     left_out = list(_left_out(plain, recipes, runs, used))
-    caveats = {row: known.caveat for row, known in recipes.items() if known.beside is not None}
+    caveats = {row: one.caveat for row, one in recipes.items() if one.beside is not None}
     metric = printed.get("metric") if measure == "best" else None
     return PaperTable(name, metric or _metric(cells, runs, measure), cells, left_out, caveats)
 
