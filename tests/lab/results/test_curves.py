@@ -1,17 +1,26 @@
 """Kept curves: what they hold, how a file grows, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fake_runs import write_run
+from llqr.lab import pictures
 from llqr.lab.cli import app as cli
+from llqr.lab.results import curves, draw_curves
+
+ROOT = Path(__file__).parents[3]
+
+
+def results(*arguments):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["results", *map(str, arguments)])
+    return end.value.code
 
 
 def keep(*arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["results", "curve", *map(str, arguments)])
-    return end.value.code
+    return results("curve", *arguments)
 
 
 def test_a_curve_has_every_evaluation_and_refresh_and_says_what_made_it(tmp_path, capsys):
@@ -56,3 +65,53 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, capsys):
     assert keep(run, "--to", tmp_path / "others") == 3
     assert "has no evaluation yet" in capsys.readouterr().err
     assert not (tmp_path / "others").exists()
+
+
+def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, capsys):
+    write_run(tmp_path / "runs", "sam", 0)
+    write_run(tmp_path / "runs", "llqr-ngd", 0, finished=False)
+    assert keep(tmp_path / "runs", "--to", tmp_path / "curves") == 0
+    path = tmp_path / "curves/digits-mlp-seed0.jsonl"
+    lines = list(curves.read(path).values())
+    figure = draw_curves.draw(lines)
+    accuracy, loss, change = figure.axes
+    for axes, column in ((accuracy, "accuracy"), (loss, "train_loss")):
+        assert [list(line.get_ydata()) for line in axes.get_lines()] == [line[column] for line in lines]
+        assert [list(line.get_xdata()) for line in axes.get_lines()] == [line["epoch"] for line in lines]
+    (changes,) = change.get_lines()
+    (learned,) = (line for line in lines if line["run"]["method"] == "llqr-ngd")
+    steps = learned["step"][-1] / learned["epoch"][-1]
+    assert list(changes.get_xdata()) == [step / steps for step in learned["refresh_step"]]
+    assert "llqr-ngd, seed 0, stopped at epoch 2" in figure.get_supxlabel()
+    capsys.readouterr()
+    assert results("draw", path, "--to", tmp_path / "x.svg", "--method", "sam") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'x.svg'}\n"
+    text = (tmp_path / "x.svg").read_text()
+    assert pictures.digest(path) in text
+    assert "llqr-ngd" not in text
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path, capsys):
+    run = write_run(tmp_path / "runs", "sam", 0)
+    keep(run, "--to", tmp_path / "curves")
+    path = tmp_path / "curves/digits-mlp-seed0.jsonl"
+    other = path.with_name("other.jsonl")
+    other.write_text(path.read_text().replace('"accuracy"', '"bleu"'))
+    for arguments, message in (
+        ((path, "--to", tmp_path / "x.txt"), "--to must end in .svg, .png or .pdf"),
+        ((path, "--to", tmp_path / "x.svg", "--method", "adam"), "--method must be one of sam, got 'adam'"),
+        ((tmp_path / "none.jsonl", "--to", tmp_path / "x.svg"), "none.jsonl is not there"),
+        ((path, other, "--to", tmp_path / "x.svg"), "evaluated by test accuracy and test bleu; draw them apart"),
+    ):
+        assert results("draw", *arguments) == 2
+        assert message in capsys.readouterr().err
+    path.write_text("")
+    assert results("draw", path, "--to", tmp_path / "x.svg") == 2
+    assert "FILES hold no curve" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_site_is_that_of_the_kept_curves():
+    """If this fails, run `make figures`."""
+    text = (ROOT / "docs/figures/cifar100-rho-0.1.svg").read_text()
+    for file in sorted((ROOT / "results/curves").glob("cifar100-resnet18@rho-0.1-seed*.jsonl")):
+        assert pictures.digest(file) in text

@@ -21,7 +21,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, curves, measurements, plot
+from llqr.lab.results import build_table, curves, draw_curves, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
 from llqr.lab.runs import stored
@@ -39,6 +39,7 @@ def mount(app: typer.Typer) -> None:
     app.command("table")(table)
     results_app.command("add")(add)
     results_app.command("curve")(curve)
+    results_app.command("draw")(draw)
     app.add_typer(results_app, name="results")
 
 
@@ -203,3 +204,19 @@ def curve(
     check_folder("--to", to)
     for path in curves.write(stored.find(runs), to):
         print(path)
+
+
+def draw(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
+    to: Annotated[
+        Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark), .png or .pdf.")
+    ],
+    method: Annotated[list[str] | None, typer.Option(help="Only the runs of this method; may be repeated.")] = None,
+) -> None:
+    """Draw kept curves: what was evaluated, the training loss, and how much the metric changed a gradient."""
+    pictures.check("--to", to)
+    for file in files:
+        if not file.is_file():
+            raise ConfigurationError(f"FILES: {file} is not there.")
+    draw_curves.save(files, to, method or ())
+    print(to)

@@ -29,25 +29,26 @@ DIGITS = 6
 
 def write(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
     """Write the curves of runs to a folder: one file per recipe and seed, which keeps its curves of other runs."""
-    files: dict[Path, dict[str, str]] = {}
+    files: dict[Path, dict[str, dict[str, Any]]] = {}
     for run in runs:
         path = folder / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
-        lines = files.setdefault(path, _there(path) if path.exists() else {})
+        lines = files.setdefault(path, read(path) if path.exists() else {})
         line = line_of(run)
-        lines[_identity(line)] = json.dumps(line)
+        lines[_identity(line)] = line
     make_folder(folder)
     for path, lines in files.items():
-        write_text(path, "".join(f"{line}\n" for line in lines.values()))
+        write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines.values()))
     return list(files)
 
 
-def _there(path: Path) -> dict[str, str]:
-    """The lines of a file by the identity of their runs."""
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The curves of a file by the identity of their runs."""
     found = {}
     for origin, line in measurements.lines_of(path):
         if line["kind"] != KIND:
-            raise DataError(f"{origin} is no curve, but a {line['kind']}; choose another folder.")
-        found[_identity(checked(line, CURVE, origin))] = json.dumps(line)
+            raise DataError(f"{origin} is no curve, but a {line['kind']}.")
+        checked(line, CURVE, origin)
+        found[_identity(line)] = line
     return found
 
 

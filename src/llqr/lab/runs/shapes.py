@@ -50,7 +50,16 @@ LINE: Shape = {
     "result": {"metric": str},
 }
 """A line of a file of results, which may be older than the other keys of today's runs."""
-CURVE: Shape = {"recipe": str, "seed": int, "run": {"method": str}}
+CURVE: Shape = {
+    "recipe": str,
+    "seed": int,
+    "run": {"method": str},
+    "finished": bool,
+    "split": str,
+    "epoch": list,
+    "step": list,
+    "train_loss": list,
+}
 PAIR: Shape = {"value": NUMBER_OR_NULL}
 ANALYSIS: Shape = {
     "samples": int,
