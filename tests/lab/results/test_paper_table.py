@@ -105,10 +105,10 @@ def test_a_variant_has_its_own_table_in_which_runs_without_a_metric_count_too(tm
 
 def test_the_table_of_a_variant_has_only_the_rows_that_have_it(tmp_path):
     own = "cifar100/resnet18@rho-0.1"
-    found = measured(tmp_path, (own, "sam", 0, 81.0, 200), (own, "side-2304+sam", 0, 82.0, 200))
+    found = measured(tmp_path, (own, "sam", 0, 81.0, 200), (own, "llqr-ngd+sam", 0, 82.0, 200))
     table = tables.build("cifar100@rho-0.1", found)
     assert {one.row for one in table.cells} == {"resnet18"}
-    assert cell(table, "resnet18", "side-2304+sam").measured.mean == 82.0
+    assert cell(table, "resnet18", "llqr-ngd+sam").measured.mean == 82.0
 
 
 def test_a_variant_that_no_recipe_has_is_refused(capsys):
