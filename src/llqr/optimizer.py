@@ -182,8 +182,12 @@ class Optimizer(Wrapper):
         return loss
 
     @torch.no_grad()
-    def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = False) -> None:
-        """Move the weights to the probe, using the present gradients. Then run the second pass yourself."""
+    def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = True) -> None:
+        """Move the weights to the probe, using the present gradients. Then run the second pass yourself.
+
+        The present gradients are cleared, so that the second pass does not add to them. With `zero_grad=False` they
+        stay, and clearing them is up to you.
+        """
         if self._run.between:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         if self._weights.held:
@@ -200,7 +204,7 @@ class Optimizer(Wrapper):
             self.restore()
             raise
         if zero_grad:
-            self.zero_grad()
+            gradients.clear(self._order())
 
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
