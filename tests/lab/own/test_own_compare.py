@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+import llqr as library
 from llqr.lab import Experiment, compare
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
@@ -79,6 +80,34 @@ def test_a_file_is_compared_resumed_reported_and_kept(llqr, tmp_path):
     assert (code, "mine sgdm seed 0: already done" in err) == (0, True)
     code, out, _ = llqr("table", "mine", "--results", "kept", "--against", "sgdm")
     assert (code, "llqr-ngd+sam" in out, "- sgdm" in out) == (0, True, True)
+
+
+class Everywhere(library.SAMProbe):
+    """Follows the signs of the gradient."""
+
+    name = "everywhere"
+
+    def filtered(self, point):
+        return [g.sign() for g in point.grads]
+
+
+class SignDescent(library.solvers.Solver):
+    name = "sign"
+
+    def step(self, objective):
+        here = objective.at(self.factors)
+        for own, slopes in zip(self.factors, here.slopes(), strict=True):
+            for name, slope in slopes.items():
+                own[name] -= self.settings.lr * slope.sign()
+        return here.value
+
+
+def test_a_probe_and_a_solver_of_ones_own_are_known_by_their_names(monkeypatch):
+    monkeypatch.setitem(library.PROBES, "everywhere", Everywhere)
+    monkeypatch.setitem(library.SOLVERS, "sign", SignDescent)
+    settings = FAST | {"geometries.ngd.inner.solver": "sign", "probes.everywhere.rho": 0.01}
+    found = compare(**given(methods=["sgdm", "everywhere", "llqr-ngd+everywhere"], settings=settings))
+    assert [row["method"] for row in found.rows()] == ["sgdm", "everywhere", "llqr-ngd+everywhere"]
 
 
 def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(tmp_path):
