@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Self, TypedDict
@@ -10,6 +9,7 @@ from typing import Any, Literal, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
@@ -379,10 +379,9 @@ class Optimizer(Wrapper):
             self.probe.undo()
         if not self._run.warned:
             self._run.warned = True
-            warnings.warn(
+            warn(
                 "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call "
-                "backward()? (said once)",
-                stacklevel=4,
+                "backward()? (said once)"
             )
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
