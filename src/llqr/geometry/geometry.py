@@ -88,6 +88,9 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
+        for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
+            if not (given is None or isinstance(given, kind)):
+                raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()

@@ -291,16 +291,21 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
 
 
 def _check_runs(problem: Problem) -> None:
-    """Say so if the model itself does not run, and not one of its derivatives."""
-    with torch.no_grad():
-        try:
-            for piece in problem.pieces:
-                problem.outputs(problem.parameters, piece)
-        except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            return
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+    """Say so if the model or the loss itself does not run, and not one of its derivatives."""
+    subject = "batch: the model cannot be called on its inputs"
+    try:
+        with torch.no_grad():
+            outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
+        subject = "loss_fn: it cannot be computed from the outputs and the targets"
+        with torch.enable_grad():
+            whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
+            connected = problem.loss(whole).requires_grad
+    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return
+    except RuntimeError as error:
+        raise RuntimeError(f"{subject} ({str(error).splitlines()[0]})") from error
+    if not connected:
+        raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
