@@ -235,6 +235,7 @@ def test_a_program_gets_a_table_that_shows_itself_with_its_runs():
         "experiment sgdm seed 1",
         "experiment sam seed 1",
     ]
+    assert repr(found.runs[0]) == f"StoredRun('{found.runs[0].path}', finished)"
     first, second = found.rows()
     best = [run.result["best"] for run in found.runs if run.method == "sam"]
     assert second["best accuracy"] == pytest.approx(sum(best) / 2)

@@ -141,6 +141,7 @@ class Two(nn.Linear):
         ({"methods": ["sma"]}, "methods must be one of .*, got 'sma'; did you mean sam"),
         ({"structure": {"nowhere*": "kfac"}}, "geometries.ngd: .*nowhere"),
         ({"name": "../away"}, "name names a folder"),
+        ({"settings": {"training.epoch": 3}}, "^settings: unknown key training.epoch; .* did you mean epochs"),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )

@@ -87,7 +87,7 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     origins: dict[str, str] = {}
     merge(table, _given(experiment, label) | dict(parts), label, origins)
     for override in (*experiment.settings.items(), *overrides):
-        merge(table, layer(override), f"--set {override if isinstance(override, str) else override[0]}", origins)
+        merge(table, layer(override), f"--set {override}" if isinstance(override, str) else "settings", origins)
 
     origin = origin_in(origins, label)
     for name, part in parts.items():
