@@ -277,7 +277,7 @@ class Optimizer(Wrapper):
         if self._lacks_batch(batch):
             raise ValueError(
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
-                "or set geometry.batches"
+                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
             )
         with torch.enable_grad():
             self.geometry.keep_up(batch)

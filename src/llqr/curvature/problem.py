@@ -135,7 +135,10 @@ class Problem:
             else:
                 outputs = torch.func.functional_call(self._caller, dict(replaced), (inputs,), tie_weights=False)
         if not isinstance(outputs, Tensor):
-            raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
+            raise TypeError(
+                f"forward: expected a tensor of outputs, got {type(outputs).__name__}; give the geometry a "
+                "forward=lambda model, inputs: ..., which returns what loss_fn takes"
+            )
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def bypassed(self) -> list[str]:
