@@ -110,6 +110,17 @@ def test_a_probe_and_a_solver_of_ones_own_are_known_by_their_names(monkeypatch):
     assert [row["method"] for row in found.rows()] == ["sgdm", "everywhere", "llqr-ngd+everywhere"]
 
 
+def test_methods_over_different_base_optimizers_are_named(llqr, tmp_path):
+    found = compare(**given(methods=["adamw", "sam"]))
+    sentence = "adamw is compared with methods over sgdm; base='adamw' puts them over the same optimizer."
+    assert str(found).splitlines()[-1] == sentence
+    assert "compared with" not in str(compare(**given(methods=["adamw", "sam"], base="adamw")))
+    (tmp_path / "mine.py").write_text(FILE)
+    dry = ("--dry-run", "--methods")
+    assert llqr("compare", "mine.py", *dry, "sam,adamw")[2] == f"{sentence}\n"
+    assert llqr("compare", "mine.py", *dry, "sam,sgdm")[2] == ""
+
+
 def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     still = {"bases.sgdm.lr": 0.0, "training.epochs": 1}

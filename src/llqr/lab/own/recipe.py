@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab.config.layers import merge, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
+from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
@@ -97,6 +98,18 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     made = make(Recipe, table, "", origin)
     made.check(origin)
     return made
+
+
+def mixed_bases(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every base optimizer that is compared with methods over another one."""
+    known = {settings["name"]: name for name, settings in BASES.items()}
+    bases = {run.method: known[run.base.name] for run in runs if run.task.name == "own"}
+    over = list(dict.fromkeys(base for method, base in bases.items() if method not in BASES))
+    return [
+        f"{method} is compared with methods over {', '.join(over)}; base={method!r} puts them over the same optimizer."
+        for method in bases
+        if method in BASES and over and method not in over and not set(over) & bases.keys()
+    ]
 
 
 def parts_of(experiment: Experiment, label: str, source: str, digest: str) -> dict[str, Any]:
