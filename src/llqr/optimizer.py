@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Self, TypedDict
@@ -10,6 +9,7 @@ from typing import Any, Literal, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
@@ -182,8 +182,12 @@ class Optimizer(Wrapper):
         return loss
 
     @torch.no_grad()
-    def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = False) -> None:
-        """Move the weights to the probe, using the present gradients. Then run the second pass yourself."""
+    def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = True) -> None:
+        """Move the weights to the probe, using the present gradients. Then run the second pass yourself.
+
+        The present gradients are cleared, so that the second pass does not add to them. With `zero_grad=False` they
+        stay, and clearing them is up to you.
+        """
         if self._run.between:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         if self._weights.held:
@@ -200,7 +204,7 @@ class Optimizer(Wrapper):
             self.restore()
             raise
         if zero_grad:
-            self.zero_grad()
+            gradients.clear(self._order())
 
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
@@ -273,7 +277,7 @@ class Optimizer(Wrapper):
         if self._lacks_batch(batch):
             raise ValueError(
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
-                "or set geometry.batches"
+                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
             )
         with torch.enable_grad():
             self.geometry.keep_up(batch)
@@ -375,10 +379,9 @@ class Optimizer(Wrapper):
             self.probe.undo()
         if not self._run.warned:
             self._run.warned = True
-            warnings.warn(
+            warn(
                 "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call "
-                "backward()? (said once)",
-                stacklevel=4,
+                "backward()? (said once)"
             )
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:

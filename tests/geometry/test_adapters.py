@@ -140,6 +140,38 @@ def test_a_batch_that_the_model_does_not_take_is_named(bad, says):
         geometry.refresh((bad, torch.randint(3, (16,))))
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [{"input": torch.zeros(16, 5), "id": list(range(16)), "labels": torch.zeros(16).long()}, ([1, 2], torch.zeros(2))],
+    ids=["mapping", "list"],
+)
+def test_inputs_that_are_not_the_arguments_of_the_model_name_the_way_out(batch):
+    geometry = flat_geometry(mlp(), cross_entropy, steps=2)
+    with pytest.raises(TypeError, match=r"^batch: its inputs do not fit Sequential\.forward \(.*\); .*forward="):
+        geometry.refresh(batch)
+
+
+def test_a_type_error_inside_the_model_stays_as_it_is():
+    def forward(model, inputs):
+        return model(inputs) + len(3)
+
+    with pytest.raises(TypeError, match=r"^object of type 'int' has no len"):
+        flat_geometry(mlp(), cross_entropy, forward=forward, steps=2).refresh(batches(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "says"),
+    [
+        (lambda outputs, targets: cross_entropy(outputs, targets.int()), "it cannot be computed .*expected"),
+        (lambda outputs, targets: cross_entropy(outputs.detach(), targets), "it does not depend on the outputs"),
+    ],
+    ids=["dtype", "detached"],
+)
+def test_a_loss_that_fails_is_named_and_not_the_engine(loss_fn, says):
+    with pytest.raises(RuntimeError, match=f"^loss_fn: {says}"):
+        flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
+
+
 def test_running_out_of_memory_does_not_choose_an_engine():
     model, failing = mlp(), [True]
 

@@ -337,6 +337,13 @@ def test_arguments_of_another_kind_are_named_at_once(options, message):
         flat_geometry(mlp(), F.cross_entropy, **options)
 
 
+@pytest.mark.parametrize("given", [{"steps": 5}, llqr.Inner])
+@pytest.mark.parametrize(("name", "kind"), [("inner", "Inner"), ("runtime", "Runtime")])
+def test_settings_that_are_no_settings_are_named(name, kind, given):
+    with pytest.raises(TypeError, match=rf"^{name}: expected a llqr\.{kind}, got "):
+        llqr.Geometry(mlp(), F.cross_entropy, **{name: given})
+
+
 @pytest.mark.parametrize("name", ["every", "ema"])
 def test_a_schedule_that_is_not_finite_is_named(name):
     drawn = case("mlp")

@@ -61,7 +61,7 @@ def train_in_two_calls(
     for epoch in range(first_epoch, first_epoch + epochs):
         for start in range(0, len(batches), accumulate):
             forward_backward(epoch, start)
-            opt.first_step(batch=batches[start + accumulate - 1], grad_scaler=scaler)
+            opt.first_step(batch=batches[start + accumulate - 1], grad_scaler=scaler, zero_grad=False)
             if opt.probe is not None and opt.probe.active(opt.steps):
                 forward_backward(epoch, start)
             if clip is not None:

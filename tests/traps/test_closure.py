@@ -175,7 +175,7 @@ def test_a_due_refresh_without_batch_is_an_error(make):
     model, (batch,) = mlp(), batches(1)
     opt = make(sgd(model), quick_geometry(model))
     before = weights(model)
-    with pytest.raises(ValueError, match=r"batch: a refresh is due at step 0.*batch="):
+    with pytest.raises(ValueError, match=r"batch: a refresh is due at step 0.*batch=.*llqr\.integrations"):
         opt.step(closure_of(opt, model, batch))
     assert_same_bits(weights(model), before)
     opt.step(closure_of(opt, model, batch), batch=batch)
@@ -204,3 +204,20 @@ def test_refuses_what_cannot_be_wrapped():
         llqr.SAM(torch.optim.LBFGS(model.parameters()))
     with pytest.raises(TypeError, match="geometry"):
         llqr.LLQR(sgd(model), "diagonal")
+
+
+def test_warnings_point_at_the_line_that_called_the_library():
+    """Not into the library or torch, however deep they come from."""
+    model, (batch,) = mlp(), batches(1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        weak, low = llqr.Inner(steps=1, lr=1e-6), llqr.Runtime(max_side=6)
+        geometry = llqr.Geometry(model, torch.nn.functional.cross_entropy, every=1, inner=weak, runtime=low)
+        opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.1)
+        torch.optim.lr_scheduler.StepLR(opt, step_size=1)  # replaces `step`
+        for _ in range(3):
+            opt.step(closure_of(opt, model, batch), batch=batch)
+        opt.zero_grad()
+        opt.step(lambda: torch.zeros(()), batch=batch)
+    for kind in ("max_side=6", "nearly nothing", "no parameter of the optimizer"):
+        assert [warning.filename for warning in told if kind in str(warning.message)] == [__file__]

@@ -233,6 +233,18 @@ def test_tiny_gradients_in_half_precision():
     assert 0 < weight.float().norm() <= 1
 
 
+def test_a_schedule_of_radii_that_becomes_negative_is_refused():
+    """It would probe downhill."""
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=lambda step: 0.1 - 0.2 * step)
+    closure = closure_of(opt, model, batch)
+    opt.step(closure)
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"rho: expected a number in \[0, inf\], got -0.1 at step 1"):
+        opt.step(closure)
+    assert_same_bits(weights(model), before)
+
+
 @pytest.mark.parametrize("rho", [float("inf"), float("nan")])
 def test_radii_that_are_not_finite(rho):
     model, (batch,) = mlp(), batches(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -134,7 +135,10 @@ class Problem:
             else:
                 outputs = torch.func.functional_call(self._caller, dict(replaced), (inputs,), tie_weights=False)
         if not isinstance(outputs, Tensor):
-            raise TypeError(f"forward: expected a tensor of outputs, got {type(outputs).__name__}")
+            raise TypeError(
+                f"forward: expected a tensor of outputs, got {type(outputs).__name__}; give the geometry a "
+                "forward=lambda model, inputs: ..., which returns what loss_fn takes"
+            )
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def bypassed(self) -> list[str]:
@@ -231,13 +235,27 @@ def _reattach(tensors: list[Attached]) -> None:
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """`model(inputs)`, with mappings and tuples spread out, and `.logits` taken from objects that have it."""
-    if isinstance(inputs, Mapping):
-        outputs = model(**inputs)
-    elif isinstance(inputs, tuple | list):
-        outputs = model(*inputs)
-    else:
-        outputs = model(inputs)
+    named: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    listed: Sequence[Any] = inputs if isinstance(inputs, tuple | list) else () if inputs is named else (inputs,)
+    try:
+        outputs = model(*listed, **named)
+    except TypeError as error:
+        if _takes(model, listed, named):
+            raise
+        raise TypeError(
+            f"batch: its inputs do not fit {type(model).__name__}.forward ({error}); give the geometry a "
+            "forward=lambda model, inputs: ..., which calls the model"
+        ) from error
     return getattr(outputs, "logits", outputs)
+
+
+def _takes(model: nn.Module, listed: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether the model has arguments for these inputs, so that a type error is one of its own."""
+    try:
+        inspect.signature(model.forward).bind(*listed, **named)
+    except TypeError:
+        return False
+    return True
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:

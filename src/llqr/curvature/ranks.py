@@ -7,7 +7,6 @@ all later ones is NaN, and the guards of all ranks reject the refresh.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llqr.caller_warnings import warn
 from llqr.collectives import all_reduce
 from llqr.curvature.quadratic import Named, QuadraticModel
 
@@ -70,7 +70,7 @@ class Ranks:
             try:
                 own = multiply(whole)
             except Exception as error:  # whatever it is, the other ranks are waiting
-                warnings.warn(f"refresh: a product failed on this rank ({error}); no rank uses it", stacklevel=2)
+                warn(f"refresh: a product failed on this rank ({error}); no rank uses it")
                 own = {name: torch.full_like(part, torch.nan) for name, part in whole.items()}
             del whole
             return mean(own, curvature_weight)

@@ -88,6 +88,9 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
+        for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
+            if not (given is None or isinstance(given, kind)):
+                raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
@@ -273,7 +276,7 @@ class Geometry:
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
-        return self._step + max(1, round(at(self._every, self._step, "every")))
+        return self._step + max(1, round(at("every", self._every, self._step, 0)))
 
     def _work(self, progress: Progress, step: int) -> Refresh | None:
         """The inner steps owed before this optimizer step; the report, if they were the last."""
@@ -310,7 +313,7 @@ class Geometry:
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
-        beta = at(self._ema, step, "ema")
+        beta = at("ema", self._ema, step, 0, 1)
         accepted = self._outcomes.accepted
         return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 
@@ -333,7 +336,7 @@ class Geometry:
         self._outcomes.count(report, found, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
-        self._outcomes.judge(report, stacklevel=5)
+        self._outcomes.judge(report)
         return report
 
     def summary(self) -> str:

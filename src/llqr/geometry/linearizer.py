@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from llqr.caller_warnings import warn
 from llqr.curvature import (
     ENGINES,
     Batch,
@@ -188,11 +188,10 @@ class Linearizer:
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
         if self._ranks is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            warnings.warn(
+            warn(
                 "model: it is not wrapped in DDP, so that every process learns a metric of its own; if they train one "
                 "model, pass the wrapped model or Runtime(process_group=torch.distributed.group.WORLD)",
                 RefreshWarning,
-                stacklevel=8,
             )
 
     def _local(self, problem: Problem) -> QuadraticModel:
@@ -212,19 +211,17 @@ class Linearizer:
             raise UnconnectedError(bypassed)
         with torch.no_grad():
             if doubles_with_the_batch(problem):
-                warnings.warn(
+                warn(
                     "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the "
                     "batch, where the mean is expected",
                     RefreshWarning,
-                    stacklevel=9,
                 )
             problem.keeps_outputs, problem.seen = False, None
             if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
-                warnings.warn(
+                warn(
                     "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
                     "outputs is (does forward= return the loss itself?), so that U only grows",
                     RefreshWarning,
-                    stacklevel=9,
                 )
 
     def _zero(self, named: Mapping[str, Tensor]) -> bool:
@@ -245,11 +242,10 @@ class Linearizer:
         joined = {n for n, p in now.items() if p.requires_grad} - self.parameters.keys() - self._announced
         if joined:
             self._announced |= joined
-            warnings.warn(
+            warn(
                 f"model: {', '.join(sorted(joined))} did not require a gradient when the geometry was made and keep "
                 "U = 1; make a new geometry to let them join",
                 RefreshWarning,
-                stacklevel=6,
             )
 
     def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
@@ -267,10 +263,9 @@ class Linearizer:
             order = list(ENGINES.values())
             kind = order[ranks.largest(order.index(kind), device)]
         if not kind.exact:
-            warnings.warn(
+            warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
                 RefreshWarning,
-                stacklevel=8,
             )
         return kind
 
@@ -296,16 +291,21 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
 
 
 def _check_runs(problem: Problem) -> None:
-    """Say so if the model itself does not run, and not one of its derivatives."""
-    with torch.no_grad():
-        try:
-            for piece in problem.pieces:
-                problem.outputs(problem.parameters, piece)
-        except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            return
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+    """Say so if the model or the loss itself does not run, and not one of its derivatives."""
+    subject = "batch: the model cannot be called on its inputs"
+    try:
+        with torch.no_grad():
+            outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
+        subject = "loss_fn: it cannot be computed from the outputs and the targets"
+        with torch.enable_grad():
+            whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
+            connected = problem.loss(whole).requires_grad
+    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return
+    except RuntimeError as error:
+        raise RuntimeError(f"{subject} ({str(error).splitlines()[0]})") from error
+    if not connected:
+        raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
+from llqr.caller_warnings import warn
 from llqr.geometry.summary import summarise, weak_metric
 from llqr.metric import Metric
 from llqr.refresh.effect import WEAK, Effect
@@ -47,19 +47,19 @@ class Outcomes:
             self._effect, self.layers = found.effect, found.layers
             self._identity *= beta
 
-    def judge(self, report: Refresh, stacklevel: int) -> None:
+    def judge(self, report: Refresh) -> None:
         """Warn of a rejected refresh, or of a metric that does nearly nothing; raise after too many rejected ones."""
         if not report.accepted:
-            self._complain(report, stacklevel + 1)
+            self._complain(report)
         elif self._metric.stored():
             self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
-                warnings.warn(weak_metric(report.change, self._structures()), RefreshWarning, stacklevel)
+                warn(weak_metric(report.change, self._structures()), RefreshWarning)
 
-    def _complain(self, report: Refresh, stacklevel: int) -> None:
+    def _complain(self, report: Refresh) -> None:
         message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
         if self.failures == 1:
-            warnings.warn(message + " (said once; see Geometry.failures)", RefreshWarning, stacklevel)
+            warn(message + " (said once; see Geometry.failures)", RefreshWarning)
         if self.failures_in_a_row >= self._max_failures:
             raise RefreshError(f"{message}; {self.failures_in_a_row} in a row (max_failures={self._max_failures})")
 

@@ -108,7 +108,8 @@ class Passes:
         geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
-            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler)
+            # Before the probe begins there is no second pass, and the step takes the present gradients.
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler, zero_grad=False)
         if not optimizer._probing:
             return True
         if not recorded:

@@ -70,7 +70,7 @@ class Display:
         now = time.monotonic()
         if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now
-            self._console.print(f"{self._label}: {state}", highlight=False)
+            self._console.print(f"{self._label}: {state}", highlight=False, soft_wrap=True)
 
     def end(self, outcome: str) -> None:
         """A run is done, whether now or by an earlier command."""
@@ -79,4 +79,4 @@ class Display:
             self._run = None
         if self._all is not None:
             self._bars.advance(self._all)
-        self._console.print(outcome, highlight=False)
+        self._console.print(outcome, highlight=False, soft_wrap=True)

@@ -58,9 +58,10 @@ def costs(
     - "newton": H is the Hessian of the loss. Q_N = ∇²ℓ, and the block of stage i is the second derivative of
       λ_{i+1} . f_i(x_i, θ_i): the contribution of the stage's own curvature.
     - "gauss-newton": Q_N = ∇²ℓ and no stage costs, H = J^T ∇²ℓ J.
-    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. Outputs are
-      (batch, classes). `curvature_scale` is "sum" over the batch (the default, although the loss is a mean), "mean", or
-      a number that multiplies the sum.
+    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. It does not
+      depend on the loss, which should be a cross-entropy; for others take "gauss-newton". Outputs are (batch, classes).
+      `curvature_scale` is "sum" over the batch (the default, although the loss is a mean), "mean", or a number that
+      multiplies the sum.
 
     `damping` is added to the diagonal of every R_i.
 

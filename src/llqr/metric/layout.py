@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -11,6 +10,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from llqr.caller_warnings import warn
 from llqr.metric.block import Block
 from llqr.metric.structure import Structure
 from llqr.metric.structures import STRUCTURES
@@ -112,7 +112,7 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
             cheapened.setdefault(f"{kind} -> {fitting}", []).append(f"{block.name} {block.shape}")
         chosen[block.name] = fitting
     for change, names in cheapened.items():
-        warnings.warn(f"max_side={max_side}: {change} for {', '.join(names)}", stacklevel=3)
+        warn(f"max_side={max_side}: {change} for {', '.join(names)}")
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,13 @@ def test_bars_are_as_long_as_what_was_measured():
     assert [round(bar.get_width(), 2) for bar in seconds.patches] == [1.71, 1.05, 0.86]
     assert [round(bar.get_width(), 1) for bar in errors.patches] == [4.7, 4.9, 5.5]
     assert [axes.get_title() for axes in drawn("peers").axes] == ["resnet18", "vit-b"]
+
+
+def test_an_engine_compared_with_itself_is_drawn_without_a_warning():
+    rows = [row | {"errors": {"Ug": 0.0}} for row in recorded("refresh-vit-b-few")["rows"][:1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.DRAWINGS["refresh"](rows)
 
 
 def test_shards_are_drawn_beside_the_paper_s_storage():

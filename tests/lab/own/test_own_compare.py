@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+import llqr as library
 from llqr.lab import Experiment, compare
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
@@ -79,6 +80,45 @@ def test_a_file_is_compared_resumed_reported_and_kept(llqr, tmp_path):
     assert (code, "mine sgdm seed 0: already done" in err) == (0, True)
     code, out, _ = llqr("table", "mine", "--results", "kept", "--against", "sgdm")
     assert (code, "llqr-ngd+sam" in out, "- sgdm" in out) == (0, True, True)
+
+
+class Everywhere(library.SAMProbe):
+    """Follows the signs of the gradient."""
+
+    name = "everywhere"
+
+    def filtered(self, point):
+        return [g.sign() for g in point.grads]
+
+
+class SignDescent(library.solvers.Solver):
+    name = "sign"
+
+    def step(self, objective):
+        here = objective.at(self.factors)
+        for own, slopes in zip(self.factors, here.slopes(), strict=True):
+            for name, slope in slopes.items():
+                own[name] -= self.settings.lr * slope.sign()
+        return here.value
+
+
+def test_a_probe_and_a_solver_of_ones_own_are_known_by_their_names(monkeypatch):
+    monkeypatch.setitem(library.PROBES, "everywhere", Everywhere)
+    monkeypatch.setitem(library.SOLVERS, "sign", SignDescent)
+    settings = FAST | {"geometries.ngd.inner.solver": "sign", "probes.everywhere.rho": 0.01}
+    found = compare(**given(methods=["sgdm", "everywhere", "llqr-ngd+everywhere"], settings=settings))
+    assert [row["method"] for row in found.rows()] == ["sgdm", "everywhere", "llqr-ngd+everywhere"]
+
+
+def test_methods_over_different_base_optimizers_are_named(llqr, tmp_path):
+    found = compare(**given(methods=["adamw", "sam"]))
+    sentence = "adamw is compared with methods over sgdm; base='adamw' puts them over the same optimizer."
+    assert str(found).splitlines()[-1] == sentence
+    assert "compared with" not in str(compare(**given(methods=["adamw", "sam"], base="adamw")))
+    (tmp_path / "mine.py").write_text(FILE)
+    dry = ("--dry-run", "--methods")
+    assert llqr("compare", "mine.py", *dry, "sam,adamw")[2] == f"{sentence}\n"
+    assert llqr("compare", "mine.py", *dry, "sam,sgdm")[2] == ""
 
 
 def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(tmp_path):
@@ -206,6 +246,7 @@ def test_a_program_gets_a_table_that_shows_itself_with_its_runs():
         "experiment sgdm seed 1",
         "experiment sam seed 1",
     ]
+    assert repr(found.runs[0]) == f"StoredRun('{found.runs[0].path}', finished)"
     first, second = found.rows()
     best = [run.result["best"] for run in found.runs if run.method == "sam"]
     assert second["best accuracy"] == pytest.approx(sum(best) / 2)

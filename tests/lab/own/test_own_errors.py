@@ -141,6 +141,7 @@ class Two(nn.Linear):
         ({"methods": ["sma"]}, "methods must be one of .*, got 'sma'; did you mean sam"),
         ({"structure": {"nowhere*": "kfac"}}, "geometries.ngd: .*nowhere"),
         ({"name": "../away"}, "name names a folder"),
+        ({"settings": {"training.epoch": 3}}, "^settings: unknown key training.epoch; .* did you mean epochs"),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )
@@ -172,3 +173,13 @@ def test_arguments_of_compare():
 def test_a_loss_with_parameters_is_refused():
     with pytest.raises(ConfigurationError, match="loss has parameters"):
         Experiment(model=nn.Linear(4, 3), loss=nn.Linear(3, 1), train=pair(), test=pair())
+
+
+def test_two_files_of_one_name_are_refused(llqr, tmp_path):
+    """Their runs would share a folder, and only one of them would be made."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text('extends = "digits/mlp"\n')
+    code, _, err = llqr("compare", "a/mine.toml", "b/mine.toml", "--dry-run")
+    assert (code, err) == (2, "llqr: RECIPE: a/mine.toml and b/mine.toml are both filed under mine; rename one.\n")
+    assert llqr("compare", "a/mine.toml", "a/mine.toml", "--dry-run")[0] == 0

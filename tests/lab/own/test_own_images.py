@@ -10,7 +10,9 @@ from torch import nn
 
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
+from llqr.lab.cores import cores
 from llqr.lab.errors import DataError
+from llqr.lab.tasks.own.image_folder import FolderOptions, experiment
 from llqr.lab.tasks.own.random_states import RandomStates
 
 
@@ -50,6 +52,12 @@ def test_a_folder_is_trained_on_with_a_network_of_the_laboratory(flowers, tmp_pa
     assert "before its code or data changed" in capsys.readouterr().err
     assert run("compare", "flowers", "--model", "cnm", *quick) == 2
     assert "model must be one of mlp, cnn" in capsys.readouterr().err
+
+
+def test_no_more_processes_than_cores_read_images(flowers):
+    """Torch warns of more whenever a loader is made, which is in every epoch."""
+    options = FolderOptions(image_size=8, workers=1000)
+    assert 1 <= experiment(flowers, options, "cnn", {}).workers <= cores()
 
 
 def test_images_are_divided_once_and_for_all(flowers):

@@ -21,6 +21,7 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
+from llqr.lab.own.recipe import mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
@@ -174,6 +175,9 @@ def compare(
     planned: list[PlannedRun] = []
     for label, chosen in _recipes_for(names, data, model, how).items():
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
+    if not how.quiet:
+        for note in mixed_bases(one.run for one in planned):
+            print(note, file=sys.stderr)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop):
         _report(planned, how, stop)
@@ -230,7 +234,13 @@ def _recipes_for(
     if (not names) == (data is None and model is None):
         raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
     if names:
-        return {_filed_under(name): how.load(name) for name in names}
+        filed: dict[str, str] = {}
+        for name in names:
+            if (other := filed.setdefault(_filed_under(name), name)) != name:
+                raise ConfigurationError(
+                    f"RECIPE: {other} and {name} are both filed under {_filed_under(name)}; rename one."
+                )
+        return {label: how.load(name) for label, name in filed.items()}
     if data is None or model is None:
         raise ConfigurationError(f"{'--data' if data is None else '--model'} must be given too.")
     label, rows = f"{data}/{model}", _rows(data, None, "--data")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from llqr.lab.cores import cores
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.decode import decode
 from llqr.lab.data.image_data import ImageData, Placement
@@ -161,7 +162,7 @@ class StreamingBatches(Batches):
         loader = DataLoader(
             self._data,
             batch_sampler=[requests[i : i + self.batch_size] for i in range(0, len(requests), self.batch_size)],
-            num_workers=self.options.workers,
+            num_workers=min(self.options.workers, cores()),  # torch warns of more, in every epoch
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # otherwise it would draw from the global generator
         )

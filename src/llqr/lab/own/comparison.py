@@ -21,7 +21,7 @@ from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import load
-from llqr.lab.own.recipe import Override
+from llqr.lab.own.recipe import Override, mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
@@ -177,6 +177,7 @@ def compare(
     for one in planned:
         if analyst.needed(RunFolder(one.path)):
             analyst.measure(RunFolder(one.path))
+    notes += mixed_bases(one.run for one in planned)
     return Comparison([stored.read(one.path) for one in planned], folder, where, notes)
 
 

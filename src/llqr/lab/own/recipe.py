@@ -8,14 +8,17 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab.config.layers import merge, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
+from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
 from llqr.lab.tasks.own.batches import Samples, length, rows, understood
 from llqr.lab.tasks.own.experiment import Experiment
 from llqr.probes import PROBES
+from llqr.solvers import SOLVERS, Inner
 
 BATCH_SIZE = 128
 REFRESHES = 20
@@ -31,7 +34,7 @@ RADII: dict[str, dict[str, Any]] = {
     "fishersam": {"rho": 0.1, "eta": 0.1},
     "fsam": {"rho": 0.05, "lam": 0.9},
 }
-"""The defaults of the library's methods."""
+"""The defaults of the library's methods; a probe that a user has registered has SAM's radius."""
 GEOMETRIES: dict[str, dict[str, Any]] = {"ngd": {"ema": 0.95}, "newton": {"ema": 0.9}}
 
 
@@ -61,16 +64,16 @@ def defaults(base: str) -> dict[str, Any]:
         for probe in PROBES:
             methods[f"llqr-{geometry}+{probe}"] = learned | {"probe": probe}
             methods[f"llqr-{geometry}-probe-only+{probe}"] = learned | {"probe": probe, "transport": False}
-    inner = {"product_every": 3}  # as a `Geometry` has it by default
-    metric = {"structure": "e-kfac", "inner": inner}
     return {
         "seeds": 3,
         "columns": [base, "sam", "llqr-ngd+sam"],
         "training": {"epochs": 30, "last": "fill"},
         "schedule": {"name": "cosine"},
         "bases": {name: dict(settings) for name, settings in BASES.items()},
-        "probes": {probe: {"kind": probe} | RADII[probe] for probe in PROBES},
-        "geometries": {name: metric | {"divergence": name} | own for name, own in GEOMETRIES.items()},
+        "probes": {probe: {"kind": probe} | RADII.get(probe, RADII["sam"]) for probe in PROBES},
+        "geometries": {
+            name: {"structure": "e-kfac", "divergence": name, "inner": {}} | own for name, own in GEOMETRIES.items()
+        },
         "methods": methods,
     }
 
@@ -85,7 +88,7 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     origins: dict[str, str] = {}
     merge(table, _given(experiment, label) | dict(parts), label, origins)
     for override in (*experiment.settings.items(), *overrides):
-        merge(table, layer(override), f"--set {override if isinstance(override, str) else override[0]}", origins)
+        merge(table, layer(override), f"--set {override}" if isinstance(override, str) else "settings", origins)
 
     origin = origin_in(origins, label)
     for name, part in parts.items():
@@ -95,6 +98,18 @@ def recipe(experiment: Experiment, label: str, parts: Mapping[str, Any], overrid
     made = make(Recipe, table, "", origin)
     made.check(origin)
     return made
+
+
+def mixed_bases(runs: Iterable[Run]) -> list[str]:
+    """A sentence for every base optimizer that is compared with methods over another one."""
+    known = {settings["name"]: name for name, settings in BASES.items()}
+    bases = {run.method: known[run.base.name] for run in runs if run.task.name == "own"}
+    over = list(dict.fromkeys(base for method, base in bases.items() if method not in BASES))
+    return [
+        f"{method} is compared with methods over {', '.join(over)}; base={method!r} puts them over the same optimizer."
+        for method in bases
+        if method in BASES and over and method not in over and not set(over) & bases.keys()
+    ]
 
 
 def parts_of(experiment: Experiment, label: str, source: str, digest: str) -> dict[str, Any]:
@@ -145,6 +160,9 @@ def _fill_in(table: dict[str, Any], experiment: Experiment) -> None:
     epochs = training.get("epochs")
     total = training.get("steps") or (epochs if isinstance(epochs, int) else 1) * steps
     for geometry in table["geometries"].values():
+        solver = SOLVERS.get(geometry["inner"].get("solver", Inner.solver))
+        if solver is not None and solver.extrapolates:
+            geometry["inner"].setdefault("product_every", DEFAULT_INNER.product_every)
         geometry.setdefault("batch_size", inner)
         geometry.setdefault("every", min(500, max(10, total // REFRESHES)))
 

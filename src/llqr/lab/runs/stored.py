@@ -22,6 +22,10 @@ class StoredRun(RunRecord):
     path: Path
     records: list[dict[str, Any]]
 
+    def __repr__(self) -> str:
+        """One line: a notebook shows lists of runs, and the log of one fills pages."""
+        return f"StoredRun('{self.path}', {self.state})"
+
     @property
     def state(self) -> str:
         if self.result is not None:

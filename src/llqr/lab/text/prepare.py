@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from llqr.lab.cores import cores
 from llqr.lab.text import moses, prepared_folder, subwords
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import RawCorpus
@@ -16,7 +17,6 @@ from llqr.lab.text.splits import make_splits
 from llqr.lab.text.stages import Stages
 from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import UNK
-from llqr.lab.text.workers import cores
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,6 @@ from typing import Any
 Map = Callable[..., Iterable[Any]]
 
 
-def cores() -> int:
-    """How many processes can run at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def workers(processes: int) -> Iterator[Map]:
     """A `map` that runs in ``processes`` processes; with one process it is the built-in `map`."""

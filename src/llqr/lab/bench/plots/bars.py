@@ -118,4 +118,4 @@ def _values(axes: "Axes", lengths: Sequence[float], texts: Sequence[str]) -> Non
     """Numbers at the ends of bars, with room for them."""
     for number, (length, text) in enumerate(zip(lengths, texts, strict=True)):
         axes.annotate(text, (length, number), (3, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_xlim(0, 1.15 * max(lengths))
+    axes.set_xlim(0, 1.15 * max(lengths) or 1)  # all are zero where an engine is compared with itself

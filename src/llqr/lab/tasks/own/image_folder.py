@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from llqr.lab import models
+from llqr.lab.cores import cores
 from llqr.lab.data.decode import decode
 from llqr.lab.data.streaming import (
     IMAGE_ENDINGS,
@@ -158,7 +159,7 @@ def experiment(folder: Path, options: FolderOptions, model: str, model_options: 
         loss=F.cross_entropy,
         train=train,
         test=test,
-        workers=options.workers,
+        workers=min(options.workers, cores()),  # torch warns of more, in every epoch
         title=f"{folder.name}: {len(train):,} images of {len(train.classes)} classes",
     )
 

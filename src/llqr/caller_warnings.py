@@ -1,0 +1,23 @@
+"""Warnings that point at the caller's own line, from however deep in the library and in torch they come."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+INSIDE = ("llqr", "torch", "contextlib")
+#: A caller like any other.
+LABORATORY = "llqr.lab"
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    frame: FrameType | None = sys._getframe()
+    stacklevel = 1
+    while frame is not None and _inside(frame.f_globals.get("__name__", "")):
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, category, stacklevel)
+
+
+def _inside(module: str) -> bool:
+    return module.partition(".")[0] in INSIDE and not f"{module}.".startswith(f"{LABORATORY}.")
