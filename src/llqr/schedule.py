@@ -9,11 +9,13 @@ from typing import Any
 Schedule = float | Callable[[int], float]
 
 
-def at(schedule: Schedule, step: int, argument: str = "schedule") -> float:
-    """The value of a setting at a step; a function of the step may not give infinity or NaN."""
+def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float = inf) -> float:
+    """The value of a setting at a step; a function of the step may not give infinity, NaN, or leave the range."""
     value = float(schedule(step)) if callable(schedule) else float(schedule)
     if not isfinite(value):
         raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")
+    if not lower <= value <= upper:
+        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}], got {value} at step {step}")
     return value
 
 
