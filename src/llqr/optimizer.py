@@ -111,7 +111,7 @@ class Optimizer(Wrapper):
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
             check_parameters(self._order(), own_probes=self._no_sync is not None)
-            self._modules.known = self._modules.given
+            self._modules.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)

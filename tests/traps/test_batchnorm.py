@@ -221,6 +221,16 @@ def test_the_model_is_found_in_the_two_call_form_and_among_added_parameters():
     assert (model[1].num_batches_tracked, head[0].num_batches_tracked) == (2, 1)
 
 
+def test_a_part_that_a_given_model_gets_later_is_protected_too():
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    opt = llqr.SAM(sgd(model), model=model)
+    opt.step(closure_of(opt, model, batch))
+    model.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    opt.add_param_group({"params": list(model[-1].parameters())})
+    opt.step(closure_of(opt, model, batch))
+    assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
+
+
 def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():
     """Per-layer norms: each of the two layers called "0" moves by rho / sqrt(2)."""
     encoder, head = nn.Sequential(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(4, 3)).double()

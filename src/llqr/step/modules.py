@@ -64,6 +64,11 @@ class OwningModules:
         self.known = True
         self._places = self._owners = self._roles = None
 
+    def forget(self) -> None:
+        """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
+        self.known = self.given
+        self._places = self._owners = self._roles = None
+
     def name(self, parameter: Tensor) -> str | None:
         """The name a parameter has in its model, if that is known."""
         place = self._named().get(parameter)
