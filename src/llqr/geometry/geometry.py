@@ -407,5 +407,5 @@ class Geometry:
             self._source_state = position
         else:
             self._source.load(position)
-        self._outcomes.load(counters)
+        self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
