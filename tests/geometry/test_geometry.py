@@ -364,6 +364,8 @@ def test_bad_models_are_named():
         flat_geometry(mlp().requires_grad_(False), F.cross_entropy)
     with pytest.raises(ValueError, match="model: parameter 'weight' is complex"):
         flat_geometry(nn.Linear(2, 2, dtype=torch.complex64), F.cross_entropy)
+    with pytest.raises(ValueError, match=r"model: parameter '1\.weight' has no shape yet \(a lazy module\).* call"):
+        flat_geometry(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)), F.cross_entropy)
 
 
 @pytest.mark.parametrize(("solver", "structure"), [("pcg", "e-kfac"), ("pcg", "dense"), ("cg", "e-kfac-psd")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -71,6 +72,12 @@ class Linearizer:
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("model: no parameter requires a gradient")
+        for name, parameter in self.parameters.items():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"model: parameter {name!r} has no shape yet (a lazy module); call the model on a batch before the "
+                    "geometry is made"
+                )
         refuse_fsdp1(self.parameters.values())
         if any_sharded(self.parameters.values()):
             check_fsdp(self.model, self.parameters)
@@ -242,15 +249,23 @@ class Linearizer:
                     f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
                     "assign=True, or a wrapper, replaces them); make the geometry after that"
                 )
-        joined = {n for n, p in now.items() if p.requires_grad} - self.parameters.keys() - self._announced
-        if joined:
-            self._announced |= joined
-            warnings.warn(
-                f"model: {', '.join(sorted(joined))} did not require a gradient when the geometry was made and keep "
-                "U = 1; make a new geometry to let them join",
-                RefreshWarning,
-                stacklevel=6,
-            )
+        moving = {name for name, parameter in now.items() if parameter.requires_grad}
+        self._announce(
+            moving - self.parameters.keys(),
+            "did not require a gradient when the geometry was made and keep U = 1; make a new geometry to let them "
+            "join",
+        )
+        self._announce(
+            self.parameters.keys() - moving,
+            "no longer require a gradient, and U is learned as if they still moved; make a new geometry without them",
+        )
+
+    def _announce(self, names: AbstractSet[str], what: str) -> None:
+        """Say once of each parameter that it has changed sides."""
+        new = names - self._announced
+        if new:
+            self._announced |= new
+            warnings.warn(f"model: {', '.join(sorted(new))} {what}", RefreshWarning, stacklevel=7)
 
     def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
