@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
+from llqr.random_state import RandomState
 from llqr.step import amp, gradients
 from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
-from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
 from llqr.step.wrapper import Wrapper
 

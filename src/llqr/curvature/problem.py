@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.whole_weights import fsdp_set_aside
+from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
+from llqr.random_state import RandomState
 
 T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
@@ -33,9 +35,12 @@ class Problem:
 
     The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers, and the random
     state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces. Sharded
-    weights (FSDP2) are gathered, on all ranks at the same time.
+    weights (FSDP2) are gathered, on all ranks at the same time. A model that draws random numbers draws the same ones
+    whenever it is called.
 
     Attributes:
+        written: the model's parameters that it writes to, and of which it gets copies; see `find_writes`.
+        replaced: those of them whose `.data` it assigns to.
         keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
     """
 
@@ -60,6 +65,9 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {n: self.taken(p.detach()) for n, p in self._caller.named_parameters() if n not in learned}
         self._buffers = dict(self._caller.named_buffers())
+        self._random = _random_state(self.parameters)
+        self.written: frozenset[str] = frozenset()
+        self.replaced: list[str] = []
         self.keeps_outputs = False
         self.seen: Tensor | None = None
         self._leaves: set[Tensor] = set()
@@ -110,20 +118,42 @@ class Problem:
         `plain` runs modules that were compiled in place in their original form: compiled code has first derivatives
         only.
         """
-        tensors = {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
+        tensors = self._named(parameters)
+        tensors |= {name: tensors[name].clone() for name in self.written}
+        outputs = self._outputs(tensors, inputs, plain=plain)
+        if self.keeps_outputs:
+            self._leaves |= leaves_of(outputs) or set()
+        return outputs
+
+    def _named(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These parameters and the ones that are not learned, by their names in `_caller`."""
+        return {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
+
+    def _outputs(self, tensors: Mapping[str, Tensor], inputs: Any, *, plain: bool) -> Tensor:
         # Copies, because a custom module may write to its buffers even in eval mode.
-        tensors |= {name: buffer.clone() for name, buffer in self._buffers.items()}
+        tensors = {**tensors, **{name: buffer.clone() for name, buffer in self._buffers.items()}}
         replaced = {place: tensors[name] for place, name in self._places.items()}
+        if self._random is not None:
+            self._random.restore()
         try:
             with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
-                outputs = self.called(inputs, replaced)
+                return self.called(inputs, replaced)
         except BaseException:
             # An interrupt may come while torch puts the model's own tensors back.
             _reattach(self._tensors)
             raise
-        if self.keeps_outputs:
-            self._leaves |= leaves_of(outputs) or set()
-        return outputs
+
+    @torch.no_grad()
+    def find_writes(self) -> None:
+        """Call the model once, to find out which of its parameters it writes to, and put these back."""
+        tensors = {name: tensor.detach() for name, tensor in self._named(self.parameters).items()}
+        writes = Writes(tensors)
+        try:
+            with writes:
+                self._outputs(tensors, self.pieces[0], plain=True)
+        finally:
+            writes.undo()
+        self.written, self.replaced = writes.names, [name.removeprefix("model.") for name in writes.replaced]
 
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs, with some of its tensors replaced, as at least float32."""
@@ -162,6 +192,12 @@ class Problem:
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
+
+
+def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
+    """None inside a CUDA graph, which has its own."""
+    on_cuda = any(parameter.is_cuda for parameter in parameters.values())
+    return None if on_cuda and torch.cuda.is_current_stream_capturing() else RandomState(parameters.values())
 
 
 class _Caller(nn.Module):

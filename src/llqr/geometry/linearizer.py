@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -97,6 +98,7 @@ class Linearizer:
         self._ranks = None if group is None else self._together(group)
         self._engine: Engine | None = None
         self._checked = self._shared_out = False
+        self._written: tuple[frozenset[str], list[str]] = frozenset(), []
         self._announced: set[str] = set()
         self.use(runtime.engine)
 
@@ -183,6 +185,10 @@ class Linearizer:
         device = next(iter(self.parameters.values())).device
         ranks = self.ranks
         problem.keeps_outputs = not self._checked
+        if not self._checked and not self._of_shards:
+            self.agreed(lambda: _try(problem))
+            self._written = problem.written, problem.replaced
+        problem.written, problem.replaced = self._written
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks, device))
@@ -269,14 +275,7 @@ class Linearizer:
 
     def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
-
-        def choice() -> tuple[type[Engine], list[str]]:
-            try:
-                return choose_engine(problem, self.divergence, self._scale)
-            except RuntimeError:
-                _check_runs(problem)
-                raise
-
+        choice = partial(choose_engine, problem, self.divergence, self._scale)
         kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
         if ranks is not None:
             order = list(ENGINES.values())
@@ -310,17 +309,15 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
     return group
 
 
-def _check_runs(problem: Problem) -> None:
-    """Say so if the model itself does not run, and not one of its derivatives."""
-    with torch.no_grad():
-        try:
-            for piece in problem.pieces:
-                problem.outputs(problem.parameters, piece)
-        except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            return
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+def _try(problem: Problem) -> None:
+    """Find out what the model writes to. Say so if the model itself does not run, and not one of its derivatives."""
+    try:
+        problem.find_writes()
+    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        raise
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:

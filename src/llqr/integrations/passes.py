@@ -13,8 +13,8 @@ from torch import nn
 from llqr.geometry import Geometry
 from llqr.integrations.free_variables import FreeVariables
 from llqr.optimizer import Optimizer
+from llqr.random_state import RandomState
 from llqr.step import gradients
-from llqr.step.random_state import RandomState
 
 
 class _Pass:
