@@ -165,6 +165,8 @@ class Optimizer(Wrapper):
             if self._probing and self._buffers_of_probe:
                 self._find_modules()
                 self._modules.hold_buffers()
+            elif self._probing:
+                self._modules.mark_frozen()
             loss = self._first_pass(closure)
             if self._probing and self._has_gradients():
                 try:

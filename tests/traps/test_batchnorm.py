@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import llqr
+from llqr.integrations.passes import Passes
 
 from .training import assert_same_bits, batches, closure_of, cross_entropy, quick_geometry, sgd, train, weights
 
@@ -319,3 +320,46 @@ def test_a_buffer_that_is_lost_or_changes_its_size(what, given):
         opt.step(closure_of(opt, model, batch))
         plain.step(closure_of(plain, twin, batch))
     assert model[0].weight.equal(twin[0].weight)
+
+
+class Follower(nn.Module):
+    """A frozen layer that follows another one whenever the model is called, as the encoder of keys in MoCo does."""
+
+    def __init__(self, by_data: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.leader, self.follower, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.follower.requires_grad_(False)
+        self.by_data = by_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for ahead, behind in zip(self.leader.parameters(), self.follower.parameters(), strict=True):
+                if self.by_data:
+                    behind.data = behind.data.lerp(ahead.data, 0.1)
+                else:
+                    behind.lerp_(ahead, 0.1)
+        return self.head(self.leader(x).tanh() * self.follower(x).tanh())
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize("form", ["closure", "closure, model given", "passes"])
+def test_frozen_parameters_that_the_model_writes_to_are_written_once_per_step(form, by_data):
+    model, expected = Follower(by_data), Follower(by_data)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model if "given" in form else None)
+    passes = Passes(opt)
+
+    def forward_backward(x, y):
+        cross_entropy(model(x), y).backward()
+
+    for x, y in batches(3):
+        expected.leader.load_state_dict(model.leader.state_dict())
+        expected(x)
+        if form == "passes":
+            passes.record(forward_backward, x, y)
+            forward_backward(x, y)
+            passes.repeat_at_probe()
+            opt.step()
+        else:
+            opt.step(closure_of(opt, model, (x, y)))
+        assert_same_bits(weights(model.follower), weights(expected.follower))

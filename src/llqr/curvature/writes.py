@@ -22,6 +22,8 @@ class Writes(TorchDispatchMode):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has not annotated it
+        # Others, such as quantized weights, may have no memory of their own.
+        tensors = {name: tensor for name, tensor in tensors.items() if type(tensor) is Tensor}
         self._tensors = tensors
         self._places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         self._names: dict[int, list[str]] = {}
@@ -59,4 +61,4 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))
+            yield from (leaf for leaf in pytree.tree_leaves(given) if type(leaf) is Tensor)

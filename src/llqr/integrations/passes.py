@@ -78,6 +78,8 @@ class Passes:
             return
         if not self._recorded:
             gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
+            self._optimizer._find_modules()
+            self._optimizer._modules.mark_frozen()
         self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
 
     def forget(self) -> None:

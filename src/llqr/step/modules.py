@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from llqr.dtensors import any_sharded, drop_gathered
+from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
 from llqr.step.snapshot import Snapshot
 
+#: Tensors of other classes, such as quantized ones, may have no memory of their own.
+PLAIN = (Tensor, nn.Parameter)
 #: A buffer and where it is: its module, its name there, and the tensor.
 Slot = tuple[nn.Module, str, Tensor]
 
@@ -38,6 +40,7 @@ class OwningModules:
         self._owners: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
+        self._marks: dict[Tensor, tuple[int, int]] = {}
         # Statistics are many and small: allocating their copies takes longer than copying.
         self._contents = Snapshot(keep_memory=True)
 
@@ -50,6 +53,7 @@ class OwningModules:
         """
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
+        self._marks = _marks_of(alive)
         versions = [buffer._version for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
@@ -63,6 +67,8 @@ class OwningModules:
         self._modules = _outermost(found, alive)
         self.known = True
         self._places = self._owners = self._roles = None
+        own = {parameter for owner in self._all() for parameter in owner._parameters.values()}
+        self._marks = {parameter: mark for parameter, mark in self._marks.items() if parameter in own}
 
     def forget(self) -> None:
         """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
@@ -83,10 +89,19 @@ class OwningModules:
                     self._places.setdefault(parameter, (i, name))
         return self._places
 
+    def mark_frozen(self) -> None:
+        """Before the first pass. What it writes to of the frozen parameters is held like a buffer, see `hold_buffers`.
+
+        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys.
+        """
+        self._marks = _marks_of(self._all()) if self.known else {}
+
     def hold_buffers(self) -> None:
         """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
         self._held = _buffers_of(self._all())
-        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
+        written = [parameter for parameter, mark in self._marks.items() if _mark(parameter) != mark]
+        self._marks = {}
+        self._contents.take([*{id(buffer): buffer for _, _, buffer in self._held}.values(), *written])
 
     def _all(self) -> list[nn.Module]:
         if self._owners is None:
@@ -128,6 +143,17 @@ def _living_modules() -> list[nn.Module]:
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
     return [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+
+
+def _marks_of(modules: Iterable[nn.Module]) -> dict[Tensor, tuple[int, int]]:
+    """The frozen parameters, with what changes when they are written to."""
+    found = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
+    return {parameter: _mark(parameter) for parameter in found if not parameter.requires_grad}
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    (part,) = local([parameter])
+    return part._version, part.data_ptr() if type(part) in PLAIN else 0
 
 
 def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[nn.Module, None]:
