@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from llqr.curvature.attached import attached, places, reattach
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
@@ -26,6 +27,8 @@ Batch = tuple[Any, Any] | Mapping[str, Any]
 #: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
 #: input of a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
+#: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
+ROUNDING = 0.05
 #: The smallest batch for which it is asked whether the loss is a sum.
 FEWEST = 4
 
@@ -71,8 +74,8 @@ class Problem:
         self.keeps_outputs = False
         self.seen: Tensor | None = None
         self._leaves: set[Tensor] = set()
-        self._places = _places(self._caller)
-        self._tensors = _attached(self._caller)
+        self._places = places(self._caller)
+        self._tensors = attached(self._caller)
 
     def taken(self, parameter: Tensor) -> Tensor:
         """What outputs are a function of: the whole of it, if the model has shards."""
@@ -140,7 +143,7 @@ class Problem:
                 return self.called(inputs, replaced)
         except BaseException:
             # An interrupt may come while torch puts the model's own tensors back.
-            _reattach(self._tensors)
+            reattach(self._tensors)
             raise
 
     @torch.no_grad()
@@ -154,6 +157,25 @@ class Problem:
         finally:
             writes.undo()
         self.written, self.replaced = writes.names, [name.removeprefix("model.") for name in writes.replaced]
+
+    @torch.no_grad()
+    def mixes_samples(self) -> bool:
+        """Whether the outputs of a sample depend on those before it in the batch, so that pieces are not the whole.
+
+        A sample is computed behind the first samples of the batch, and behind its last ones.
+        """
+        rows, size = samples_in(self.inputs) or 0, max(2, self._micro_batch or 0)
+        if len(self.pieces) == 1 or rows < size:
+            return False
+        orders = (range(size), (*range(rows - size + 1, rows), size - 1))
+        ahead, behind = (
+            self.outputs(self.parameters, taken_rows(self.inputs, torch.tensor(list(order)))) for order in orders
+        )
+        if ahead.shape != behind.shape or not ahead.ndim or ahead.shape[0] % size:
+            return False  # it cannot be told
+        own = ahead.shape[0] // size
+        difference, whole = (ahead[-own:] - behind[-own:]).double().norm(), ahead[-own:].double().norm()
+        return bool(difference > ROUNDING * whole)
 
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs, with some of its tensors replaced, as at least float32."""
@@ -223,46 +245,6 @@ def _as_written(root: nn.Module) -> Iterator[None]:
     finally:
         for module, call in compiled:
             module._compiled_call_impl = call
-
-
-def _places(root: nn.Module) -> dict[str, str]:
-    """Every place that holds a parameter or a buffer -> the one name its tensor goes by.
-
-    Tied tensors have several places. A module that the model holds twice is one place: `functional_call`, left to find
-    tied tensors itself, would visit it twice and leave the replacement behind in the model.
-    """
-    named = [*root.named_parameters(), *root.named_buffers()]
-    names = {id(tensor): name for name, tensor in named}
-    return {
-        f"{owner}.{local}": names[id(tensor)]
-        for owner, module in root.named_modules()
-        for local, tensor in [*module._parameters.items(), *module._buffers.items()]
-        if tensor is not None
-    }
-
-
-#: Where a module holds its parameters or buffers, a name there, and the tensor.
-Attached = tuple[dict[str, Any], str, Tensor]
-
-
-def _attached(root: nn.Module) -> list[Attached]:
-    return [
-        (held, name, tensor)
-        for module in root.modules()
-        for held in _holders(module)
-        for name, tensor in held.items()
-        if tensor is not None
-    ]
-
-
-def _holders(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers
-
-
-def _reattach(tensors: list[Attached]) -> None:
-    for held, name, tensor in tensors:
-        if held.get(name) is not tensor:
-            held[name] = tensor
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -375,12 +357,16 @@ def samples_in(batch: Any) -> int | None:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), None)
 
 
-def taken_rows(batch: T, rows: slice) -> T:
+def taken_rows(batch: T, rows: slice | Tensor) -> T:
     """Some of the samples: every tensor that has the batch dimension is cut."""
     samples = samples_in(batch)
 
     def cut(tensor: Tensor) -> Tensor:
-        return tensor[rows] if tensor.ndim and len(tensor) == samples else tensor
+        return (
+            tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+            if tensor.ndim and len(tensor) == samples
+            else tensor
+        )
 
     found: T = pytree.tree_map_only(Tensor, cut, batch)
     return found

@@ -318,6 +318,11 @@ def _try(problem: Problem) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+    if problem.mixes_samples():
+        raise ValueError(
+            "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
+            "the first?), so that pieces would give other outputs; leave micro_batch out"
+        )
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
