@@ -1,5 +1,7 @@
 """Models that are not a fixed function of their weights: they draw random numbers, or write to their parameters."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,6 +151,70 @@ def test_every_product_starts_from_the_same_weights(kind):
 def test_forward_mode_is_refused_where_torch_would_crash(engine):
     with pytest.raises(RuntimeError, match=r"assigns to `\.data` of follower\.bias, .*'double-backward'"):
         learned(Follower(by_data=True), engine=engine)
+
+
+# -- what else a forward pass may write to -----------------------------------------------------------------------------
+
+
+class InPlace(nn.Module):
+    """Prepares its inputs in place, which a training loop does not notice: each batch is used once."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x.mul_(0.5).add_(1)).tanh())
+
+
+@pytest.mark.parametrize("engine", ["auto", "forward", "double-backward", "finite-differences"])
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": 3}], ids=["whole", "pieces"])
+def test_the_inputs_stay_as_they_were(engine, settings):
+    batch, expected = drawn_batch(), drawn_batch()
+    geometry = flat_geometry(InPlace().double(), F.cross_entropy, engine=engine, steps=3, **settings)
+    report = geometry.refresh(batch)
+    assert batch[0].equal(expected[0])
+    assert report.loss == pytest.approx(F.cross_entropy(geometry.model(expected[0]), expected[1]).item(), rel=1e-12)
+    assert report.objective_after < report.objective_before
+
+
+class Stateful(nn.Module):
+    """Goes on from the state it was left in, kept as an attribute, and remembers what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.state = None
+
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        hidden = hidden if self.state is None else hidden + self.state
+        self.state, self.seen = hidden.detach().mean(0), hidden
+        return self.last(hidden)
+
+
+def spectrally_normed():
+    """With torch's older function, which keeps the weight as an attribute that a hook computes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("engine", ["auto", *ONE_PROCESS])
+@pytest.mark.parametrize("make", [Stateful, spectrally_normed])
+def test_attributes_stay_as_they_were(make, engine):
+    model = make().double()
+    attributes = [dict(module.__dict__) for module in model.modules()]
+    geometry = flat_geometry(model, F.cross_entropy, engine=engine)
+    with geometry.quadratic_model(drawn_batch()) as quadratic:
+        first, second = (flat(quadratic.product(quadratic.gradient)) for _ in range(2))
+    assert first.equal(second)
+    assert geometry.refresh(drawn_batch()).accepted
+    for module, before in zip(model.modules(), attributes, strict=True):
+        assert module.__dict__.keys() == before.keys()
+        assert all(module.__dict__[name] is value for name, value in before.items())
+    copy.deepcopy(model)
 
 
 # -- checkpointed activations, which are computed again in the backward pass -------------------------------------------

@@ -1,13 +1,12 @@
-"""The parameters and buffers that the modules of a model hold: where, under which names, and put back."""
+"""What the modules of a model hold: parameters and buffers by name, and everything they have, to be put back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
-from torch import Tensor, nn
-
-#: Where a module holds its parameters or buffers, a name there, and the tensor.
-Attached = tuple[dict[str, Any], str, Tensor]
+from torch import nn
 
 
 def places(root: nn.Module) -> dict[str, str]:
@@ -26,21 +25,18 @@ def places(root: nn.Module) -> dict[str, str]:
     }
 
 
-def attached(root: nn.Module) -> list[Attached]:
-    return [
-        (held, name, tensor)
-        for module in root.modules()
-        for held in _holders(module)
-        for name, tensor in held.items()
-        if tensor is not None
-    ]
+def holders(root: nn.Module) -> list[dict[str, Any]]:
+    """Where its modules hold parameters, buffers, and attributes such as a state that they go on from."""
+    return [held for module in root.modules() for held in (module._parameters, module._buffers, module.__dict__)]
 
 
-def _holders(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers
-
-
-def reattach(tensors: list[Attached]) -> None:
-    for held, name, tensor in tensors:
-        if held.get(name) is not tensor:
-            held[name] = tensor
+def reattach(held: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> None:
+    """Also after an interrupt that came while torch put the model's own tensors back."""
+    for now, own in zip(held, before, strict=True):
+        if len(now) == len(own) and all(map(is_, now.values(), own.values())):
+            continue
+        for name in now.keys() - own.keys():
+            del now[name]
+        for name, value in own.items():
+            if name not in now or now[name] is not value:
+                now[name] = value

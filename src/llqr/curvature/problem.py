@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from llqr.curvature.attached import attached, places, reattach
+from llqr.curvature.attached import holders, places, reattach
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
@@ -27,6 +27,8 @@ Batch = tuple[Any, Any] | Mapping[str, Any]
 #: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
 #: input of a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
+#: Stands for the inputs among the names of what a model writes to.
+INPUTS = "inputs"
 #: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
 ROUNDING = 0.05
 #: The smallest batch for which it is asked whether the loss is a sum.
@@ -42,8 +44,9 @@ class Problem:
     whenever it is called.
 
     Attributes:
-        written: the model's parameters that it writes to, and of which it gets copies; see `find_writes`.
-        replaced: those of them whose `.data` it assigns to.
+        written: the model's parameters that it writes to, and of which it gets copies; see `find_writes`. `INPUTS`
+            stands for its inputs.
+        replaced: the parameters whose `.data` it assigns to.
         keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
     """
 
@@ -75,7 +78,7 @@ class Problem:
         self.seen: Tensor | None = None
         self._leaves: set[Tensor] = set()
         self._places = places(self._caller)
-        self._tensors = attached(self._caller)
+        self._holders = holders(self._caller)
 
     def taken(self, parameter: Tensor) -> Tensor:
         """What outputs are a function of: the whole of it, if the model has shards."""
@@ -122,7 +125,9 @@ class Problem:
         only.
         """
         tensors = self._named(parameters)
-        tensors |= {name: tensors[name].clone() for name in self.written}
+        tensors |= {name: tensors[name].clone() for name in self.written & tensors.keys()}
+        if INPUTS in self.written:
+            inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
         outputs = self._outputs(tensors, inputs, plain=plain)
         if self.keeps_outputs:
             self._leaves |= leaves_of(outputs) or set()
@@ -138,25 +143,26 @@ class Problem:
         replaced = {place: tensors[name] for place, name in self._places.items()}
         if self._random is not None:
             self._random.restore()
+        before = [dict(held) for held in self._holders]
         try:
             with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
                 return self.called(inputs, replaced)
-        except BaseException:
-            # An interrupt may come while torch puts the model's own tensors back.
-            reattach(self._tensors)
-            raise
+        finally:
+            reattach(self._holders, before)
 
     @torch.no_grad()
     def find_writes(self) -> None:
         """Call the model once, to find out which of its parameters it writes to, and put these back."""
         tensors = {name: tensor.detach() for name, tensor in self._named(self.parameters).items()}
-        writes = Writes(tensors)
+        inputs = {f"{INPUTS}.{i}": tensor for i, tensor in enumerate(tensors_of(self.pieces[0]))}
+        writes = Writes(tensors | inputs)
         try:
             with writes:
                 self._outputs(tensors, self.pieces[0], plain=True)
         finally:
             writes.undo()
-        self.written, self.replaced = writes.names, [name.removeprefix("model.") for name in writes.replaced]
+        self.written = frozenset(INPUTS if name in inputs else name for name in writes.names)
+        self.replaced = [name.removeprefix("model.") for name in writes.replaced if name in tensors]
 
     @torch.no_grad()
     def mixes_samples(self) -> bool:
