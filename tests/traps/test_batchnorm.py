@@ -322,6 +322,41 @@ def test_a_buffer_that_is_lost_or_changes_its_size(what, given):
     assert model[0].weight.equal(twin[0].weight)
 
 
+def an_inference_tensor() -> torch.Tensor:
+    """What a module has that makes a table while it is evaluated in inference mode."""
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda: torch.ones(3, 1).expand(3, 4),
+        an_inference_tensor,
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.ones(2, dtype=torch.complex64),
+        lambda: torch.zeros(0),
+    ],
+    ids=["expanded", "inference", "sparse", "csr", "complex", "empty"],
+)
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_constants_of_any_kind_beside_the_statistics(constant, given, frozen):
+    """Some of them cannot be written to, and need not be put back."""
+    model = network(nn.BatchNorm1d)
+    tensor = constant()
+    if not frozen:
+        model.register_buffer("constant", tensor)
+    elif tensor.layout == torch.strided:
+        model.constant = nn.Parameter(tensor, requires_grad=False)
+    opt = llqr.SAM(
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model=model if given else None
+    )
+    train(opt, model, batches(3))
+    assert model[1].num_batches_tracked == 3
+
+
 class Follower(nn.Module):
     """A frozen layer that follows another one whenever the model is called, as the encoder of keys in MoCo does."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from llqr.dtensors import any_sharded, drop_gathered, local
@@ -54,14 +55,14 @@ class OwningModules:
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
         self._marks = _marks_of(alive)
-        versions = [buffer._version for _, _, buffer in slots]
+        versions = [_version(buffer) for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         found = _owners(alive, parameters)
         reached = leaves_of(search.loss)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
-            written = owner._buffers.get(name) is not buffer or buffer._version != version
+            written = owner._buffers.get(name) is not buffer or _version(buffer) != version
             if written and owner not in found and not _trained_elsewhere(owner, alive, reached):
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
@@ -101,7 +102,8 @@ class OwningModules:
         self._held = _buffers_of(self._all())
         written = [parameter for parameter, mark in self._marks.items() if _mark(parameter) != mark]
         self._marks = {}
-        self._contents.take([*{id(buffer): buffer for _, _, buffer in self._held}.values(), *written])
+        writable = {id(buffer): buffer for _, _, buffer in self._held if _writable(buffer)}
+        self._contents.take([*writable.values(), *written])
 
     def _all(self) -> list[nn.Module]:
         if self._owners is None:
@@ -153,7 +155,19 @@ def _marks_of(modules: Iterable[nn.Module]) -> dict[Tensor, tuple[int, int]]:
 
 def _mark(parameter: Tensor) -> tuple[int, int]:
     (part,) = local([parameter])
-    return part._version, part.data_ptr() if type(part) in PLAIN else 0
+    return _version(part), part.data_ptr() if type(part) in PLAIN else 0
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes when the tensor is written to; those made in inference mode have none, and cannot be."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _writable(tensor: Tensor) -> bool:
+    """Whether a pass can write to it. An expanded tensor has several entries in one place."""
+    if tensor.is_inference() or tensor.layout != torch.strided:
+        return not tensor.is_inference()
+    return not any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[nn.Module, None]:
