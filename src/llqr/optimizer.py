@@ -90,7 +90,7 @@ class Optimizer(Wrapper):
             raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             check_geometry(geometry, base)
-        check_settings(transport, model, no_sync, buffers)
+        check_settings(transport, model, no_sync, same_dropout, buffers)
         if no_sync is not None and getattr(geometry, "shards", 1) > 1:
             raise ValueError(
                 "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
