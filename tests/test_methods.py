@@ -204,6 +204,7 @@ def test_the_constructor_shape_of_other_packages_is_answered(make, shape):
         (lambda base: llqr.SAM(base, model="resnet"), "model: expected an nn.Module, got str"),
         (lambda base: llqr.SAM(base, no_sync=True), "no_sync: expected a function"),
         (lambda base: llqr.SAM(base, transport="no"), "transport: expected True or False"),
+        (lambda base: llqr.SAM(base, same_dropout="no"), "same_dropout: expected True or False"),
         (lambda base: llqr.LLQR(base, None), "geometry: expected a llqr.Geometry, got None"),
         (lambda base: llqr.LLQRSAM(base, None), "geometry: expected a llqr.Geometry, got None"),
         (lambda base: llqr.build(None, base), "name: expected one of"),

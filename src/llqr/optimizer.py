@@ -13,12 +13,12 @@ from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
+from llqr.random_state import RandomState
 from llqr.step import amp, gradients
 from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
 from llqr.step.modules import OwningModules
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
-from llqr.step.random_state import RandomState
 from llqr.step.snapshot import Snapshot
 from llqr.step.wrapper import Wrapper
 
@@ -90,7 +90,7 @@ class Optimizer(Wrapper):
             raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
         if geometry is not None:
             check_geometry(geometry, base)
-        check_settings(transport, model, no_sync, buffers)
+        check_settings(transport, model, no_sync, same_dropout, buffers)
         if no_sync is not None and getattr(geometry, "shards", 1) > 1:
             raise ValueError(
                 "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
@@ -111,7 +111,7 @@ class Optimizer(Wrapper):
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
             check_parameters(self._order(), own_probes=self._no_sync is not None)
-            self._modules.known = self._modules.given
+            self._modules.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -165,6 +165,8 @@ class Optimizer(Wrapper):
             if self._probing and self._buffers_of_probe:
                 self._find_modules()
                 self._modules.hold_buffers()
+            elif self._probing:
+                self._modules.mark_frozen()
             loss = self._first_pass(closure)
             if self._probing and self._has_gradients():
                 try:

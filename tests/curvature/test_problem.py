@@ -393,3 +393,24 @@ def test_micro_batches_are_refused_where_outputs_depend_on_the_whole_batch():
     geometry(False, None)
     with pytest.raises(ValueError, match=r"micro_batch: '1' has no running statistics, .*, or leave micro_batch out"):
         geometry(False, 2)
+
+
+class TimeFirst(nn.Module):
+    """torch's recurrent networks have the batch in the second dimension, unless told otherwise."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(4, 5, batch_first=batch_first), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x)[0]).flatten(0, 1)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 5])
+def test_micro_batches_are_refused_where_the_first_dimension_is_not_the_batch(micro_batch):
+    x, y = torch.randn(6, 7, 4), torch.randint(3, (42,))
+    assert flat_geometry(TimeFirst(True), F.cross_entropy, micro_batch=micro_batch, steps=2).refresh((x, y)).accepted
+    geometry = flat_geometry(TimeFirst(False), F.cross_entropy, micro_batch=micro_batch, steps=2)
+    with pytest.raises(ValueError, match="micro_batch: the outputs of a sample depend on the samples before it"):
+        geometry.refresh((x, y))
+    assert flat_geometry(TimeFirst(False), F.cross_entropy, micro_batch=6, steps=2).refresh((x, y)).accepted

@@ -113,6 +113,22 @@ def test_a_mean_is_not():
         quick_geometry(mlp()).refresh(batches(1)[0])
 
 
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda z, y: (torch.linspace(0, 1, 16) * cross_entropy(z, y, reduction="none")).mean(),
+        lambda z, y: cross_entropy(z.view(16, 3), y),
+        lambda z, y: cross_entropy(z, y) if len(z) == 16 else None,
+    ],
+    ids=["weights", "view", "none"],
+)
+def test_a_loss_may_know_the_size_of_its_batch(loss_fn):
+    """It is asked about a batch of twice the size, whether it is a sum; one that cannot answer is taken for a mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        assert flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0]).accepted
+
+
 @pytest.mark.parametrize("per_sample", [True, False])
 def test_a_forward_that_returns_the_loss_is_named(per_sample):
     def forward(model, inputs):
@@ -206,6 +222,18 @@ def test_parameters_unfrozen_later_are_named_once():
     geometry.refresh(batch)
     model[0].requires_grad_(True)
     with pytest.warns(llqr.RefreshWarning, match=r"model: 0\.bias, 0\.weight did not require a gradient"):
+        geometry.refresh(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        geometry.refresh(batch)
+
+
+def test_parameters_frozen_later_are_named_once():
+    model, (batch,) = mlp(), batches(1)
+    geometry = quick_geometry(model)
+    geometry.refresh(batch)
+    model[0].requires_grad_(False)
+    with pytest.warns(llqr.RefreshWarning, match=r"model: 0\.bias, 0\.weight no longer require a gradient"):
         geometry.refresh(batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

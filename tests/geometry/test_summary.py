@@ -109,3 +109,23 @@ def test_after_loading_a_state_it_waits_for_the_next_refresh():
     fresh = flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac")
     fresh.load_state_dict(geometry.state_dict())
     assert fresh.summary().startswith("U was learned before its state was loaded")
+
+
+def test_what_the_average_remembers_survives_a_resume():
+    drawn = case("mlp")
+    settings = {"structure": "diagonal", "ema": 0.5}
+    geometry, resumed = (flat_geometry(drawn.model, F.cross_entropy, **settings) for _ in range(2))
+    for _ in range(4):
+        geometry.refresh(drawn.batch)
+    resumed.load_state_dict(geometry.state_dict())
+    for each in (geometry, resumed):
+        each.refresh(drawn.batch)
+    assert resumed.summary() == geometry.summary()
+    assert "identity" not in resumed.summary()
+
+
+def test_loading_a_state_forgets_what_was_measured_before():
+    drawn, geometry, _ = learned(lr=0.05)
+    geometry.load_state_dict(flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac").state_dict())
+    assert geometry.summary().startswith("U is the identity: no refresh has been accepted yet")
+    assert geometry.layer_effects() == {}

@@ -343,6 +343,17 @@ def test_state_round_trip(kind):
     assert all(part.equal(second.apply(grads)[name]) for name, part in first.apply(grads).items())
 
 
+@pytest.mark.parametrize("kind", sorted(STRUCTURES))
+def test_the_state_of_a_layer_of_two_dtypes(kind):
+    """Its weight and its bias cannot share a number, nor a name."""
+    model = nn.Linear(4, 3)
+    model.bias = nn.Parameter(model.bias.detach().double())
+    first, second = perturbed(Metric(model, structure=kind)), Metric(model, structure=kind)
+    second.load_state_dict(first.state_dict())
+    grads = random_like(trainable(model))
+    assert all(part.equal(second.apply(grads)[name]) for name, part in first.apply(grads).items())
+
+
 def test_a_saved_state_does_not_change_with_the_metric():
     metric = perturbed(Metric(mlp(), structure="kfac"))
     state = metric.state_dict()

@@ -237,7 +237,7 @@ def test_a_share_of_the_curvature():
     assert float(relative) == pytest.approx(float(fixed), rel=1e-12)
 
 
-@pytest.mark.parametrize("damping", [-1, "much", "-10%", True, None, float("nan")])
+@pytest.mark.parametrize("damping", [-1, "much", "-10%", True, None, float("nan"), float("inf")])
 def test_other_dampings_are_refused(damping):
     with pytest.raises(ValueError, match="damping: expected a number >= 0, or a share of the curvature such as '10%'"):
         Damping.of(damping)

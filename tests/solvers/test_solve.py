@@ -205,6 +205,8 @@ def test_the_identity_has_nothing_to_learn(solver):
         ({"lr": -1e-3}, r"lr: expected a number in \[0, inf\]"),
         ({"momentum": -0.1}, "momentum: expected a number >= 0"),
         ({"clip": float("nan")}, "clip: expected a number >= 0, got nan"),
+        ({"normalise": "no"}, "normalise: expected True or False, got 'no'"),
+        ({"debias": 0.5}, "debias: expected True or False, got 0.5"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -98,3 +98,21 @@ def test_whatever_a_given_metric_returns():
         assert all(p.grad is g for p, g in zip(parameters, grads, strict=True))
         assert [p.grad.dtype for p in parameters] == [torch.float32] * 3
         torch.testing.assert_close([p.grad for p in parameters], [part.float() for part in Ug])
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kfac"])
+@pytest.mark.parametrize("make", [llqr.LLQR, llqr.LLQRSAM])
+def test_gradients_that_are_expanded(make, structure):
+    """`torch.autograd.grad` returns such tensors, of which several entries are one number in memory."""
+    ends = []
+    for expanded in (True, False):
+        model, (batch,) = mlp(), batches(1)
+        opt = make(sgd(model), quick_geometry(model, structure))
+        opt.geometry.refresh(batch)
+        for parameter in model.parameters():
+            gradient = torch.full((), 0.5).expand_as(parameter)
+            parameter.grad = gradient if expanded else gradient.clone(memory_format=torch.contiguous_format)
+        opt.first_step()
+        opt.second_step()
+        ends.append(weights(model))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=1e-7)

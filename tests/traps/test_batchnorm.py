@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import llqr
+from llqr.integrations.passes import Passes
 
 from .training import assert_same_bits, batches, closure_of, cross_entropy, quick_geometry, sgd, train, weights
 
@@ -221,6 +222,16 @@ def test_the_model_is_found_in_the_two_call_form_and_among_added_parameters():
     assert (model[1].num_batches_tracked, head[0].num_batches_tracked) == (2, 1)
 
 
+def test_a_part_that_a_given_model_gets_later_is_protected_too():
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    opt = llqr.SAM(sgd(model), model=model)
+    opt.step(closure_of(opt, model, batch))
+    model.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    opt.add_param_group({"params": list(model[-1].parameters())})
+    opt.step(closure_of(opt, model, batch))
+    assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
+
+
 def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():
     """Per-layer norms: each of the two layers called "0" moves by rho / sqrt(2)."""
     encoder, head = nn.Sequential(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(4, 3)).double()
@@ -309,3 +320,81 @@ def test_a_buffer_that_is_lost_or_changes_its_size(what, given):
         opt.step(closure_of(opt, model, batch))
         plain.step(closure_of(plain, twin, batch))
     assert model[0].weight.equal(twin[0].weight)
+
+
+def an_inference_tensor() -> torch.Tensor:
+    """What a module has that makes a table while it is evaluated in inference mode."""
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda: torch.ones(3, 1).expand(3, 4),
+        an_inference_tensor,
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.ones(2, dtype=torch.complex64),
+        lambda: torch.zeros(0),
+    ],
+    ids=["expanded", "inference", "sparse", "csr", "complex", "empty"],
+)
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_constants_of_any_kind_beside_the_statistics(constant, given, frozen):
+    """Some of them cannot be written to, and need not be put back."""
+    model = network(nn.BatchNorm1d)
+    tensor = constant()
+    if not frozen:
+        model.register_buffer("constant", tensor)
+    elif tensor.layout == torch.strided:
+        model.constant = nn.Parameter(tensor, requires_grad=False)
+    opt = llqr.SAM(
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model=model if given else None
+    )
+    train(opt, model, batches(3))
+    assert model[1].num_batches_tracked == 3
+
+
+class Follower(nn.Module):
+    """A frozen layer that follows another one whenever the model is called, as the encoder of keys in MoCo does."""
+
+    def __init__(self, by_data: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.leader, self.follower, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.follower.requires_grad_(False)
+        self.by_data = by_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for ahead, behind in zip(self.leader.parameters(), self.follower.parameters(), strict=True):
+                if self.by_data:
+                    behind.data = behind.data.lerp(ahead.data, 0.1)
+                else:
+                    behind.lerp_(ahead, 0.1)
+        return self.head(self.leader(x).tanh() * self.follower(x).tanh())
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize("form", ["closure", "closure, model given", "passes"])
+def test_frozen_parameters_that_the_model_writes_to_are_written_once_per_step(form, by_data):
+    model, expected = Follower(by_data), Follower(by_data)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model if "given" in form else None)
+    passes = Passes(opt)
+
+    def forward_backward(x, y):
+        cross_entropy(model(x), y).backward()
+
+    for x, y in batches(3):
+        expected.leader.load_state_dict(model.leader.state_dict())
+        expected(x)
+        if form == "passes":
+            passes.record(forward_backward, x, y)
+            forward_backward(x, y)
+            passes.repeat_at_probe()
+            opt.step()
+        else:
+            opt.step(closure_of(opt, model, (x, y)))
+        assert_same_bits(weights(model.follower), weights(expected.follower))

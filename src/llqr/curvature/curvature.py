@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from llqr.curvature.derivatives import Derivatives, Function
+from llqr.curvature.derivatives import Derivatives, ForwardMode, Function
 from llqr.curvature.divergence import Divergence, Scale, check_scale
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
@@ -27,6 +27,11 @@ class Curvature:
         derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype], Derivatives],
         scale: Scale | None = None,
     ) -> None:
+        if problem.replaced and derivatives is ForwardMode:
+            raise RuntimeError(
+                f"model: it assigns to `.data` of {', '.join(problem.replaced)} when it is called, in which torch's "
+                "forward mode may crash; write to them in place, or choose the engine 'double-backward'"
+            )
         self._problem = problem
         self._derivatives = derivatives
         self._divergence = divergence
@@ -114,8 +119,18 @@ class Curvature:
         Jg = [network.jvp(gradient) for network in self._linearised()]
         pairs = zip(Jg, self._cut(self._slope), strict=True)
         along = sum(float((u.double() * w.double()).sum()) for u, w in pairs)
-        square = sum(float(part.double().square().sum()) for part in gradient.values())
+        square = _dot(gradient, gradient)
         return abs(along - square) / square if square else 0.0
+
+    def skewness(self, gradient: Named, product: Named) -> float:
+        """`|<Hg, Hg> - <g, H Hg>| / |g| |H Hg|` with `Hg` the product that is given: 0 for a symmetric `H`.
+
+        The double backward pass of an operation may be wrong where its backward pass is right.
+        """
+        again = self.product(product)
+        square, along = _dot(product, product), _dot(gradient, again)
+        size = (_dot(gradient, gradient) * _dot(again, again)) ** 0.5
+        return abs(square - along) / size if size else 0.0
 
     def _pull(self, network: Derivatives, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
         pulled = network.vjp(q)
@@ -149,6 +164,10 @@ class Curvature:
         for part in parts:
             total = {name: total[name] + part[name] for name in total}
         return total
+
+
+def _dot(a: Named, b: Named) -> float:
+    return sum(float((part.double() * b[name].double()).sum()) for name, part in a.items())
 
 
 def _resolve(scale: Scale, terms: Tensor) -> Tensor:

@@ -15,6 +15,12 @@ from llqr.curvature.quadratic import Named
 #: Forward mode has one stack of levels for the whole process: two threads in it disturb one another.
 FORWARD_MODE = threading.RLock()
 
+#: A model that checkpoints would compute activations again at its own weights, not at those that have moved.
+RECOMPUTED = (
+    "engine: second derivatives by differences are wrong for a model that computes activations again in its backward "
+    "pass (torch.utils.checkpoint); choose 'double-backward'"
+)
+
 Function = Callable[[Mapping[str, Tensor]], Tensor]
 
 
@@ -161,7 +167,8 @@ class FiniteDifferences(Derivatives):
         return product
 
     def _vjp_at(self, theta: Named, w: Tensor) -> Named:
-        return type(self)(self.f, theta, self.precision).vjp(w)
+        with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED):
+            return type(self)(self.f, theta, self.precision).vjp(w)
 
     def _step(self, v: Mapping[str, Tensor]) -> Tensor:
         """`|h v| = eps^(1/2)`.

@@ -107,9 +107,11 @@ def choose_engine(
         try:
             curvature = kind(divergence, scale).curvature(problem)
             gradient = curvature.gradient()
-            curvature.product(gradient)
+            product = curvature.product(gradient)
             if kind.exact and curvature.asymmetry(gradient) > tolerance:
                 raise RuntimeError("its forward and backward derivatives of this model disagree")
+            if kind.exact and divergence.second_order and curvature.skewness(gradient, product) > tolerance:
+                raise RuntimeError("its second derivatives of this model are not symmetric")
         except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError):  # type: ignore[attr-defined]
             raise  # a bad batch, or a device in trouble, which says nothing about the engine
         except UnconnectedError:

@@ -123,6 +123,12 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
     shared: fx.GraphModule = CSEPass(rand_ops).call(functional).graph_module
     shared.graph.eliminate_dead_code()
     shared.recompile()
+    used = [node.target for node in shared.graph.nodes if node.users]
+    if any(torch.Tag.nondeterministic_seeded in getattr(operation, "tags", ()) for operation in used):
+        # The forward pass and its repetition with dual numbers would not draw the same ones.
+        raise RuntimeError(
+            "engine: 'linearised' cannot trace a model that draws random numbers in eval mode; choose 'auto'"
+        )
     return shared
 
 

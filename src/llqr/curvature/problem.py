@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from llqr.curvature.attached import holders, places, reattach
 from llqr.curvature.whole_weights import fsdp_set_aside
+from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
+from llqr.random_state import RandomState
 
 T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
@@ -25,6 +28,10 @@ Batch = tuple[Any, Any] | Mapping[str, Any]
 #: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
 #: input of a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
+#: Stands for the inputs among the names of what a model writes to.
+INPUTS = "inputs"
+#: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
+ROUNDING = 0.05
 #: The smallest batch for which it is asked whether the loss is a sum.
 FEWEST = 4
 
@@ -34,9 +41,13 @@ class Problem:
 
     The model runs in eval mode (running normalisation statistics, no dropout), on copies of its buffers, and the random
     state is put back, so that nothing of it changes. With `micro_batch` the outputs are computed in pieces. Sharded
-    weights (FSDP2) are gathered, on all ranks at the same time.
+    weights (FSDP2) are gathered, on all ranks at the same time. A model that draws random numbers draws the same ones
+    whenever it is called.
 
     Attributes:
+        written: the model's parameters that it writes to, and of which it gets copies; see `find_writes`. `INPUTS`
+            stands for its inputs.
+        replaced: the parameters whose `.data` it assigns to.
         keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
     """
 
@@ -61,11 +72,14 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {n: self.taken(p.detach()) for n, p in self._caller.named_parameters() if n not in learned}
         self._buffers = dict(self._caller.named_buffers())
+        self._random = _random_state(self.parameters)
+        self.written: frozenset[str] = frozenset()
+        self.replaced: list[str] = []
         self.keeps_outputs = False
         self.seen: Tensor | None = None
         self._leaves: set[Tensor] = set()
-        self._places = _places(self._caller)
-        self._tensors = _attached(self._caller)
+        self._places = places(self._caller)
+        self._holders = holders(self._caller)
 
     def taken(self, parameter: Tensor) -> Tensor:
         """What outputs are a function of: the whole of it, if the model has shards."""
@@ -111,20 +125,64 @@ class Problem:
         `plain` runs modules that were compiled in place in their original form: compiled code has first derivatives
         only.
         """
-        tensors = {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
-        # Copies, because a custom module may write to its buffers even in eval mode.
-        tensors |= {name: buffer.clone() for name, buffer in self._buffers.items()}
-        replaced = {place: tensors[name] for place, name in self._places.items()}
-        try:
-            with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
-                outputs = self.called(inputs, replaced)
-        except BaseException:
-            # An interrupt may come while torch puts the model's own tensors back.
-            _reattach(self._tensors)
-            raise
+        tensors = self._named(parameters)
+        tensors |= {name: tensors[name].clone() for name in self.written & tensors.keys()}
+        if INPUTS in self.written:
+            inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
+        outputs = self._outputs(tensors, inputs, plain=plain)
         if self.keeps_outputs:
             self._leaves |= leaves_of(outputs) or set()
         return outputs
+
+    def _named(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These parameters and the ones that are not learned, by their names in `_caller`."""
+        return {f"model.{name}": parameter for name, parameter in parameters.items()} | self._held
+
+    def _outputs(self, tensors: Mapping[str, Tensor], inputs: Any, *, plain: bool) -> Tensor:
+        # Copies, because a custom module may write to its buffers even in eval mode.
+        tensors = {**tensors, **{name: buffer.clone() for name, buffer in self._buffers.items()}}
+        replaced = {place: tensors[name] for place, name in self._places.items()}
+        if self._random is not None:
+            self._random.restore()
+        before = [dict(held) for held in self._holders]
+        try:
+            with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
+                return self.called(inputs, replaced)
+        finally:
+            reattach(self._holders, before)
+
+    @torch.no_grad()
+    def find_writes(self) -> None:
+        """Call the model once, to find out which of its parameters it writes to, and put these back."""
+        tensors = {name: tensor.detach() for name, tensor in self._named(self.parameters).items()}
+        inputs = {f"{INPUTS}.{i}": tensor for i, tensor in enumerate(tensors_of(self.pieces[0]))}
+        writes = Writes(tensors | inputs)
+        try:
+            with writes:
+                self._outputs(tensors, self.pieces[0], plain=True)
+        finally:
+            writes.undo()
+        self.written = frozenset(INPUTS if name in inputs else name for name in writes.names)
+        self.replaced = [name.removeprefix("model.") for name in writes.replaced if name in tensors]
+
+    @torch.no_grad()
+    def mixes_samples(self) -> bool:
+        """Whether the outputs of a sample depend on those before it in the batch, so that pieces are not the whole.
+
+        A sample is computed behind the first samples of the batch, and behind its last ones.
+        """
+        rows, size = samples_in(self.inputs) or 0, max(2, self._micro_batch or 0)
+        if len(self.pieces) == 1 or rows < size:
+            return False
+        orders = (range(size), (*range(rows - size + 1, rows), size - 1))
+        ahead, behind = (
+            self.outputs(self.parameters, taken_rows(self.inputs, torch.tensor(list(order)))) for order in orders
+        )
+        if ahead.shape != behind.shape or not ahead.ndim or ahead.shape[0] % size:
+            return False  # it cannot be told
+        own = ahead.shape[0] // size
+        difference, whole = (ahead[-own:] - behind[-own:]).double().norm(), ahead[-own:].double().norm()
+        return bool(difference > ROUNDING * whole)
 
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs, with some of its tensors replaced, as at least float32."""
@@ -168,6 +226,12 @@ class Problem:
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
 
 
+def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
+    """None inside a CUDA graph, which has its own."""
+    on_cuda = any(parameter.is_cuda for parameter in parameters.values())
+    return None if on_cuda and torch.cuda.is_current_stream_capturing() else RandomState(parameters.values())
+
+
 class _Caller(nn.Module):
     """Lets `functional_call` go through a user's `forward(model, inputs)`."""
 
@@ -191,46 +255,6 @@ def _as_written(root: nn.Module) -> Iterator[None]:
     finally:
         for module, call in compiled:
             module._compiled_call_impl = call
-
-
-def _places(root: nn.Module) -> dict[str, str]:
-    """Every place that holds a parameter or a buffer -> the one name its tensor goes by.
-
-    Tied tensors have several places. A module that the model holds twice is one place: `functional_call`, left to find
-    tied tensors itself, would visit it twice and leave the replacement behind in the model.
-    """
-    named = [*root.named_parameters(), *root.named_buffers()]
-    names = {id(tensor): name for name, tensor in named}
-    return {
-        f"{owner}.{local}": names[id(tensor)]
-        for owner, module in root.named_modules()
-        for local, tensor in [*module._parameters.items(), *module._buffers.items()]
-        if tensor is not None
-    }
-
-
-#: Where a module holds its parameters or buffers, a name there, and the tensor.
-Attached = tuple[dict[str, Any], str, Tensor]
-
-
-def _attached(root: nn.Module) -> list[Attached]:
-    return [
-        (held, name, tensor)
-        for module in root.modules()
-        for held in _holders(module)
-        for name, tensor in held.items()
-        if tensor is not None
-    ]
-
-
-def _holders(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers
-
-
-def _reattach(tensors: list[Attached]) -> None:
-    for held, name, tensor in tensors:
-        if held.get(name) is not tensor:
-            held[name] = tensor
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -301,8 +325,12 @@ def doubles_with_the_batch(problem: Problem) -> bool:
         return False
     if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers()):
         return False  # a loss that keeps statistics must not see a batch that is not one
-    once, twice = loss_fn(outputs, targets), loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
-    return bool(once != 0) and bool(((twice - 2 * once).abs() <= 1e-3 * once.abs()).all())
+    once = loss_fn(outputs, targets)
+    try:
+        twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
+    except Exception:  # one that knows the size of its batch, as one with a weight for every sample does
+        return False
+    return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
 
 def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:
@@ -353,12 +381,16 @@ def samples_in(batch: Any) -> int | None:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), None)
 
 
-def taken_rows(batch: T, rows: slice) -> T:
+def taken_rows(batch: T, rows: slice | Tensor) -> T:
     """Some of the samples: every tensor that has the batch dimension is cut."""
     samples = samples_in(batch)
 
     def cut(tensor: Tensor) -> Tensor:
-        return tensor[rows] if tensor.ndim and len(tensor) == samples else tensor
+        return (
+            tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+            if tensor.ndim and len(tensor) == samples
+            else tensor
+        )
 
     found: T = pytree.tree_map_only(Tensor, cut, batch)
     return found

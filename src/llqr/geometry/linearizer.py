@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -71,6 +72,12 @@ class Linearizer:
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError("model: no parameter requires a gradient")
+        for name, parameter in self.parameters.items():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"model: parameter {name!r} has no shape yet (a lazy module); call the model on a batch before the "
+                    "geometry is made"
+                )
         refuse_fsdp1(self.parameters.values())
         if any_sharded(self.parameters.values()):
             check_fsdp(self.model, self.parameters)
@@ -90,6 +97,7 @@ class Linearizer:
         self._ranks = None if group is None else self._together(group)
         self._engine: Engine | None = None
         self._checked = self._shared_out = False
+        self._written: tuple[frozenset[str], list[str]] = frozenset(), []
         self._announced: set[str] = set()
         self.use(runtime.engine)
 
@@ -176,6 +184,10 @@ class Linearizer:
         device = next(iter(self.parameters.values())).device
         ranks = self.ranks
         problem.keeps_outputs = not self._checked
+        if not self._checked and not self._of_shards:
+            self.agreed(lambda: _try(problem))
+            self._written = problem.written, problem.replaced
+        problem.written, problem.replaced = self._written
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks, device))
@@ -239,14 +251,23 @@ class Linearizer:
                     f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
                     "assign=True, or a wrapper, replaces them); make the geometry after that"
                 )
-        joined = {n for n, p in now.items() if p.requires_grad} - self.parameters.keys() - self._announced
-        if joined:
-            self._announced |= joined
-            warn(
-                f"model: {', '.join(sorted(joined))} did not require a gradient when the geometry was made and keep "
-                "U = 1; make a new geometry to let them join",
-                RefreshWarning,
-            )
+        moving = {name for name, parameter in now.items() if parameter.requires_grad}
+        self._announce(
+            moving - self.parameters.keys(),
+            "did not require a gradient when the geometry was made and keep U = 1; make a new geometry to let them "
+            "join",
+        )
+        self._announce(
+            self.parameters.keys() - moving,
+            "no longer require a gradient, and U is learned as if they still moved; make a new geometry without them",
+        )
+
+    def _announce(self, names: AbstractSet[str], what: str) -> None:
+        """Say once of each parameter that it has changed sides."""
+        new = names - self._announced
+        if new:
+            self._announced |= new
+            warn(f"model: {', '.join(sorted(new))} {what}", RefreshWarning)
 
     def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
@@ -255,7 +276,7 @@ class Linearizer:
             try:
                 return choose_engine(problem, self.divergence, self._scale)
             except RuntimeError:
-                _check_runs(problem)
+                _check_loss(problem)
                 raise
 
         kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
@@ -290,20 +311,35 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
     return group
 
 
-def _check_runs(problem: Problem) -> None:
-    """Say so if the model or the loss itself does not run, and not one of its derivatives."""
-    subject = "batch: the model cannot be called on its inputs"
+def _try(problem: Problem) -> None:
+    """Find out what the model writes to. Say so if the model itself does not run, and not one of its derivatives."""
+    try:
+        problem.find_writes()
+    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        raise
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+    if problem.mixes_samples():
+        raise ValueError(
+            "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
+            "the first?), so that pieces would give other outputs; leave micro_batch out"
+        )
+
+
+def _check_loss(problem: Problem) -> None:
+    """Say so if the loss itself cannot be computed, and not one of its derivatives."""
     try:
         with torch.no_grad():
             outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
-        subject = "loss_fn: it cannot be computed from the outputs and the targets"
         with torch.enable_grad():
             whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
             connected = problem.loss(whole).requires_grad
     except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         return
     except RuntimeError as error:
-        raise RuntimeError(f"{subject} ({str(error).splitlines()[0]})") from error
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"loss_fn: it cannot be computed from the outputs and the targets ({reason})") from error
     if not connected:
         raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
 

@@ -74,9 +74,12 @@ class Outcomes:
         matrices = {whole.kinds[block.name] for block in whole.blocks if block.is_matrix}
         return matrices or set(whole.kinds.values())
 
-    def state(self) -> dict[str, int]:
-        return {key: getattr(self, key) for key in COUNTERS}
+    def state(self) -> dict[str, float]:
+        return {key: getattr(self, key) for key in COUNTERS} | {"identity": self._identity}
 
-    def load(self, state: Mapping[str, int]) -> None:
+    def load(self, state: Mapping[str, float]) -> None:
+        """What `U` does to a gradient is measured again at the next refresh."""
         for key in COUNTERS:
             setattr(self, key, int(state[key]))
+        self._identity = float(state.get("identity", 0.0))  # older states do not say
+        self._effect, self.layers, self._weak_in_a_row = None, {}, 0

@@ -13,8 +13,8 @@ from torch import nn
 from llqr.geometry import Geometry
 from llqr.integrations.free_variables import FreeVariables
 from llqr.optimizer import Optimizer
+from llqr.random_state import RandomState
 from llqr.step import gradients
-from llqr.step.random_state import RandomState
 
 
 class _Pass:
@@ -78,6 +78,8 @@ class Passes:
             return
         if not self._recorded:
             gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
+            self._optimizer._find_modules()
+            self._optimizer._modules.mark_frozen()
         self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
 
     def forget(self) -> None:

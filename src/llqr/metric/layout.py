@@ -128,13 +128,19 @@ def groups_of(blocks: list[Block], spec: StructureSpec, kinds: Mapping[str, str]
     """Blocks gathered by structure, dtype of the factors and device, and by what the structure groups them by.
 
     A vector that gets a diagonal beside a structure of matrices is clipped on its own, as in the authors' code: there
-    the scale and the bias of a BatchNorm are one unit only if all of `U` is diagonal.
+    the scale and the bias of a BatchNorm are one unit only if all of `U` is diagonal. So are the parameters of a layer
+    that are of different dtypes, or on different devices.
     """
     gathered: dict[tuple[object, ...], list[Block]] = {}
+    places: dict[tuple[str, str], set[object]] = {}  # of a layer: one in several groups has no number in common
+    for block in blocks:
+        place = factor_dtype(block, None), block.device
+        places.setdefault((kinds[block.name], block.layer), set()).add(place)
     for block in blocks:
         kind = kinds[block.name]
         key = kind, STRUCTURES[kind].group_key(block), factor_dtype(block, None), block.device
         alone = not (block.is_matrix or STRUCTURES[requested(block, spec)].takes_vectors)
+        alone = alone or len(places[kind, block.layer]) > 1
         gathered.setdefault(key, []).append(replace(block, layer=block.name) if alone else block)
     return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
 

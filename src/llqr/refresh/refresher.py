@@ -18,6 +18,11 @@ from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop
 from llqr.refresh.progress import Progress
 from llqr.refresh.weights_copy import WeightsCopy, at_saved
 
+RECOMPUTED = (
+    "spread: the model computes activations again in its backward pass (torch.utils.checkpoint), at the weights it has "
+    "by then, not at the copies that a spread refresh learns at; leave spread out, or checkpoint only in training mode"
+)
+
 
 class Linearises(Protocol):
     """What a refresh needs of a linearizer."""
@@ -75,7 +80,15 @@ class Refresher:
 
     def linearise(self, batch: Batch) -> QuadraticModel:
         problem = self._linearizer.problem(batch)
-        return self._linearizer.linearise(problem if self._weights is None else self._weights.place(problem))
+        if self._weights is None:
+            return self._linearizer.linearise(problem)
+        try:
+            with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED):
+                return self._linearizer.linearise(self._weights.place(problem))
+        except RuntimeError as error:
+            if RECOMPUTED in str(error):
+                raise RuntimeError(RECOMPUTED) from error
+            raise
 
     def _loop(self, progress: Progress) -> Loop:
         if not self._capture:

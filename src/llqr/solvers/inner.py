@@ -61,6 +61,9 @@ class Inner:
                 raise TypeError(f"{name}: expected a {'whole ' if name in whole else ''}number, got {value!r}")
             if not value >= lower:
                 raise ValueError(f"{name}: expected a number >= {lower}, got {value!r}")
+        for name in ("normalise", "debias"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.product_every > 1 and not SOLVERS[self.solver].extrapolates:
             raise ValueError(f"product_every: not with solver={self.solver!r}, whose steps are made of their products")
         check_scale(self.curvature_scale)

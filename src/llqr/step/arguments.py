@@ -34,11 +34,13 @@ def check_base(base: torch.optim.Optimizer) -> None:
         raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
 
 
-def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, buffers: str) -> None:
+def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str) -> None:
     if buffers not in ("centre", "probe"):
         raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
     if not isinstance(transport, bool):
         raise TypeError(f"transport: expected True or False, got {transport!r}")
+    if not isinstance(same_dropout, bool):
+        raise TypeError(f"same_dropout: expected True or False, got {same_dropout!r}")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if no_sync is not None and not callable(no_sync):

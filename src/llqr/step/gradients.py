@@ -93,6 +93,9 @@ def substituted(Ug: Sequence[Tensor], grads: Sequence[Tensor], parameters: Seque
         if _same_layout(own, other):
             replaced.append((parameter, own))
             parameter.grad = other
+        elif 0 in own.stride():  # expanded, as `torch.autograd.grad` may return it: there is no room in it
+            replaced.append((parameter, own))
+            parameter.grad = torch.empty_like(parameter).copy_(other)
         else:
             overwritten.append((own, other))
     if overwritten:

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from llqr.dtensors import any_sharded, drop_gathered
+from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
 from llqr.step.snapshot import Snapshot
 
+#: Tensors of other classes, such as quantized ones, may have no memory of their own.
+PLAIN = (Tensor, nn.Parameter)
 #: A buffer and where it is: its module, its name there, and the tensor.
 Slot = tuple[nn.Module, str, Tensor]
 
@@ -38,6 +41,7 @@ class OwningModules:
         self._owners: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
+        self._marks: dict[Tensor, tuple[int, int]] = {}
         # Statistics are many and small: allocating their copies takes longer than copying.
         self._contents = Snapshot(keep_memory=True)
 
@@ -50,18 +54,26 @@ class OwningModules:
         """
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
-        versions = [buffer._version for _, _, buffer in slots]
+        self._marks = _marks_of(alive)
+        versions = [_version(buffer) for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         found = _owners(alive, parameters)
         reached = leaves_of(search.loss)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
-            written = owner._buffers.get(name) is not buffer or buffer._version != version
+            written = owner._buffers.get(name) is not buffer or _version(buffer) != version
             if written and owner not in found and not _trained_elsewhere(owner, alive, reached):
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
         self.known = True
+        self._places = self._owners = self._roles = None
+        own = {parameter for owner in self._all() for parameter in owner._parameters.values()}
+        self._marks = {parameter: mark for parameter, mark in self._marks.items() if parameter in own}
+
+    def forget(self) -> None:
+        """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
+        self.known = self.given
         self._places = self._owners = self._roles = None
 
     def name(self, parameter: Tensor) -> str | None:
@@ -78,10 +90,20 @@ class OwningModules:
                     self._places.setdefault(parameter, (i, name))
         return self._places
 
+    def mark_frozen(self) -> None:
+        """Before the first pass. What it writes to of the frozen parameters is held like a buffer, see `hold_buffers`.
+
+        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys.
+        """
+        self._marks = _marks_of(self._all()) if self.known else {}
+
     def hold_buffers(self) -> None:
         """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
         self._held = _buffers_of(self._all())
-        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held}.values()))
+        written = [parameter for parameter, mark in self._marks.items() if _mark(parameter) != mark]
+        self._marks = {}
+        writable = {id(buffer): buffer for _, _, buffer in self._held if _writable(buffer)}
+        self._contents.take([*writable.values(), *written])
 
     def _all(self) -> list[nn.Module]:
         if self._owners is None:
@@ -123,6 +145,29 @@ def _living_modules() -> list[nn.Module]:
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
     return [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+
+
+def _marks_of(modules: Iterable[nn.Module]) -> dict[Tensor, tuple[int, int]]:
+    """The frozen parameters, with what changes when they are written to."""
+    found = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
+    return {parameter: _mark(parameter) for parameter in found if not parameter.requires_grad}
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    (part,) = local([parameter])
+    return _version(part), part.data_ptr() if type(part) in PLAIN else 0
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes when the tensor is written to; those made in inference mode have none, and cannot be."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _writable(tensor: Tensor) -> bool:
+    """Whether a pass can write to it. An expanded tensor has several entries in one place."""
+    if tensor.is_inference() or tensor.layout != torch.strided:
+        return not tensor.is_inference()
+    return not any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[nn.Module, None]:

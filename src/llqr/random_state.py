@@ -1,4 +1,4 @@
-"""The random number generators at one moment, so that both passes of a step draw the same numbers."""
+"""The random number generators at one moment, so that several passes draw the same numbers."""
 
 from __future__ import annotations
 
