@@ -352,6 +352,16 @@ def test_a_schedule_that_is_not_finite_is_named(name):
         geometry.refresh(drawn.batch)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "range_"), [("ema", 1.5, r"\[0, 1\]"), ("every", -5, r"\[0, inf\]"), ("lr", -1, r"\[0, inf\]")]
+)
+def test_a_schedule_that_leaves_its_range_is_named(name, value, range_):
+    drawn = case("mlp")
+    geometry = geometry_of(drawn, **{name: lambda step: value})
+    with pytest.raises(ValueError, match=rf"^{name}: expected a number in {range_}, got {float(value)} at step 0"):
+        geometry.refresh(drawn.batch)
+
+
 def test_bad_models_are_named():
     with pytest.raises(TypeError, match=r"model: expected an nn.Module, got function"):
         flat_geometry(lambda x: x, F.cross_entropy)
