@@ -9,8 +9,8 @@ from typing import Any
 Schedule = float | Callable[[int], float]
 
 
-def at(argument: str, schedule: Schedule, step: int, lower: float, upper: float = inf) -> float:
-    """The value of a setting at a step; what a function of the step gives has the limits of a fixed value."""
+def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float = inf) -> float:
+    """The value of a setting at a step; a function of the step may not give infinity, NaN, or leave the range."""
     value = float(schedule(step)) if callable(schedule) else float(schedule)
     if not isfinite(value):
         raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")

@@ -184,8 +184,9 @@ def test_a_type_error_inside_the_model_stays_as_it_is():
     ids=["dtype", "detached"],
 )
 def test_a_loss_that_fails_is_named_and_not_the_engine(loss_fn, says):
-    with pytest.raises(RuntimeError, match=f"^loss_fn: {says}"):
+    with pytest.raises(RuntimeError, match=f"^loss_fn: {says}") as raised:
         flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
+    assert "no way to differentiate" not in str(raised.getrepr(chain=True, style="short"))
 
 
 def test_running_out_of_memory_does_not_choose_an_engine():

@@ -277,7 +277,7 @@ class Geometry:
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""
-        return self._step + max(1, round(at("every", self._every, self._step, 0)))
+        return self._step + max(1, round(at(self._every, self._step, "every", 0)))
 
     def _work(self, progress: Progress, step: int) -> Refresh | None:
         """The inner steps owed before this optimizer step; the report, if they were the last."""
@@ -314,7 +314,7 @@ class Geometry:
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""
-        beta = at("ema", self._ema, step, 0, 1)
+        beta = at(self._ema, step, "ema", 0, 1)
         accepted = self._outcomes.accepted
         return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
 

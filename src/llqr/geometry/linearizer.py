@@ -275,9 +275,10 @@ class Linearizer:
         def choice() -> tuple[type[Engine], list[str]]:
             try:
                 return choose_engine(problem, self.divergence, self._scale)
-            except RuntimeError:
-                _check_loss(problem)
-                raise
+            except RuntimeError as error:
+                failure = error
+            _check_loss(problem)  # here, so that its error does not show that of the engines
+            raise failure
 
         kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
         if ranks is not None:

@@ -83,7 +83,7 @@ class SAMProbe:
         if point.sharding is None and any(map(_infinite, distinct)):
             d, over = self._without_overflow(point, v, transport, d, over)
             distinct = _distinct(over)
-        radius = at("rho", self.rho, step, 0)
+        radius = at(self.rho, step, "rho", 0)
         radii = [radius if own is None else own for own in point.rho]
         dtypes = {part.dtype for part in d}
         if torch.float16 in dtypes:

@@ -56,7 +56,7 @@ class CapturedLoop:
         if not callable(inner.lr):
             return float(inner.lr)
         device = self._problem.metric.blocks[0].device
-        return torch.tensor(at("lr", inner.lr, step, 0), dtype=torch.float32, device=device)
+        return torch.tensor(at(inner.lr, step, "lr", 0), dtype=torch.float32, device=device)
 
     def _warm_up(self, linearise: Linearise, kinds: list[Step]) -> None:
         """Library handles, workspaces and the solver's state are made outside the graphs."""
@@ -81,7 +81,7 @@ class CapturedLoop:
             for name, factor in factors.items():
                 static_factors[name].copy_(factor)
         if isinstance(self._lr, Tensor):
-            self._lr.fill_(at("lr", self._problem.inner.lr, step, 0))
+            self._lr.fill_(at(self._problem.inner.lr, step, "lr", 0))
         self._solver.restart()
         self.done = 0
         self._linearise.replay()

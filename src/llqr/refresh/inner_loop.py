@@ -76,7 +76,7 @@ class InnerLoop:
         self.plan = problem.plan()
         self.done = 0
         self._objective = problem.objective(quadratic)
-        self._solver = problem.solver(at("lr", problem.inner.lr, step, 0))
+        self._solver = problem.solver(at(problem.inner.lr, step, "lr", 0))
         self._values: dict[Step, Tensor] = {}
 
     @property

@@ -65,7 +65,7 @@ def curve(metric: Metric, model: QuadraticModel, inner: Inner, products: int) ->
 
     problem = InnerProblem(metric, replace(inner, steps=products * inner.product_every + 1))  # more than enough
     objective, exact = problem.objective(replace(model, product=counted)), problem.objective(model)
-    solver = problem.solver(at("lr", inner.lr, 0, 0))
+    solver = problem.solver(at(inner.lr, 0, "lr", 0))
     assert solver is not None
     objectives: dict[int, float] = {}
     for step in problem.plan():
