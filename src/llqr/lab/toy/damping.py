@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import COLOURS, panels, plain_ticks, styled
+from llqr.lab.pictures import written_out
+from llqr.lab.toy.drawing import COLOURS, panels, styled
 from llqr.lab.toy.experiment import Progress
 from llqr.theory import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.arguments import Array
@@ -43,6 +44,6 @@ def damping_figure(d: Array, measured: Mapping[str, Array], line: Array, closed:
         axis.plot(line, closed[key], color="black", lw=1.4, label="closed form")
         axis.plot(d, measured[key], color=COLOURS["llqr+sam"], marker="o", ms=4, lw=0, label=r"$10^6$ steps, simulated")
         axis.set(xscale="log", yscale="log", xlabel=r"metric denominator $d$", ylabel=label)
-        plain_ticks(axis.xaxis, (0.3, 0.5, 1, 2, 4))
+        written_out(axis.xaxis, (0.3, 0.5, 1, 2, 4))
         axis.legend(loc="upper right")
     return figure

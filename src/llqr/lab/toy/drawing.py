@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
 from llqr.lab import pictures
 from llqr.lab.pictures import Arguments
@@ -48,13 +46,6 @@ def panels(count: int, width: float = 3.2, height: float = 2.9, *, share_y: bool
     """A figure with ``count`` panels side by side; ``width`` and ``height`` are those of one panel, in inches."""
     figure = Figure(figsize=(width * count, height))
     return figure, list(figure.subplots(1, count, squeeze=False, sharey=share_y)[0])
-
-
-def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis of few decades with exactly these numbers, written out."""
-    axis.set_major_locator(FixedLocator(list(ticks)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def shared_legend(figure: Figure, handles: Sequence[Artist]) -> None:

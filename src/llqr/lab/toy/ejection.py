@@ -1,33 +1,40 @@
 """The second toy figure: ejection from the bottom of the sharp well by gradient noise."""
 
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from llqr.lab.pictures import written_out
 from llqr.lab.toy.damping import measure_damping
-from llqr.lab.toy.drawing import (
-    COLOURS,
-    GREEN,
-    LABELS,
-    MARKERS,
-    band,
-    method_handles,
-    panels,
-    plain_ticks,
-    shared_legend,
-    styled,
+from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, shared_legend, styled
+from llqr.lab.toy.experiment import (
+    Anisotropy,
+    Progress,
+    Seeds,
+    Steps,
+    ToyResult,
+    claim_shares,
+    claims_sentence,
+    statistics,
 )
-from llqr.lab.toy.experiment import Progress, ToyResult, claim_shares, claims_sentence, statistics
 from llqr.lab.toy.ring_plots import ring_map
 from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, ejection
 from llqr.theory.search import as_dict
 
 
-def run_noise(seeds: int, steps: int, variance: float, anisotropy: float, progress: Progress) -> ToyResult:
-    """Start all four methods at the bottom of the well under noise; also measure the noise-damping proposition."""
+def run_noise(
+    progress: Progress,
+    seeds: Seeds = 32,
+    steps: Steps = 1200,
+    variance: Annotated[float, typer.Option(min=1e-300, help="Variance of the noise in the update gradient.")] = 1e-9,
+    anisotropy: Anisotropy = 1.0,
+) -> ToyResult:
+    """Ejection from the bottom of the well by gradient noise, and the noise-damping proposition."""
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = ejection(constants, seeds=seeds, steps=steps, variance=variance)
     claims = claim_shares(runs.ejection_claims())
@@ -81,7 +88,7 @@ def ejection_figure(runs: ToyRuns) -> Figure:
             color=COLOURS[method], marker=MARKERS[method], ms=3.5, lw=0, label=LABELS[method],
         )  # fmt: skip
     path.set(yscale="log", xlabel="noise seed (sorted by SAM's path)", ylabel="path length to the flat basin")
-    plain_ticks(path.yaxis, (2, 5, 10, 20, 50, 100, 200))
+    written_out(path.yaxis, (2, 5, 10, 20, 50, 100, 200))
     path.set_title("all seeds, noise shared by the methods")
     shared_legend(figure, [*method_handles(), Line2D([], [], color=GREEN, lw=1.2, label="flat basin")])
     return figure
