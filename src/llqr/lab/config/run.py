@@ -105,7 +105,7 @@ class Run:
 
     def load_task(self, device: torch.device, seed: int = 0) -> Task:
         """The task with its data read; a `DataError` if they are missing or damaged."""
-        return self.task_type.load_for(self, device, seed)
+        return self.task_type.load(self, device, seed)
 
     def build_model(self) -> nn.Module:
         """The network for the complete data set, on the current default device."""

@@ -47,7 +47,7 @@ class ClassificationTask(Task):
         return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
 
     @classmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             source = data.load(run.data.name, run.data.root, run.data_options)
         except (OSError, ValueError, ModuleNotFoundError) as error:

@@ -77,13 +77,8 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
-        """The task with its data read; a `DataError` if they are missing or damaged."""
-
-    @classmethod
-    def load_for(cls, run: Run, device: torch.device, seed: int) -> Self:
-        """The task of the runs with this seed."""
-        return cls.load(run, device)
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
+        """The task of the runs with this seed, with its data read; a `DataError` if they are missing or damaged."""
 
     def new_model(self, run: Run) -> nn.Module:
         """The network of a run that begins; its random weights come from the global generator."""

@@ -86,7 +86,7 @@ class TokenTask(Task, Generic[Text]):
         return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
 
     @classmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             return cls(cls.read(run.data_path), run, device)
         except (OSError, ValueError, ModuleNotFoundError) as error:

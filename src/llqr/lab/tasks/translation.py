@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from llqr.lab.data import Batches
+from llqr.lab.extras import extra
 from llqr.lab.models.decoding import beam_search
 from llqr.lab.models.decoding.beam import Decoder
 from llqr.lab.models.transformer import TranslationTransformer
-from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import parallel_text
@@ -81,7 +81,7 @@ class TranslationTask(TokenTask[ParallelText]):
         self._translator = Translator(text, run.task_options, largest, device)
         self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
-        self._bleu = {name: Bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
+        self._bleu = {name: bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
@@ -107,12 +107,12 @@ class TranslationTask(TokenTask[ParallelText]):
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
         translations = self._translator.translate(cast(Decoder, model), getattr(self.text, name).source)
-        return {"BLEU": self._bleu[name].score(translations)} | tokens
+        return {"BLEU": float(self._bleu[name].corpus_score(translations, None).score)} | tokens
 
     def facts(self) -> dict[str, Any]:
         text = self.text
         return {
-            "bleu": self._bleu["valid"].signature,
+            "bleu": str(self._bleu["valid"].get_signature()),
             "text": {
                 "key": text.key,
                 "languages": list(text.languages),
@@ -120,6 +120,15 @@ class TranslationTask(TokenTask[ParallelText]):
                 "pairs": {name: len(getattr(text, name)) for name in ("train", "valid", "test")},
             },
         }
+
+
+def bleu(references: Sequence[str], lowercase: bool) -> Any:
+    """sacrebleu's BLEU against one reference each, as it was written; ``lowercase`` ignores case.
+
+    Its signature says which BLEU it is: tokenisation, case, smoothing and the version of sacrebleu.
+    """
+    sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
+    return sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
 
 
 class Translator:
