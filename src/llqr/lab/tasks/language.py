@@ -31,9 +31,6 @@ class StreamOptions:
         if self.context < 1:
             raise ValueError(f"context must be at least 1, got {self.context}.")
 
-    def model_arguments(self) -> dict[str, Any]:
-        return {"context": self.context}
-
 
 class LanguageTask(TokenTask[TokenStream]):
     """Windows of a text in, its next tokens out; batches are counted in windows.
@@ -43,6 +40,7 @@ class LanguageTask(TokenTask[TokenStream]):
 
     text_options = StreamOptions
     networks = {"gpt": LanguageModel}
+    model_options = ("context",)
 
     metric = "perplexity"
     larger_is_better = False

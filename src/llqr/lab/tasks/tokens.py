@@ -56,6 +56,8 @@ class TokenTask(Task, Generic[Text]):
     text_options: ClassVar[type]
     """The dataclass that reads ``data.options``, whatever the name of the text."""
     networks: ClassVar[dict[str, Callable[..., nn.Module]]]
+    model_options: ClassVar[tuple[str, ...]] = ()
+    """Which of the data's options the network has, too."""
 
     def __init__(self, text: Text, run: Run, device: torch.device) -> None:
         self.text = text
@@ -73,7 +75,8 @@ class TokenTask(Task, Generic[Text]):
         name = run.model.name
         if name not in cls.networks:
             raise ValueError(unknown("model", name, cls.networks))
-        sizes = run.data_options.model_arguments() | {"vocabulary": _vocabulary(run.data_path) or ASSUMED_VOCABULARY}
+        sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
+        sizes["vocabulary"] = _vocabulary(run.data_path) or ASSUMED_VOCABULARY
         try:
             return cls.networks[name](**sizes | run.model.options)
         except TypeError as error:  # an option that this network does not have
@@ -138,7 +141,8 @@ def token_metrics(
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index, reduction="sum")
         sums += torch.stack([wrong.sum(), loss, real.sum()])
     wrong, loss, count = sums.tolist()
-    return {"token_error": 100 * wrong / count, "perplexity": perplexity(loss / count), "loss": loss / count}
+    perplexity = math.exp(loss / count) if loss / count < 700 else math.inf
+    return {"token_error": 100 * wrong / count, "perplexity": perplexity, "loss": loss / count}
 
 
 def _vocabulary(root: Path) -> int | None:
@@ -149,7 +153,3 @@ def _vocabulary(root: Path) -> int | None:
     except (OSError, ValueError, KeyError):
         return None
     return size
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf

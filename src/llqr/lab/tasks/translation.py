@@ -17,7 +17,7 @@ from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import parallel_text
-from llqr.lab.text.pair_batches import SHAPES, DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
 
@@ -34,9 +34,6 @@ class PairOptions:
     def __post_init__(self) -> None:
         if self.shapes < 1:
             raise ValueError(f"shapes must be at least 1, got {self.shapes}.")
-
-    def model_arguments(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Translator:
         """The best translation of every sentence, as text; nothing for a sentence without tokens."""
         vocabulary, options = self._text.vocabulary, self._options
         found: list[Sequence[int]] = [()] * len(source)
-        for places, tokens in DecodingBatches(source, self._max_tokens, device=self._device):
+        for places, tokens in decoding_batches(source, self._max_tokens, device=self._device):
             several = beam_search(
                 model,
                 tokens,

@@ -38,9 +38,9 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def decode(line: bytes) -> str | None:
-    """The text of a line without surrounding spaces; None if it is not UTF-8."""
+    """The text of a line; None if it is not UTF-8."""
     try:
-        return line.decode().strip()
+        return line.decode()
     except UnicodeDecodeError:
         return None
 

@@ -1,6 +1,5 @@
 """Prepares parallel text: tokenisation, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 from llqr.lab.text import moses, prepared_folder, subwords
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import RawCorpus
-from llqr.lab.text.parallel_text import KIND
+from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.prepared_text import SUBWORDS
 from llqr.lab.text.sentences import Sentences
 from llqr.lab.text.splits import make_splits
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.subwords import Subwords
 from llqr.lab.text.vocabulary import UNK
 from llqr.lab.text.workers import cores
 
@@ -52,7 +50,7 @@ def prepare(
     So many ``processes`` tokenise (default: one per core); the result does not depend on it.
     """
     facts: dict[str, Any] = {
-        "kind": KIND,
+        "kind": ParallelText.KIND,
         "settings": asdict(settings),
         "versions": {"sacremoses": moses.version(), "tokenizers": subwords.version()},
         "inputs": corpus.inputs(),
@@ -72,19 +70,16 @@ def _make(
     files, counts = {SUBWORDS: learned.write().encode()}, {}
     with stages.stage("tokens", 2 * sum(map(len, splits.values())), "sentences") as advance:
         for name, split in splits.items():
-            sides = [Sentences.of(_encoded(split.side(number), learned, advance)) for number in range(2)]
+            parts = [learned.encode_in_parts(split.side(number), advance) for number in range(2)]
+            sides = [Sentences.of([tokens for part in side for tokens in part]) for side in parts]
             for language, side in zip(corpus.languages, sides, strict=True):
                 files |= prepared_folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
             if name != "train":
                 files[f"{name}.references"] = "".join(line + "\n" for line in split.written).encode()
-            counts[name] = split.counts | _token_counts(*sides)
+            source, target = (side.tokens for side in sides)
+            counts[name] = split.counts | {
+                "source_tokens": len(source),
+                "target_tokens": len(target),
+                "unknown_tokens": int((source == UNK).sum() + (target == UNK).sum()),
+            }
     return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
-
-
-def _encoded(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> list[list[int]]:
-    return [tokens for part in learned.encode_in_parts(texts, advance) for tokens in part]
-
-
-def _token_counts(source: Sentences, target: Sentences) -> dict[str, int]:
-    unknown = sum(int((side.tokens == UNK).sum()) for side in (source, target))
-    return {"source_tokens": len(source.tokens), "target_tokens": len(target.tokens), "unknown_tokens": unknown}
