@@ -47,7 +47,7 @@ def test_tokens_are_the_words_of_the_text(source, tmp_path):
             written = sentences(language, len(pairs), seed)
             tokeniser = sacremoses.MosesTokenizer(language)
             expected = [tokeniser.tokenize(line, return_str=True).lower() for line in written]
-            assert [text.words(side[i]) for i in range(len(side))] == expected
+            assert [text.subwords.decode(side[i]) for i in range(len(side))] == expected
         assert list(pairs.references) == ([] if name == "train" else sentences("en", len(pairs), seed))
 
 
@@ -276,7 +276,7 @@ def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeyp
     moses._tokeniser.cache_clear()
     moses._detokeniser.cache_clear()
     text = parallel_text.load(tmp_path)
-    assert text.words(text.valid.target[0])
+    assert text.subwords.decode(text.valid.target[0])
     for use in (lambda: text.detokenise(text.valid.target[0]), lambda: text.encode(["Hallo."])):
         with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*llqr\[lab\]"):
             use()

@@ -38,21 +38,13 @@ class Payload(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _gathered(output: Tensor, given: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return output, output.nbytes - given.nbytes
-
-
-def _scattered(output: Tensor, given: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return given, given.nbytes - output.nbytes
-
-
 def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
     ranks = dist.ProcessGroup.unbox(group).size()
     return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
 
 
 RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
-    torch.ops.c10d._allgather_base_.default: _gathered,
-    torch.ops.c10d._reduce_scatter_base_.default: _scattered,
+    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
+    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
     torch.ops.c10d.allreduce_.default: _reduced,
 }

@@ -25,14 +25,7 @@ class Record:
     ``complete`` says whether all rows are there.
     """
 
-    def __init__(
-        self,
-        bench: str,
-        config: Mapping[str, Any],
-        device: torch.device,
-        out: Path | None,
-        packages: Mapping[str, str | None],
-    ) -> None:
+    def __init__(self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None) -> None:
         self.rows: list[dict[str, Any]] = []
         self._out = out
         self._head = {
@@ -40,7 +33,7 @@ class Record:
             "command": command_for(sys.argv[1:], out),
             **source_state(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {**versions(), **packages},
+            "versions": versions(),
             "machine": machine.describe(device),
             "config": dict(config),
         }
@@ -50,9 +43,7 @@ class Record:
             make_folder(out.parent)
 
     def collect(
-        self,
-        rows: Iterable[dict[str, Any]],
-        conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+        self, rows: Iterable[dict[str, Any]], conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
     ) -> None:
         """Write down every row, and at the end what follows from all of them."""
         for row in rows:

@@ -22,7 +22,7 @@ class ParallelTextSettings(Rules):
     """Everything besides the text itself that determines its tokens.
 
     Attributes:
-        merges: number of merges of the byte-pair encoding, learned on the training text of both languages together.
+        merges: number of merges of the byte-pair encoding, learned on the training text.
         valid_every: without validation files, one in this many of the kept training pairs is used for validation.
     """
 

@@ -28,7 +28,7 @@ class StreamSettings:
 
     Attributes:
         merges: number of merges of the byte-pair encoding, which is learned on the training text.
-        held_out: the fraction of the lines used for validation, and again for the test; both come from the end.
+        held_out: of one text, the fraction of the lines used for validation, and again for the test, from its end.
     """
 
     merges: int = 10_000
