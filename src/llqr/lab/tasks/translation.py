@@ -74,7 +74,7 @@ class TranslationTask(TokenTask[ParallelText]):
     def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
         super().__init__(text, run, device)
         largest = run.training.eval_batch_size
-        self._translator = Translator(text, run.task_options, largest, device)
+        self._search, self._largest = run.task_options, largest
         self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
         self._bleu = {name: bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
@@ -102,8 +102,29 @@ class TranslationTask(TokenTask[ParallelText]):
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
-        translations = self._translator.translate(cast(Decoder, model), getattr(self.text, name).source)
+        translations = self.translate(cast(Decoder, model), getattr(self.text, name).source)
         return {"BLEU": float(self._bleu[name].corpus_score(translations, None).score)} | tokens
+
+    @torch.no_grad()
+    def translate(self, model: Decoder, source: Sentences) -> list[str]:
+        """The best translation of every sentence, as text; nothing for a sentence without tokens."""
+        vocabulary, options = self.text.vocabulary, self._search
+        found: list[Sequence[int]] = [()] * len(source)
+        for places, tokens in decoding_batches(source, self._largest, device=self.device):
+            several = beam_search(
+                model,
+                tokens,
+                bos=vocabulary.bos,
+                eos=vocabulary.eos,
+                pad=vocabulary.pad,
+                beam=options.beam,
+                length_penalty=options.length_penalty,
+                max_length=options.max_length,
+            )
+            for place, hypotheses in zip(places, several, strict=True):
+                if hypotheses and len(source[place]):
+                    found[place] = hypotheses[0].tokens
+        return [self.text.detokenise(tokens) for tokens in found]
 
     def facts(self) -> dict[str, Any]:
         text = self.text
@@ -125,34 +146,6 @@ def bleu(references: Sequence[str], lowercase: bool) -> Any:
     """
     sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
     return sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
-
-
-class Translator:
-    """Sentences into the target language by beam search, at most ``max_tokens`` of the source with padding at once."""
-
-    def __init__(self, text: ParallelText, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
-        self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
-
-    @torch.no_grad()
-    def translate(self, model: Decoder, source: Sentences) -> list[str]:
-        """The best translation of every sentence, as text; nothing for a sentence without tokens."""
-        vocabulary, options = self._text.vocabulary, self._options
-        found: list[Sequence[int]] = [()] * len(source)
-        for places, tokens in decoding_batches(source, self._max_tokens, device=self._device):
-            several = beam_search(
-                model,
-                tokens,
-                bos=vocabulary.bos,
-                eos=vocabulary.eos,
-                pad=vocabulary.pad,
-                beam=options.beam,
-                length_penalty=options.length_penalty,
-                max_length=options.max_length,
-            )
-            for place, hypotheses in zip(places, several, strict=True):
-                if hypotheses and len(source[place]):
-                    found[place] = hypotheses[0].tokens
-        return [self._text.detokenise(tokens) for tokens in found]
 
 
 def _in_order(pairs: SentencePairs, largest: int, device: torch.device) -> TokenBatches:
