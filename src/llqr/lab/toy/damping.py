@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from llqr.lab.pictures import written_out
-from llqr.lab.toy.drawing import COLOURS, panels, styled
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import COLOURS, panels
 from llqr.lab.toy.experiment import Progress
 from llqr.theory import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.arguments import Array

@@ -9,9 +9,9 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llqr.lab.pictures import written_out
+from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.damping import measure_damping
-from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, shared_legend, styled
+from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import (
     Anisotropy,
     Progress,

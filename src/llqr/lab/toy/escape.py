@@ -7,7 +7,8 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend, styled
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, claims_sentence, quantiles, statistics
 from llqr.lab.toy.ring_plots import ring_map, ring_slice
 from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope

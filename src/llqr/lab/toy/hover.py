@@ -9,7 +9,8 @@ import torch
 import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend, styled
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import ToyResult
 from llqr.theory import (
     Hovering,

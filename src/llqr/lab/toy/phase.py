@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from llqr.lab.pictures import written_out
-from llqr.lab.toy.drawing import LABELS, panels, shared_legend, styled
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import LABELS, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, ToyResult, part_of
 from llqr.theory import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.arguments import Array

@@ -8,19 +8,8 @@ import numpy as np
 import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.pictures import written_out
-from llqr.lab.toy.drawing import (
-    COLOURS,
-    DASHES,
-    GREEN,
-    GREY,
-    LABELS,
-    MARKERS,
-    method_handles,
-    panels,
-    shared_legend,
-    styled,
-)
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, Seeds, ToyResult, part_of
 from llqr.theory import Selection, select
 from llqr.theory.exits import ExitSettings, ExitTimes, exit_times

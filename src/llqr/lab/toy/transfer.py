@@ -7,7 +7,8 @@ import numpy as np
 import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels, styled
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
 from llqr.lab.toy.experiment import Progress, ToyResult, part_of
 from llqr.theory import Transfer, transfer
 
