@@ -80,20 +80,18 @@ class Batches(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to continue with the next batch: plain numbers and one tensor."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "count": self.count,
-            "batch_size": self.batch_size,
-            "last": self.last,
-            "generator": self._epoch_start,
-        }
+        state = {"epoch": self.epoch, "position": self.position, "generator": self._epoch_start}
+        return state | self._described()
+
+    def _described(self) -> dict[str, Any]:
+        """What a loader must have in common with the one whose state it continues."""
+        return {"count": self.count, "batch_size": self.batch_size, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the loader that saved ``state`` was; data and batch size must be the same."""
-        for key in ("count", "batch_size", "last"):
-            if state[key] != getattr(self, key):
-                raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {getattr(self, key)!r}.")
+        for key, own in self._described().items():
+            if state[key] != own:
+                raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {own!r}.")
         if not self.shuffle:
             return
         saved = state["generator"].cpu()

@@ -91,16 +91,9 @@ class ShapedBatches(Batches):
             rows = local[stop - self.shapes[number].rows : stop]
             yield pair_batch(self._source[number][rows], self._target[number][rows])
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"shapes": self._describe()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["shapes"] != self._describe():
-            raise ValueError(f"The saved loader had shapes={state['shapes']!r}, this one has {self._describe()!r}.")
-        super().load_state_dict(state)
-
-    def _describe(self) -> list[list[int]]:
-        return [[shape.rows, shape.source, shape.target] for shape in self.shapes]
+    def _described(self) -> dict[str, Any]:
+        shapes = [[shape.rows, shape.source, shape.target] for shape in self.shapes]
+        return super()._described() | {"shapes": shapes}
 
 
 class TokenBatches(ShapedBatches):
