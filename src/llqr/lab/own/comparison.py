@@ -1,7 +1,5 @@
 """`llqr.lab.compare`: methods on one's own model and data, from a program or a notebook; its table shows itself."""
 
-from __future__ import annotations
-
 import html
 import tempfile
 import threading

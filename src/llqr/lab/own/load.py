@@ -1,7 +1,5 @@
 """From what a command line or a program names to a recipe of the laboratory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path

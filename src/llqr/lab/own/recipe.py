@@ -1,7 +1,5 @@
 """A user's experiment as a recipe: the settings it gives, over defaults, under those of the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A rank's share of a batch, and the pass over it, whose mean over the ranks is the pass over the whole batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Every rank draws the same batches and takes its share of each, so that a run doe
 for rounding, and a checkpoint, which is one file of whole tensors, is resumed on any number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """A user's data as batches that a run can be resumed with: drawn from a data set, or read from a loader as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a user gives: a model, a loss, data, and the settings that differ from the defaults."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How a network is measured on a user's test data: by its loss, by accuracy, or by a function of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
