@@ -24,7 +24,7 @@ from llqr.lab.data.streaming import StreamingData, StreamingOptions
 from llqr.lab.data.tinyimagenet import read_tinyimagenet
 from llqr.lab.names import unknown
 
-__all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
+__all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "source"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,6 @@ SOURCES = {
     "tinyimagenet": in_memory(200, 64, 3, 100_000, read_tinyimagenet),
     "imagenet": Source(1000, 224, 3, 1_281_167, StreamingOptions, imagenet),
 }
-
-
-def names() -> list[str]:
-    """The names that `load` accepts."""
-    return list(SOURCES)
 
 
 def source(name: str) -> Source:

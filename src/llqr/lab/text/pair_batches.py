@@ -93,7 +93,7 @@ class ShapedBatches(Batches):
 
     def _described(self) -> dict[str, Any]:
         shapes = [[shape.rows, shape.source, shape.target] for shape in self.shapes]
-        return super()._described() | {"shapes": shapes}
+        return {"shapes": shapes} | super()._described()
 
 
 class TokenBatches(ShapedBatches):

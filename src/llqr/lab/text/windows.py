@@ -62,4 +62,4 @@ class WindowBatches(Batches):
             yield windows[:, :-1], windows[:, 1:]
 
     def _described(self) -> dict[str, Any]:
-        return super()._described() | {"context": self.context}
+        return {"context": self.context} | super()._described()
