@@ -12,7 +12,7 @@ import typer
 from llqr.lab import machine
 from llqr.lab.cli import options
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.models.decoding.beam import Decoder
+from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.passes.precision import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import TranslationTask
@@ -54,7 +54,7 @@ def translate(
 
 def load(
     folder: RunFolder, device: torch.device, data_dir: Path | None, search: dict[str, Any]
-) -> tuple[TranslationTask, Decoder, Precision]:
+) -> tuple[TranslationTask, TranslationTransformer, Precision]:
     """The task of a run and its model with the best weights, or the best so far if it is not finished.
 
     ``search`` overrides the run's options of beam search.
@@ -79,7 +79,7 @@ def load(
     # Autocast belongs to the kind of device that a model was trained on; elsewhere full precision is the safe choice.
     precision = Precision(run.training.precision if device.type == "cuda" else "fp32", device)
     precision.set_up()
-    return task, cast(Decoder, task.place(model).eval()), precision
+    return task, cast(TranslationTransformer, task.place(model).eval()), precision
 
 
 def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:

@@ -63,10 +63,6 @@ class ClassificationTask(Task):
             batch_size, seed=seed, device=self.device, last=self._last, memory_format=self._format
         )
 
-    def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        outputs: Tensor = model(inputs)
-        return outputs
-
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets, label_smoothing=self._smoothing)
 

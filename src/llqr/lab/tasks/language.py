@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llqr.lab.data import Batches
 from llqr.lab.models.language_model import LanguageModel
@@ -61,10 +61,6 @@ class LanguageTask(TokenTask[TokenStream]):
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)
-
-    def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         found = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)

@@ -20,6 +20,7 @@ from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.token_stream import TokenStream
+from llqr.lab.text.vocabulary import PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -62,7 +63,7 @@ class TokenTask(Task, Generic[Text]):
     def __init__(self, text: Text, run: Run, device: torch.device) -> None:
         self.text = text
         self.device = device
-        self._loss = TokenCrossEntropy(text.vocabulary.pad, run.task_options.label_smoothing)
+        self._loss = TokenCrossEntropy(PAD, run.task_options.label_smoothing)
 
     @classmethod
     def data_options(cls, name: str) -> type:
@@ -107,9 +108,6 @@ class TokenTask(Task, Generic[Text]):
     @property
     def data_key(self) -> str:
         return self.text.key
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device)
 
     def differentiable_forward(self, model: nn.Module, inputs: Any) -> Tensor:
         return differentiable_forward(model, inputs)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from llqr.lab.data import Batches
 from llqr.lab.extras import extra
-from llqr.lab.models.decoding.beam import Decoder, beam_search
+from llqr.lab.models.decoding.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
@@ -20,6 +20,7 @@ from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
+from llqr.lab.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -96,30 +97,28 @@ class TranslationTask(TokenTask[ParallelText]):
         longest: int = max(like[0][0].shape[1], like[1].shape[1])
         return max(1, batch_size // longest)
 
-    def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        logits: Tensor = model(*inputs)
-        return logits
+    def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Any:
+        return model(*inputs)
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
-        translations = self.translate(cast(Decoder, model), getattr(self.text, name).source)
+        translations = self.translate(cast(TranslationTransformer, model), getattr(self.text, name).source)
         return {"BLEU": float(self._bleu[name].corpus_score(translations, None).score)} | tokens
 
     @torch.no_grad()
-    def translate(self, model: Decoder, source: Sentences) -> list[str]:
+    def translate(self, model: TranslationTransformer, source: Sentences) -> list[str]:
         """The best translation of every sentence, as text; nothing for a sentence without tokens."""
-        vocabulary, options = self.text.vocabulary, self._search
         found: list[Sequence[int]] = [()] * len(source)
         for places, tokens in decoding_batches(source, self._largest, device=self.device):
             several = beam_search(
                 model,
                 tokens,
-                bos=vocabulary.bos,
-                eos=vocabulary.eos,
-                pad=vocabulary.pad,
-                beam=options.beam,
-                length_penalty=options.length_penalty,
-                max_length=options.max_length,
+                bos=BOS,
+                eos=EOS,
+                pad=PAD,
+                beam=self._search.beam,
+                length_penalty=self._search.length_penalty,
+                max_length=self._search.max_length,
             )
             for place, hypotheses in zip(places, several, strict=True):
                 if hypotheses and len(source[place]):

@@ -9,28 +9,15 @@ One thing differs from fairseq: the maximum length depends on each sentence's ow
 in the batch, so that a translation does not depend on what it was batched with.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llqr.lab.models.decoding.cache import Cache
+from llqr.lab.models.transformer import TranslationTransformer
 
 CHECK_EVERY = 8
 """Steps between checks whether all sentences are finished: each check waits for the device."""
-
-
-class Decoder(Protocol):
-    """What a search needs from a model; see `llqr.lab.models.transformer.TranslationTransformer`."""
-
-    training: bool
-    max_length: int
-
-    def parameters(self) -> Iterator[Tensor]: ...
-    def encode(self, source: Tensor) -> Any: ...
-    def new_cache(self, length: int) -> Cache: ...
-    def decode(self, tokens: Tensor, memory: Any, cache: Cache) -> Tensor: ...
 
 
 class Hypothesis(NamedTuple):
@@ -42,7 +29,7 @@ class Hypothesis(NamedTuple):
 
 @torch.no_grad()
 def beam_search(
-    model: Decoder,
+    model: TranslationTransformer,
     source: Tensor,
     *,
     bos: int,
