@@ -231,9 +231,8 @@ class Training:
         current = checkpoint.to_host(self.strategy.weights(self.model))
         self.strategy.load_weights(self.model, self.best["model"])
         try:
-            return self.strategy.measured(
-                self.model, lambda: self._measure(self.task.test)
-            ), time.perf_counter() - started
+            found = self.strategy.measured(self.model, lambda: self._measure(self.task.test))
+            return found, time.perf_counter() - started
         finally:
             self.strategy.load_weights(self.model, current)
 
