@@ -25,18 +25,11 @@ def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> 
     """One step on the workload's batch; a refresh, should one be due, learns from the same batch."""
     if method in UNWRAPPED:
         return _unwrapped_step(UNWRAPPED[method].build(workload.model), workload)
-    optimizer = wrapped_optimizer(method, workload, geometry)
+    make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
+    own = geometry if learns_metric(method) else None
+    optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model)
     closure = workload.closure(optimizer)
     return lambda: optimizer.step(closure, batch=workload.batch)
-
-
-def wrapped_optimizer(method: str, workload: Workload, geometry: llqr.Geometry | None) -> llqr.Optimizer:
-    """A method other than SGD and AdamW, with SGD as its base."""
-    base, model = SGD.build(workload.model), workload.model
-    own = geometry if learns_metric(method) else None
-    if method == "LLQR":
-        return llqr.Optimizer(base, geometry=own, model=model)
-    return (llqr.FriendlySAM if method == "F-SAM" else llqr.SAM)(base, geometry=own, model=model)
 
 
 def _unwrapped_step(optimizer: torch.optim.Optimizer, workload: Workload) -> Callable[[], object]:

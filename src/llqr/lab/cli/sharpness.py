@@ -1,7 +1,6 @@
 """The command that measures a network that was trained elsewhere: `llqr sharpness`."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +86,7 @@ def measure(
         "samples": count,
         "loss": loss,
         "top_eigenvalue": {"value": top.value, "error": top.error, "products": top.steps},
-        "trace": asdict(hessian_trace(surface, products=products)),
+        "trace": hessian_trace(surface, products=products),
         "rho": rho,
         "rise": surface.loss(surface.weights + rho * gradient / gradient.norm()) - loss,
         "split": task.split,

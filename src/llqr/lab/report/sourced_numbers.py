@@ -26,7 +26,9 @@ def number(value: float) -> str:
 
 def digits(value: float) -> str:
     """The format of a difference or a deviation that stands beside ``value``."""
-    return f".{_decimals(value)}f" if 1e-3 <= abs(value) < 1e6 else ".2g"
+    size = abs(value)
+    decimals = 1 if size >= 1000 else 2 if size >= 10 else 3 if size >= 1 else 4
+    return f".{decimals}f" if 1e-3 <= size < 1e6 else ".2g"
 
 
 def single(one: Sourced, link: str = "") -> HtmlCell:
@@ -52,8 +54,3 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _decimals(value: float) -> int:
-    size = abs(value)
-    return 1 if size >= 1000 else 2 if size >= 10 else 3 if size >= 1 else 4
