@@ -9,6 +9,7 @@ no perceived sharpness is reported.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -137,6 +138,17 @@ def measure(
         return Sharpness(top, find(u=partial(symmetric_part, surface, metric)))
     except NotPositive as error:
         return Sharpness(top, None, str(error))
+
+
+def hessian_trace(surface: LossSurface, *, products: int, seed: int = 0) -> dict[str, float]:
+    """Hutchinson's estimate, the mean of `v.Hv` over vectors of random signs, and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = surface.weights
+    estimates = []
+    for _ in range(products):
+        signs = torch.randint(2, weights.shape, generator=generator).mul_(2).sub_(1).to(weights)
+        estimates.append(torch.dot(signs.double(), surface.hessian(signs).double()).item())
+    return {"value": fmean(estimates), "error": stdev(estimates) / products**0.5, "products": products}
 
 
 def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tensor:

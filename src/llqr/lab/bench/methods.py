@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-
 import llqr
 from llqr.lab.bench.workload import Workload
 from llqr.lab.config.settings import Base
@@ -24,19 +22,11 @@ def learns_metric(method: str) -> bool:
 def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> Callable[[], object]:
     """One step on the workload's batch; a refresh, should one be due, learns from the same batch."""
     if method in UNWRAPPED:
-        return _unwrapped_step(UNWRAPPED[method].build(workload.model), workload)
+        plain = UNWRAPPED[method].build(workload.model)
+        run_pass = workload.closure(plain)
+        return lambda: (run_pass(), plain.step())
     make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
     own = geometry if learns_metric(method) else None
     optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model)
     closure = workload.closure(optimizer)
     return lambda: optimizer.step(closure, batch=workload.batch)
-
-
-def _unwrapped_step(optimizer: torch.optim.Optimizer, workload: Workload) -> Callable[[], object]:
-    closure = workload.closure(optimizer)
-
-    def step() -> None:
-        closure()
-        optimizer.step()
-
-    return step

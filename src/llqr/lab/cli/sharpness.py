@@ -12,7 +12,6 @@ from rich.table import Table
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
 from llqr.lab.analysis.solution import SAMPLES_SEED
-from llqr.lab.analysis.trace import hessian_trace
 from llqr.lab.cli import options
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
@@ -86,7 +85,7 @@ def measure(
         "samples": count,
         "loss": loss,
         "top_eigenvalue": {"value": top.value, "error": top.error, "products": top.steps},
-        "trace": hessian_trace(surface, products=products),
+        "trace": analysis.hessian_trace(surface, products=products),
         "rho": rho,
         "rise": surface.loss(surface.weights + rho * gradient / gradient.norm()) - loss,
         "split": task.split,

@@ -98,11 +98,6 @@ class Run:
     def data_path(self) -> Path:
         return Path(self.data.root) / self.data.name
 
-    @property
-    def task_key(self) -> tuple[object, ...]:
-        """Runs with an equal key can share a loaded task."""
-        return self.task, self.data, self.training
-
     def load_task(self, device: torch.device, seed: int = 0) -> Task:
         """The task with its data read; a `DataError` if they are missing or damaged."""
         return self.task_type.load(self, device, seed)

@@ -202,7 +202,7 @@ def _recipe(
     made = Experiment(**given) if experiment is None else replace(experiment, **given)
     notes = ["All seeds start from the same weights; give a function as model to draw new ones."]
     label = made.name or NAME
-    return label, load.hold(made, label, overrides), notes if made.same_weights else []
+    return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
 
 
 def _stop() -> AbstractContextManager[Stop]:

@@ -27,11 +27,6 @@ def save(result: ToyResult, folder: Path, command: str) -> Path:
         "numbers": result.numbers,
     }
     (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    return write_page(folder)
-
-
-def write_page(folder: Path) -> Path:
-    """Write `report.html` from what the commands have written to `folder` so far."""
     parts = [json.loads(file.read_text()) for name in ORDER if (file := folder / f"{name}.json").exists()]
     names = [figure for part in parts for figure in part["figures"]]
     pngs = {figure: base64.b64encode((folder / f"{figure}.png").read_bytes()).decode() for figure in names}

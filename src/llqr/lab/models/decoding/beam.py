@@ -65,7 +65,8 @@ def beam_search(
     tokens = source.new_full((len(source), beam), bos)
     for step in range(longest + 1):
         logits = model.decode(tokens, memory, cache)
-        tokens, rows = search.extend(_log_probabilities(logits, dtype), step, min_length, length_penalty)
+        logp = logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+        tokens, rows = search.extend(logp, step, min_length, length_penalty)
         cache.reorder(rows)
         if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(search.finished.all()):
             break
@@ -140,8 +141,3 @@ class _Search:
 
     def _prefixes_of(self, parents: Tensor) -> Tensor:
         return self._prefixes.gather(1, parents.unsqueeze(2).expand_as(self._prefixes))
-
-
-def _log_probabilities(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Log-probabilities of ``logits``; -inf where the logits are NaN."""
-    return logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)

@@ -87,11 +87,6 @@ class Experiment:
                 "larger_is_better must be True or False with a metric of your own, and absent without one."
             )
 
-    @property
-    def same_weights(self) -> bool:
-        """Whether the model was given as it is, so that every run starts from its weights."""
-        return isinstance(self.model, nn.Module)
-
     def new_model(self) -> nn.Module:
         """A network to train: a copy of the model, or what the function makes with the current random state."""
         if not isinstance(self.model, nn.Module):
