@@ -100,7 +100,8 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         if device.type == "cuda":
             for structure in (settings.structure, WITHOUT_FACTORS):
                 refresh = _refresh(setup.workload(network), replace(settings, structure=structure), shards, group)
-                with _quiet():
+                # The vectors of an imitated group are not the other ranks', so that refreshes may be rejected.
+                with warnings.catch_warnings(action="ignore", category=llqr.RefreshWarning):
                     refresh.run_once_for_steps()
                     peaks[structure] = cuda_peak(device)(refresh.run)
                 del refresh
@@ -122,14 +123,6 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         } | counted
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The vectors of an imitated group are not the other ranks', so that refreshes may be rejected."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", llqr.RefreshWarning)
-        yield
-
-
 def _refresh(
     workload: Workload, settings: RefreshSettings, shards: int, group: dist.ProcessGroup | None
 ) -> MeasuredRefresh:
@@ -149,7 +142,7 @@ def _gradients(workload: Workload) -> dict[str, torch.Tensor]:
 def _payload(workload: Workload, refresh: MeasuredRefresh, settings: RefreshSettings, shards: int) -> Row:
     """Bytes that a rank receives for one `U g` and in one refresh, and what the formulas say."""
     geometry = refresh.geometry
-    with _quiet():
+    with warnings.catch_warnings(action="ignore", category=llqr.RefreshWarning):
         refresh.run_once_for_steps()  # the first refresh chooses an engine, which ranks agree about
         if shards == 1:
             return {}

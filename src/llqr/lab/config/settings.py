@@ -242,8 +242,7 @@ class GeometrySettings:
         model = nn.Linear(2, 2)
         ones = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
         quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about this network
+        with warnings.catch_warnings(action="ignore"):  # about this network
             inner = replace(self.inner, steps=1, gradients=1)
             for kind in dict.fromkeys(kinds):
                 self.build(model, nn.functional.cross_entropy, structure=kind, inner=inner).learn_from(quadratic)
@@ -266,8 +265,8 @@ class GeometrySettings:
 
     def fallbacks(self, metric: Metric) -> dict[str, str]:
         """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
-        found = {}
-        for block in metric.blocks:
-            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure):
-                found[f"{block.name} {block.shape}"] = metric.kinds[block.name]
-        return found
+        return {
+            f"{block.name} {block.shape}": metric.kinds[block.name]
+            for block in metric.blocks
+            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure)
+        }
