@@ -23,12 +23,11 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 import llqr
-from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
 from llqr.lab.bench.payload import Payload
-from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.passes.precision import Precision

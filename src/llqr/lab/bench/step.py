@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.methods import METHODS, step_of
-from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.number_table import NumberTable, milliseconds, times
 

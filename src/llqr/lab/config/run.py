@@ -14,7 +14,6 @@ from torch import nn
 import llqr
 from llqr.curvature.engines import ENGINES
 from llqr.lab import tasks
-from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.config.settings import (
     SET_ELSEWHERE,
     Base,
@@ -25,6 +24,7 @@ from llqr.lab.config.settings import (
     OptimizerSettings,
     Probe,
     TrainingSettings,
+    unless_accepted,
 )
 from llqr.lab.config.strict import Origin, make
 from llqr.lab.errors import ConfigurationError

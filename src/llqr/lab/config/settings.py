@@ -3,6 +3,7 @@
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from torch import nn
 from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
 from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
-from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.names import unknown
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
@@ -33,6 +33,15 @@ SET_ELSEWHERE = {
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
 LARGEST = torch.finfo(torch.float32).max
 """Weights and factors are at least in float32, which cannot be multiplied by more."""
+_accepted: set[str] = set()
+
+
+def unless_accepted(settings: object, check: Callable[[], object]) -> None:
+    """Make a check that takes long and raises if it refuses ``settings``, which their `repr` shows in full, once."""
+    key = repr(settings)
+    if key not in _accepted:
+        check()
+        _accepted.add(key)
 
 
 @dataclass(frozen=True)
