@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import METHODS, step_of
+from llqr.lab.bench.step import METHODS, step_of
 from llqr.lab.bench.workload import Network, Passes
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable

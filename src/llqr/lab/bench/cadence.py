@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import learns_metric, step_of
-from llqr.lab.bench.step import BURST
+from llqr.lab.bench.step import BURST, learns_metric, step_of
 from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.number_table import NumberTable, number

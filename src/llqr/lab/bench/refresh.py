@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import step_of
 from llqr.lab.bench.numerical_error import ExactRefresh
-from llqr.lab.bench.step import BURST
+from llqr.lab.bench.step import BURST, step_of
 from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.number_table import NumberTable, number, seconds

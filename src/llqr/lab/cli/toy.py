@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from llqr.lab.cli.lazy_group import PLAIN
-from llqr.lab.toy.ejection import run_noise
 from llqr.lab.toy.escape import run_escape
 from llqr.lab.toy.experiment import ToyResult
 from llqr.lab.toy.hover import run_hover
+from llqr.lab.toy.noise import run_noise
 from llqr.lab.toy.page import save
 from llqr.lab.toy.phase import run_phase
 from llqr.lab.toy.selection import run_selection

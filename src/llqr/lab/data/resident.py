@@ -11,7 +11,6 @@ from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.image_data import ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
-from llqr.lab.data.label_noise import corrupt_labels
 
 # Several batches are made at a time, so that they share the dozen kernels of an augmentation.
 BYTES_AT_ONCE = 64 * 2**20
@@ -82,6 +81,22 @@ class ResidentBatches(Batches):
             images += self._shift
         # Viewed as (batch, channels, height, width), the images are already in channels-last format.
         return images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format), self._labels[samples]
+
+
+def corrupt_labels(labels: Tensor, classes: int, rate: float, seed: int) -> Tensor:
+    """``labels`` with exactly ``round(rate * count)`` of them flipped.
+
+    ``rate`` is the paper's gamma, "the fraction of randomly flipped training labels". A flip always changes the label:
+    the new class is uniform over the ``classes - 1`` others, so that gamma is the fraction of *wrong* labels. (Where
+    the true class may be drawn again, as in some other work, only ``gamma * (classes - 1) / classes`` are wrong.)
+    """
+    # Always on the CPU, so that a seed gives the same labels on every device.
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(rate * len(labels))]
+    shift = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
+    corrupted = labels.clone()
+    corrupted[chosen] = (labels[chosen] + shift) % classes
+    return corrupted
 
 
 class ResidentData(ImageData):

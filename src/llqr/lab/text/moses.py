@@ -17,11 +17,6 @@ def detokenise(words: Sequence[str], language: str) -> str:
     return str(_detokeniser(language).detokenize(list(words)))
 
 
-def version() -> str:
-    """The version of sacremoses; another version may tokenise differently."""
-    return str(_sacremoses().__version__)
-
-
 @lru_cache
 def _tokeniser(language: str) -> Any:
     return _sacremoses().MosesTokenizer(lang=language)

@@ -1,11 +1,12 @@
 """Prepares parallel text: tokenisation, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
 
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.text import moses, prepared_folder, subwords
+from llqr.lab.text import prepared_folder, subwords
 from llqr.lab.text.cleaning import Rules
 from llqr.lab.text.corpus import RawCorpus
 from llqr.lab.text.parallel_text import ParallelText
@@ -52,7 +53,7 @@ def prepare(
     facts: dict[str, Any] = {
         "kind": ParallelText.KIND,
         "settings": asdict(settings),
-        "versions": {"sacremoses": moses.version(), "tokenizers": subwords.version()},
+        "versions": {name: version(name) for name in ("sacremoses", "tokenizers")},  # others may give other tokens
         "inputs": corpus.inputs(),
     }
     return prepared_folder.make(root, facts, lambda: _make(corpus, settings, stages or Stages(), processes or cores()))

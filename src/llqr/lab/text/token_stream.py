@@ -10,6 +10,7 @@ reproduces the file. The last lines are held out for validation and test.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def prepare_stream(
     facts: dict[str, Any] = {
         "kind": TokenStream.KIND,
         "settings": asdict(settings),
-        "versions": {"tokenizers": subwords.version()},
+        "versions": {"tokenizers": version("tokenizers")},  # another one may give other tokens
         "inputs": {"text": {"lines": len(read), "sha256": lines.digest(read)}},
     }
     return prepared_folder.make(root, facts, lambda: _make(read, settings, stages or Stages()))
