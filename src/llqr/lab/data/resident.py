@@ -54,7 +54,7 @@ class ResidentBatches(Batches):
         self._augmented = drawn is not None
         self.augmentation = drawn or Augmentation()
         self._height, self._width, channels = data.images.shape[1:]
-        self._images = self.augmentation.pad(data.images.to(device))
+        self._images = self.augmentation.pad(data.images).to(device)
         self._labels = data.labels.to(device)
         self._scale = (1 / deviation).to(device, torch.float32)
         self._shift = (-mean / deviation).to(device, torch.float32)

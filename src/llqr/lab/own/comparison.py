@@ -2,9 +2,7 @@
 
 import html
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -166,7 +164,7 @@ def compare(
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
     planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
-    with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
+    with made_by("llqr.lab.compare"), Stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
         except Stopped as error:
@@ -203,11 +201,6 @@ def _recipe(
     notes = ["All seeds start from the same weights; give a function as model to draw new ones."]
     label = made.name or NAME
     return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
-
-
-def _stop() -> AbstractContextManager[Stop]:
-    """Signals can be waited for in the main thread only."""
-    return Stop() if threading.current_thread() is threading.main_thread() else nullcontext(Stop())
 
 
 def _aligned(place: int, text: str, width: int) -> str:
