@@ -47,15 +47,7 @@ def mount(root: typer.Typer) -> None:
     root.add_typer(app, name="toy")
 
 
-def _writable(out: Path) -> Path:
-    check_folder("--out", out)
-    return out
-
-
-Out = Annotated[
-    Path,
-    typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False, callback=_writable),
-]
+Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
 OUT = Path("runs/toy")
 
 
@@ -65,6 +57,7 @@ def _command(name: str, run: Callable[..., ToyResult]) -> Callable[..., None]:
     options = [parameter for parameter in parameters.values() if parameter.name != "progress"]
 
     def command(out: Path, **given: Any) -> None:
+        check_folder("--out", out)
         try:
             with _bar() as progress:
                 shown = {"progress": progress} if "progress" in parameters else {}

@@ -17,7 +17,7 @@ from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import load
-from llqr.lab.own.recipe import Override
+from llqr.lab.own.load import Override
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
