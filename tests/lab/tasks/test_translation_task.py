@@ -239,7 +239,7 @@ def test_a_text_that_is_not_prepared_is_named(tmp_path):
 
 
 def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
-    monkeypatch.setattr("llqr.lab.text.moses._detokeniser", lambda language: (_ for _ in ()).throw(
+    monkeypatch.setattr("llqr.lab.text.moses._moses", lambda tool, language: (_ for _ in ()).throw(
         ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
     with pytest.raises(DataError, match="sacremoses"):
         loaded_recipe(texts).run("adamw").load_task(CPU)

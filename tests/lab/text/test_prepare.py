@@ -273,8 +273,7 @@ def test_another_format_is_refused(source, tmp_path):
 def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeypatch):
     prepare_folder(source, tmp_path)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    moses._tokeniser.cache_clear()
-    moses._detokeniser.cache_clear()
+    moses._moses.cache_clear()
     text = parallel_text.load(tmp_path)
     assert text.subwords.decode(text.valid.target[0])
     for use in (lambda: text.detokenise(text.valid.target[0]), lambda: text.encode(["Hallo."])):
