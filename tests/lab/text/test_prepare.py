@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llqr.lab.errors import Stopped
 from llqr.lab.stop import Stop
-from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder, splits
+from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder
 from llqr.lab.text.cleaning import REASONS, Rules, process
 from llqr.lab.text.prepare import ParallelTextSettings
 from llqr.lab.text.stages import Stages
@@ -153,8 +153,8 @@ def test_too_few_pairs_to_hold_any_out_are_refused(tmp_path):
 
 def test_the_bytes_do_not_depend_on_time_place_or_processes(source, tmp_path, monkeypatch):
     first, _ = prepare_folder(source, tmp_path / "one")
-    monkeypatch.setattr(splits, "PAIRS_FOR_PROCESSES", 1)
-    monkeypatch.setattr(splits, "PAIRS_IN_A_PIECE", 37)
+    monkeypatch.setattr(prepare, "PAIRS_FOR_PROCESSES", 1)
+    monkeypatch.setattr(prepare, "PAIRS_IN_A_PIECE", 37)
     moved = source.rename(tmp_path / "elsewhere")
     second, new = prepare_folder(moved, tmp_path / "two", processes=2)
     assert new

@@ -29,7 +29,8 @@ ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
 def measure(
     setup: Setup, settings: RefreshSettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
 ) -> Iterator[dict[str, Any]]:
-    for workload in setup.workloads(passes):
+    for network in setup.networks:
+        workload = setup.workload(network, passes)
         clock = Clock(workload.precision.device)
         refresh = MeasuredRefresh(workload, settings)
         first = clock.seconds(refresh.run_once_for_steps)

@@ -14,7 +14,7 @@ from llqr.lab.results import paper
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     """One row per network."""
-    return (_row(workload, settings, repeats) for workload in setup.workloads())
+    return (_row(setup.workload(network), settings, repeats) for network in setup.networks)
 
 
 def _row(workload: Workload, settings: RefreshSettings, repeats: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -157,10 +157,6 @@ class Setup:
 
     def workload(self, network: Network, passes: Passes = EAGER) -> Workload:
         return Workload(network, self.batch, self.precision, passes)
-
-    def workloads(self, passes: Passes = EAGER) -> Iterator[Workload]:
-        """One after the other: together they need not fit the device."""
-        return (self.workload(network, passes) for network in self.networks)
 
     def to_dict(self) -> dict[str, Any]:
         models = [network.label for network in self.networks]

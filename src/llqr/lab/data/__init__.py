@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.data.batches import Batches
+from llqr.lab.data.batches import Batches, ImageData
 from llqr.lab.data.cifar import CIFAR10, CIFAR100, read_cifar
 from llqr.lab.data.digits import read_digits
-from llqr.lab.data.image_data import ImageData
 from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.data.augment import Augmentation
-from llqr.lab.data.batches import Batches
-from llqr.lab.data.image_data import ImageData, Placement
+from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
 
 # Several batches are made at a time, so that they share the dozen kernels of an augmentation.

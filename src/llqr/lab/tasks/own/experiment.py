@@ -69,10 +69,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("loss", "metric", "evaluate", "forward"):
             given = getattr(self, name)
-            if given is not None and not callable(given):
+            if not callable(given) and (given is not None or name == "loss"):
                 raise ConfigurationError(f"{name} must be a function, got {type(given).__name__}.")
-        if self.loss is None:
-            raise ConfigurationError("loss must be a function of outputs and targets, got None.")
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigurationError(f"model must be an nn.Module or a function, got {type(self.model).__name__}.")
         if summed(self.loss):
