@@ -79,15 +79,9 @@ def data(
                 own = replace(pairs, languages=raw.languages)
                 made, new = prepare(raw, own, data_dir / name, stages=stages, processes=processes)
     except (EOFError, OSError, ValueError, ModuleNotFoundError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{_given(source, train, text)}: {error}") from error
+        given = ["--train", *train] if train else ["--source", source] if source else ["--text", text]
+        raise DataError(f"{' '.join(map(str, given))}: {error}") from error
     _tell(made, new, time.monotonic() - started, as_json=as_json)
-
-
-def _given(source: Path | None, train: TwoFiles | None, text: Path | None) -> str:
-    """The option that named the raw text, and what it named."""
-    if train is not None:
-        return f"--train {train[0]} {train[1]}"
-    return f"--source {source}" if text is None else f"--text {text}"
 
 
 def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
@@ -52,9 +52,8 @@ def sharpness(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    table = Table("", title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
-    table.add_column("value", justify="right")
-    table.add_column("error", justify="right")
+    numbers = (Column(heading, justify="right") for heading in ("value", "error"))
+    table = Table("", *numbers, title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
     top, trace = found["top_eigenvalue"], found["trace"]
     table.add_row("top eigenvalue of the Hessian", f"{top['value']:.4g}", f"{top['error']:.2g}")
     table.add_row("trace of the Hessian", f"{trace['value']:.4g}", f"{trace['error']:.2g}")

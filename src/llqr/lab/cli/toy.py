@@ -27,14 +27,7 @@ from llqr.lab.toy.transfer import run_transfer
 from llqr.lab.writing import check_folder, explained
 from llqr.theory.search import as_dict, search
 
-EXPERIMENTS: dict[str, Callable[..., ToyResult]] = {
-    "hover": run_hover,
-    "escape": run_escape,
-    "noise": run_noise,
-    "phase": run_phase,
-    "selection": run_selection,
-    "transfer": run_transfer,
-}
+EXPERIMENTS = (run_hover, run_escape, run_noise, run_phase, run_selection, run_transfer)
 app = typer.Typer(
     help="The two-scale pothole model: toy figures, phase diagrams, hovering and selection.",
     no_args_is_help=True,
@@ -51,7 +44,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers an
 OUT = Path("runs/toy")
 
 
-def _command(name: str, run: Callable[..., ToyResult]) -> Callable[..., None]:
+def _command(run: Callable[..., ToyResult]) -> Callable[..., None]:
     """Run an experiment, save its result and print its sentences; the recorded command names every option."""
     parameters = inspect.signature(run).parameters
     options = [parameter for parameter in parameters.values() if parameter.name != "progress"]
@@ -67,7 +60,7 @@ def _command(name: str, run: Callable[..., ToyResult]) -> Callable[..., None]:
         chosen = {option.name: given.get(option.name, option.default) for option in options}
         words = [word for key, value in chosen.items() for word in (f"--{key.replace('_', '-')}", f"{value:g}")]
         with explained(out):
-            page = save(result, out, shlex.join(["llqr", "toy", name, *words]))
+            page = save(result, out, shlex.join(["llqr", "toy", result.name, *words]))
         typer.echo("\n  ".join([result.title, *result.sentences, f"-> {page}"]))
 
     command.__doc__ = run.__doc__
@@ -77,13 +70,13 @@ def _command(name: str, run: Callable[..., ToyResult]) -> Callable[..., None]:
     return command
 
 
-COMMANDS = {name: app.command(name)(_command(name, run)) for name, run in EXPERIMENTS.items()}
+COMMANDS = [app.command(run.__name__.removeprefix("run_"))(_command(run)) for run in EXPERIMENTS]
 
 
 @app.command("all")
 def all_command(out: Out = OUT) -> None:
     """Every figure with its default options."""
-    for command in COMMANDS.values():
+    for command in COMMANDS:
         command(out=out)
 
 

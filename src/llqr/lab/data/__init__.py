@@ -47,15 +47,8 @@ def in_memory(
     classes: int, image_size: int, channels: int, train_count: int, read: Callable[[Path], tuple[ImageSet, ImageSet]]
 ) -> Source:
     """A data set whose two splits ``read`` returns."""
-
-    def resident(root: Path, options: Any) -> ResidentData:
-        return ResidentData(*read(root), classes, options)
-
-    return Source(classes, image_size, channels, train_count, ResidentOptions, resident)
-
-
-def imagenet(root: Path, options: Any) -> StreamingData:
-    return StreamingData(root / "imagenet", options)
+    sizes = classes, image_size, channels, train_count
+    return Source(*sizes, ResidentOptions, lambda root, options: ResidentData(*read(root), classes, options))
 
 
 SOURCES = {
@@ -63,7 +56,9 @@ SOURCES = {
     "cifar10": in_memory(10, 32, 3, 50_000, partial(read_cifar, CIFAR10)),
     "cifar100": in_memory(100, 32, 3, 50_000, partial(read_cifar, CIFAR100)),
     "tinyimagenet": in_memory(200, 64, 3, 100_000, read_tinyimagenet),
-    "imagenet": Source(1000, 224, 3, 1_281_167, StreamingOptions, imagenet),
+    "imagenet": Source(
+        1000, 224, 3, 1_281_167, StreamingOptions, lambda root, options: StreamingData(root / "imagenet", options)
+    ),
 }
 
 

@@ -101,7 +101,8 @@ class Comparison:
     def __str__(self) -> str:
         headings, rows = self._texts()
         widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        lines = ["  ".join(map(_aligned, range(len(row)), row, widths)) for row in (headings, *rows)]
+        left, *others = widths
+        lines = ["  ".join([row[0].ljust(left), *map(str.rjust, row[1:], others)]) for row in (headings, *rows)]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *self._explanations()])
 
     __repr__ = __str__
@@ -201,10 +202,6 @@ def _recipe(
     notes = ["All seeds start from the same weights; give a function as model to draw new ones."]
     label = made.name or NAME
     return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
-
-
-def _aligned(place: int, text: str, width: int) -> str:
-    return text.rjust(width) if place else text.ljust(width)
 
 
 def _number(summary: Summary) -> Number:

@@ -18,14 +18,7 @@ def save(result: ToyResult, folder: Path, command: str) -> Path:
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=160)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    record = {
-        "name": result.name,
-        "title": result.title,
-        "command": command,
-        "sentences": result.sentences,
-        "figures": list(result.figures),
-        "numbers": result.numbers,
-    }
+    record = vars(result) | {"command": command, "figures": list(result.figures)}
     (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1) + "\n")
     parts = [json.loads(file.read_text()) for name in ORDER if (file := folder / f"{name}.json").exists()]
     names = [figure for part in parts for figure in part["figures"]]
