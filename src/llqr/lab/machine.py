@@ -32,8 +32,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
     }
-    facts["threads"] = torch.get_num_threads()
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     return facts

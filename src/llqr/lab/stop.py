@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -12,7 +13,10 @@ Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Stop:
-    """A context in which a signal sets `requested`, as do ``max_minutes`` from now; a second signal interrupts."""
+    """A context in which a signal sets `requested`, as do ``max_minutes`` from now; a second signal interrupts.
+
+    Python lets no thread but the main one wait for signals; elsewhere they are left alone.
+    """
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self.reason = ""
@@ -27,7 +31,7 @@ class Stop:
         return bool(self.reason)
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._previous[number] = signal.signal(number, self._note)
         return self
 

@@ -5,33 +5,30 @@ import json
 import pytest
 
 from llqr.lab.bench import cadence
-from llqr.lab.bench.cadence import Times
 from llqr.lab.bench.workload import Network
 from llqr.lab.results import paper
 
 PAPER = json.loads(paper.FILE.read_text())["cadence"]["rows"]
-TIMES = Times(
-    steps={
-        "SGD": [1.0, 2.0, 1.0],
-        "AdamW": [1.5, 3.0, 1.5],
-        "SAM": [2.0, 4.0, 2.0],
-        "LLQR": [1.25, 2.5, 1.25],
-        "LLQR+SAM": [2.5, 5.0, 2.5],
-    },
-    refresh=[100.0, 90.0, 300.0],
-    first=1000.0,
-)
+TIMES = {
+    "SGD": [1.0, 2.0, 1.0],
+    "AdamW": [1.5, 3.0, 1.5],
+    "SAM": [2.0, 4.0, 2.0],
+    "LLQR": [1.25, 2.5, 1.25],
+    "LLQR+SAM": [2.5, 5.0, 2.5],
+    "refresh": [100.0, 90.0, 300.0],
+}
+FIRST = 1000.0
 
 
 def test_an_epoch_has_the_papers_number_of_updates_at_every_interval():
-    rows = cadence.rows(Network("vit-b"), TIMES, cadence.EPOCH_STEPS)
+    rows = cadence.rows(Network("vit-b"), TIMES, FIRST, cadence.EPOCH_STEPS)
     assert [(row["method"], row["interval"], row["updates"]) for row in rows] == [
         (row["method"], row["interval"], row["updates"]) for row in PAPER if row["arch"] == "ViT-B/16"
     ]
 
 
 def test_an_epoch_is_its_steps_and_its_refreshes():
-    rows = {(row["method"], row["interval"]): row for row in cadence.rows(Network("vit-b"), TIMES, 1200)}
+    rows = {(row["method"], row["interval"]): row for row in cadence.rows(Network("vit-b"), TIMES, FIRST, 1200)}
     row = rows["LLQR+SAM", 500]
     assert row["epoch_seconds"]["median"] == 1200 * 2.5 + 3 * 100
     # Every round is compared with its own SAM step, and the slow one is as slow for both.
@@ -56,5 +53,5 @@ def test_a_network_that_is_not_in_the_paper_has_no_ratios(network):
 
 
 def test_the_table_prints_every_row():
-    rows = list(cadence.rows(Network("vit-l"), TIMES, 1563))
+    rows = list(cadence.rows(Network("vit-l"), TIMES, FIRST, 1563))
     assert cadence.as_table(rows).row_count == 15

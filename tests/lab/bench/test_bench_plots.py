@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llqr.lab import pictures
-from llqr.lab.bench import plots, record_markdown
+from llqr.lab.bench import plots
+from llqr.lab.bench.record import TABLES
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 
@@ -35,7 +36,7 @@ def drawn(name):
 
 
 def test_every_bench_has_a_picture_and_a_title():
-    assert plots.DRAWINGS.keys() == plots.TITLES.keys() == SHOWN.keys() | {"step"} == record_markdown.TABLES.keys()
+    assert plots.DRAWINGS.keys() == plots.TITLES.keys() == SHOWN.keys() | {"step"} == TABLES.keys()
 
 
 def test_the_cadence_figure_shows_ours_beside_the_paper():

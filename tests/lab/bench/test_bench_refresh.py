@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import llqr
 from llqr.lab.bench import refresh
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.numerical_error import ExactRefresh, distance, size
+from llqr.lab.bench.refresh import ExactRefresh, distance, size
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
 from llqr.lab.passes.precision import Precision
 from references import dense_fisher, dense_gradient, flat, relative_error

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import METHODS, step_of
+from llqr.lab.bench.step import METHODS, step_of
 from llqr.lab.bench.workload import Network, Passes
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
@@ -26,7 +26,7 @@ def measured_refresh(work, structure, steps):
         ("vit-b", "vit-b", {}),
         ("ViT-B/16", "vit-b", {"patch": 16}),
         ("resnet18:width=16,classes=10", "resnet18", {"width": 16, "classes": 10}),
-        ("vit-ti:attention=explicit,fused=false", "vit-ti", {"attention": "explicit", "fused": False}),
+        ("vit-ti:depth=4,fused=false", "vit-ti", {"depth": 4, "fused": False}),
     ],
 )
 def test_a_network_is_named_with_its_options(text, name, options):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llqr.lab.bench import record_markdown
+from llqr.lab.bench.record import markdown
 from llqr.lab.config.strict import ConfigurationError
 
 
@@ -28,7 +28,7 @@ def file(tmp_path):
 
 
 def test_the_table_of_the_command_with_its_source(file):
-    lines = record_markdown.markdown(file).splitlines()
+    lines = markdown(file).splitlines()
     assert lines[0] == "| model | what | structure | peak MiB | U MiB | vs SAM step |"
     assert lines[1] == "| :-- | :-- | :-- | --: | --: | --: |"
     assert lines[2:4] == ["| vit-b | SAM | - | 3.0 | 0.0 | 1.000 |", "| vit-l | SAM | - | 5.0 | 0.0 | 1.000 |"]
@@ -38,21 +38,21 @@ def test_the_table_of_the_command_with_its_source(file):
 @pytest.mark.parametrize(("dirty", "told"), [(False, "commit 0123456789ab."), (True, "commit 0123456789ab, changed.")])
 def test_a_known_commit_is_named(file, dirty, told):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef", "dirty": dirty}))
-    assert record_markdown.markdown(file).endswith(f"torch 2.11.0, {told}")
+    assert markdown(file).endswith(f"torch 2.11.0, {told}")
 
 
 def test_rows_are_chosen_by_value_and_those_without_the_key_stay(file):
-    assert "vit-b" not in record_markdown.markdown(file, ["model=vit-l"])
-    assert "vit-b" in record_markdown.markdown(file, ["structure=e-kfac"])
+    assert "vit-b" not in markdown(file, ["model=vit-l"])
+    assert "vit-b" in markdown(file, ["structure=e-kfac"])
 
 
 def test_a_measurement_that_was_cut_short_is_not_shown(file):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"complete": False}))
     with pytest.raises(ConfigurationError, match="table:bench/memory: the command was interrupted"):
-        record_markdown.markdown(file)
+        markdown(file)
 
 
 @pytest.mark.parametrize(("name", "filters"), [("missing", []), ("memory", ["model=vit-s"])])
 def test_missing_files_and_rows_are_reported(file, name, filters):
     with pytest.raises(ConfigurationError, match=f"table:bench/{name}"):
-        record_markdown.markdown(file.with_name(f"{name}.json"), filters)
+        markdown(file.with_name(f"{name}.json"), filters)

@@ -72,8 +72,8 @@ def test_one_text_is_prepared(run, source, tmp_path):
         ([], "Exactly one of --source, --train and --text must be given"),
         (["--source", "a", "--text", "b"], "Exactly one of --source, --train and --text must be given"),
         (["--source", "a", "--valid", "b", "c"], "--valid and --test go with --train"),
-        (["--source", "a", "--ratio", "0.5"], "ratio must be at least 1, got 0.5"),
-        (["--text", "a", "--held-out", "2"], "held_out must lie between 0 and 0.5"),
+        (["--source", "a", "--ratio", "0.5"], "--ratio must be at least 1, got 0.5"),
+        (["--text", "a", "--held-out", "2"], "--held-out must lie between 0 and 0.5"),
     ],
 )
 def test_bad_arguments_are_refused(run, arguments, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from llqr.lab import data
-from llqr.lab.data.label_noise import corrupt_labels
+from llqr.lab.data.resident import corrupt_labels
 from llqr.lab.data.restricted_pickle import load_arrays
 from llqr.lab.data.streaming import random_scaled_box
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.lab import models
+from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.models.vit import ViT
 
 # name, arguments, parameters: from the original papers and the reference implementations they refer to.
@@ -37,10 +39,10 @@ SMALL = {
     "wrn28-10": {"image_size": 8, "depth": 10, "widen": 1},
     "pyramidnet110": {"image_size": 9, "depth": 8, "alpha": 6},
     "resnet50": {"image_size": 32, "width": 2},
-    "vit-ti": {"image_size": 16, "patch": 8, "depth": 2, "dim": 12, "attention": "explicit"},
-    "vit-s": {"image_size": 16, "patch": 8, "depth": 1, "dim": 12, "attention": "explicit", "fused": False},
-    "vit-b": {"image_size": 16, "patch": 8, "depth": 1, "dim": 24, "attention": "explicit"},
-    "vit-l": {"image_size": 16, "patch": 8, "depth": 1, "dim": 32, "attention": "explicit"},
+    "vit-ti": {"image_size": 16, "patch": 8, "depth": 2, "dim": 12},
+    "vit-s": {"image_size": 16, "patch": 8, "depth": 1, "dim": 12, "fused": False},
+    "vit-b": {"image_size": 16, "patch": 8, "depth": 1, "dim": 24},
+    "vit-l": {"image_size": 16, "patch": 8, "depth": 1, "dim": 32},
 }
 
 
@@ -80,17 +82,11 @@ def test_fused_and_separate_projections_compute_the_same():
     torch.testing.assert_close(separate(images), fused(images), rtol=0, atol=1e-13)
 
 
-def test_explicit_attention_equals_the_fused_kernel():
+def test_differentiable_attention_equals_the_fused_kernel():
     torch.manual_seed(0)
-    model, explicit = (
-        models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5, attention=attention).double()
-        for attention in ("sdpa", "explicit")
-    )
-    explicit.load_state_dict(model.state_dict())
+    model = models.build("vit-ti", image_size=16, patch=4, depth=2, classes=5).double()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    torch.testing.assert_close(explicit(images), model(images), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="attention must be one of sdpa, explicit"):
-        models.build("vit-ti", attention="flash")
+    torch.testing.assert_close(differentiable_forward(model, images), model(images), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -104,7 +100,8 @@ def test_every_model_has_forward_mode_and_second_derivatives(name):
     u, v = ({key: torch.randn_like(value) for key, value in weights.items()} for _ in range(2))
 
     def outputs(values):
-        return functional_call(model, values, (images,))
+        with sdpa_kernel(SDPBackend.MATH):  # as `differentiable_forward` does
+            return functional_call(model, values, (images,))
 
     def dot(first, second):
         return sum((first[key] * second[key]).sum() for key in weights)

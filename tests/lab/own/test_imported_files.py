@@ -1,6 +1,6 @@
 """The files whose change makes another experiment: those beside it that it imports, and no installed ones."""
 
-from llqr.lab.tasks.own.imported_files import files_of
+from llqr.lab.tasks.own.fingerprint import files_of
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path):

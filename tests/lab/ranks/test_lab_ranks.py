@@ -24,8 +24,7 @@ from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
 from llqr.lab.passes.precision import Precision
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
-from llqr.lab.ranks.shared_pass import SharedPass, share
-from llqr.lab.ranks.strategy import STRATEGIES
+from llqr.lab.ranks.strategy import STRATEGIES, SharedPass, share
 from llqr.lab.ranks.team import FailureElsewhere, Team
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan

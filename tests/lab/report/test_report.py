@@ -378,7 +378,7 @@ def compared(tmp_path_factory):
     """What `llqr compare` writes for short runs."""
     root = tmp_path_factory.mktemp("compared")
     settings = [f"--set=geometries.ngd.{setting}" for setting in ("every=10", "inner.steps=3", "structure=kfac")]
-    arguments = ["--data", "digits", "--model", "mlp", "--methods", "sam,llqr", "--seeds", "1", "--quiet"]
+    arguments = ["digits/mlp", "--methods", "sam,llqr", "--seeds", "1", "--quiet"]
     torch.manual_seed(0)
     assert run_cli("compare", *arguments, "--set=training.epochs=2", *settings, "--out", str(root)) == 0
     return root

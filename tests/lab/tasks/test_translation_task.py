@@ -25,8 +25,8 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
+from llqr.lab.tasks.translation import bleu
 from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import TokenBatches
 from llqr.lab.text.vocabulary import PAD
@@ -217,16 +217,17 @@ def test_bleu_is_sacrebleus_and_ignores_case_where_the_text_is_in_lower_case():
     translations = ["the cat sat on the mat today .", "it rained all of today, and it did."]
     for lowercase in (True, False):
         expected = sacrebleu.corpus_bleu(translations, [references], lowercase=lowercase).score
-        assert Bleu(references, lowercase).score(translations) == pytest.approx(expected)
-    assert Bleu(references, True).score(translations) > Bleu(references, False).score(translations)
+        assert bleu(references, lowercase).corpus_score(translations, None).score == pytest.approx(expected)
+    ignoring, minding = (bleu(references, lowercase).corpus_score(translations, None) for lowercase in (True, False))
+    assert ignoring.score > minding.score
 
 
 def test_bleu_is_measured_on_detokenised_text_against_what_was_written(texts):
     """Perfect translations score 100 in spite of subwords, and the references are not the tokens."""
     task = loaded_recipe(texts).run("adamw").load_task(CPU)
     perfect = [task.text.detokenise(task.text.valid.target[i]) for i in range(40)]
-    assert task._bleu["valid"].score(perfect) == pytest.approx(100)
-    assert task._bleu["valid"].score(perfect[::-1]) < 60
+    assert task._bleu["valid"].corpus_score(perfect, None).score == pytest.approx(100)
+    assert task._bleu["valid"].corpus_score(perfect[::-1], None).score < 60
 
 
 # -- what is missing or does not fit ---------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def test_a_text_that_is_not_prepared_is_named(tmp_path):
 
 
 def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
-    monkeypatch.setattr("llqr.lab.text.moses._detokeniser", lambda language: (_ for _ in ()).throw(
+    monkeypatch.setattr("llqr.lab.text.moses._moses", lambda tool, language: (_ for _ in ()).throw(
         ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
     with pytest.raises(DataError, match="sacremoses"):
         loaded_recipe(texts).run("adamw").load_task(CPU)

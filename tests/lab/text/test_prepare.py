@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llqr.lab.errors import Stopped
 from llqr.lab.stop import Stop
-from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder, splits
+from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder
 from llqr.lab.text.cleaning import REASONS, Rules, process
 from llqr.lab.text.prepare import ParallelTextSettings
 from llqr.lab.text.stages import Stages
@@ -47,7 +47,7 @@ def test_tokens_are_the_words_of_the_text(source, tmp_path):
             written = sentences(language, len(pairs), seed)
             tokeniser = sacremoses.MosesTokenizer(language)
             expected = [tokeniser.tokenize(line, return_str=True).lower() for line in written]
-            assert [text.words(side[i]) for i in range(len(side))] == expected
+            assert [text.subwords.decode(side[i]) for i in range(len(side))] == expected
         assert list(pairs.references) == ([] if name == "train" else sentences("en", len(pairs), seed))
 
 
@@ -153,8 +153,8 @@ def test_too_few_pairs_to_hold_any_out_are_refused(tmp_path):
 
 def test_the_bytes_do_not_depend_on_time_place_or_processes(source, tmp_path, monkeypatch):
     first, _ = prepare_folder(source, tmp_path / "one")
-    monkeypatch.setattr(splits, "PAIRS_FOR_PROCESSES", 1)
-    monkeypatch.setattr(splits, "PAIRS_IN_A_PIECE", 37)
+    monkeypatch.setattr(prepare, "PAIRS_FOR_PROCESSES", 1)
+    monkeypatch.setattr(prepare, "PAIRS_IN_A_PIECE", 37)
     moved = source.rename(tmp_path / "elsewhere")
     second, new = prepare_folder(moved, tmp_path / "two", processes=2)
     assert new
@@ -273,10 +273,9 @@ def test_another_format_is_refused(source, tmp_path):
 def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeypatch):
     prepare_folder(source, tmp_path)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    moses._tokeniser.cache_clear()
-    moses._detokeniser.cache_clear()
+    moses._moses.cache_clear()
     text = parallel_text.load(tmp_path)
-    assert text.words(text.valid.target[0])
+    assert text.subwords.decode(text.valid.target[0])
     for use in (lambda: text.detokenise(text.valid.target[0]), lambda: text.encode(["Hallo."])):
         with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*llqr\[lab\]"):
             use()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.text.buckets import GRID, choose
-from llqr.lab.text.pair_batches import DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.pair_batches import SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.sentences import SentencePairs, Sentences
 from llqr.lab.text.vocabulary import BOS, EOS, PAD
 
@@ -182,7 +182,7 @@ def test_sentence_batches_have_one_shape_and_leave_out_the_longest():
 def test_every_sentence_is_decoded_once_and_keeps_its_index(sizes, max_tokens):
     sentences = numbered(sizes).source
     found = {}
-    for places, source in DecodingBatches(sentences, max_tokens):
+    for places, source in decoding_batches(sentences, max_tokens):
         assert source.dtype == torch.int64
         assert len(places) == len(source)
         assert len(places) == 1 or source.numel() <= max_tokens

@@ -57,7 +57,9 @@ def top_eigenpair(
             for earlier, its_image in zip(basis, images, strict=True):
                 product = product - _dot(product, its_image) * earlier
         candidate, image, norm = _normalised(product, u, floor=1e-12 * scale)
-        ritz, vectors = _ritz(diagonal, below)
+        # Eigenvalues, ascending, and eigenvectors of the tridiagonal matrix.
+        off = torch.diag(torch.tensor(below, dtype=torch.float64), 1)
+        ritz, vectors = torch.linalg.eigh(torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + off + off.T)
         error = norm * abs(vectors[-1, -1].item())
         value = ritz[-1].item()
         if len(diagonal) >= min(steps, start.numel()) or error <= tolerance * abs(value):
@@ -84,11 +86,3 @@ def _normalised(vector: Tensor, u: Operator | None, floor: float = 0.0) -> tuple
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return torch.dot(a, b).item() if a.dtype == torch.float64 else torch.dot(a.double(), b.double()).item()
-
-
-def _ritz(diagonal: list[float], below: list[float]) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors of the tridiagonal matrix."""
-    off = torch.tensor(below, dtype=torch.float64)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(matrix)
-    return values, vectors

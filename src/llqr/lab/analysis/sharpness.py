@@ -8,7 +8,8 @@ no perceived sharpness is reported.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -47,7 +48,6 @@ class LossSurface:
         """Called after every loss and every product, of which a measurement makes a hundred or more."""
         self._problem = partial(Problem, model, loss_fn, batch, self.parameters, forward=forward)
         self._piece = piece
-        self._curvature: Curvature | None = None
 
     @property
     def weights(self) -> Tensor:
@@ -66,8 +66,6 @@ class LossSurface:
     def hessian(self, vector: Tensor) -> Tensor:
         """`H v` at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
-            if self._curvature is None:
-                self._curvature = self._linearise()
             product = self.flat(self._curvature.product(self.named(vector)))
         self.on_work()
         return product
@@ -75,8 +73,6 @@ class LossSurface:
     def gradient(self) -> Tensor:
         """`g` at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
-            if self._curvature is None:
-                self._curvature = self._linearise()
             return self.flat(self._curvature.gradient())
 
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
@@ -86,7 +82,8 @@ class LossSurface:
         parts = vector.split([p.numel() for p in self.parameters.values()])
         return {name: v.view(p.shape) for (name, p), v in zip(self.parameters.items(), parts, strict=True)}
 
-    def _linearise(self) -> Curvature:
+    @cached_property
+    def _curvature(self) -> Curvature:
         """In one piece if it fits into memory, with the first engine that can differentiate the model."""
         *attempts, last = [
             (engine, piece) for engine in HESSIAN_ENGINES for piece in dict.fromkeys((None, self._piece))
@@ -141,6 +138,17 @@ def measure(
         return Sharpness(top, find(u=partial(symmetric_part, surface, metric)))
     except NotPositive as error:
         return Sharpness(top, None, str(error))
+
+
+def hessian_trace(surface: LossSurface, *, products: int, seed: int = 0) -> dict[str, float]:
+    """Hutchinson's estimate, the mean of `v.Hv` over vectors of random signs, and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = surface.weights
+    estimates = []
+    for _ in range(products):
+        signs = torch.randint(2, weights.shape, generator=generator).mul_(2).sub_(1).to(weights)
+        estimates.append(torch.dot(signs.double(), surface.hessian(signs).double()).item())
+    return {"value": fmean(estimates), "error": stdev(estimates) / products**0.5, "products": products}
 
 
 def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tensor:

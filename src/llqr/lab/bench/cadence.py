@@ -7,18 +7,15 @@ Over many epochs there is one refresh every ``interval`` steps and no extra one:
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import learns_metric, step_of
-from llqr.lab.bench.sampling import Action, interleaved, quartiles
-from llqr.lab.bench.step import BURST
-from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.bench.step import BURST, learns_metric, step_of
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.results import paper
 
@@ -29,37 +26,28 @@ EPOCH_STEPS = 1563
 ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a step by method, round by round, and of a refresh; the ``first`` one also captures and compiles."""
-
-    steps: Mapping[str, Sequence[float]]
-    refresh: Sequence[float]
-    first: float
-
-
 def measure(
     setup: Setup, settings: RefreshSettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
 ) -> Iterator[dict[str, Any]]:
-    for workload in setup.workloads(passes):
-        yield from rows(workload.network, timed(workload, settings, repeats, refresh_repeats), epoch_steps)
+    for network in setup.networks:
+        workload = setup.workload(network, passes)
+        clock = Clock(workload.precision.device)
+        refresh = MeasuredRefresh(workload, settings)
+        first = clock.seconds(refresh.run_once_for_steps)
+        actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
+        actions["refresh"] = Action(refresh.run, refresh_repeats, warm_up=1)
+        yield from rows(workload.network, interleaved(actions, clock), first, epoch_steps)
 
 
-def timed(workload: Workload, settings: RefreshSettings, repeats: int, refresh_repeats: int) -> Times:
-    """Steps of all methods and refreshes, interleaved, on one network with one metric."""
-    clock = Clock(workload.precision.device)
-    refresh = MeasuredRefresh(workload, settings)
-    first = clock.seconds(refresh.run_once_for_steps)
-    actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
-    actions["refresh"] = Action(refresh.run, refresh_repeats, warm_up=1)
-    measured = interleaved(actions, clock)
-    return Times({method: measured[method] for method in METHODS}, measured["refresh"], first)
+def rows(
+    network: Network, measured: Mapping[str, Sequence[float]], first: float, epoch_steps: int
+) -> Iterator[dict[str, Any]]:
+    """The table of one network, from seconds of the methods' steps and of the "refresh", round by round.
 
-
-def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[str, Any]]:
-    """The table of one network. Ratios are taken round by round, with the median time of a refresh."""
-    refresh = quartiles(measured.refresh)
-    steps = {method: np.array(own) for method, own in measured.steps.items()}
+    Ratios are taken round by round, with the median time of a refresh; the ``first`` one also captures and compiles.
+    """
+    refresh = quartiles(measured["refresh"])
+    steps = {method: np.array(measured[method]) for method in METHODS}
     for method in METHODS:
         for interval in intervals() if learns_metric(method) else (None,):
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)
@@ -77,7 +65,7 @@ def rows(network: Network, measured: Times, epoch_steps: int) -> Iterator[dict[s
                 "lasting_vs_sam": quartiles(long_run / steps["SAM"]),
             }
             if interval is not None:
-                row |= {"refresh_seconds": refresh, "first_refresh_seconds": measured.first}
+                row |= {"refresh_seconds": refresh, "first_refresh_seconds": first}
             yield row | {"paper": printed(network, method, interval)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import llqr
 from llqr.curvature import QuadraticModel
-from llqr.lab.bench.clock import Clock, Mark
+from llqr.lab.bench.timing import Clock, Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import METHODS, learns_metric, step_of
-from llqr.lab.bench.sampling import WARM_UP
+from llqr.lab.bench.step import METHODS, learns_metric, step_of
+from llqr.lab.bench.timing import WARM_UP
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import NumberTable, number

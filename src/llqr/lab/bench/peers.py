@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import llqr
-from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.step import BURST
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import NumberTable, number, times

@@ -1,5 +1,6 @@
-"""A measurement on disk: what was asked for, by which command, commit and machine, and every row."""
+"""A measurement on disk: what was asked for, by which command, commit and machine, and every row; and on a page."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 
-from llqr.lab import machine
+from llqr.lab import machine as machines
+from llqr.lab.bench import cadence, memory, peers, refresh, scaling, shards, solvers, step
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import plain, write_json
 from llqr.lab.runs.provenance import source_state, versions
@@ -17,6 +20,10 @@ from llqr.lab.writing import make_folder
 
 KEPT = Path("results", "bench")
 """Where measurements lie that pages show."""
+TABLES = {
+    module.__name__.rpartition(".")[2]: module.as_table
+    for module in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
+}
 
 
 class Record:
@@ -25,14 +32,7 @@ class Record:
     ``complete`` says whether all rows are there.
     """
 
-    def __init__(
-        self,
-        bench: str,
-        config: Mapping[str, Any],
-        device: torch.device,
-        out: Path | None,
-        packages: Mapping[str, str | None],
-    ) -> None:
+    def __init__(self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None) -> None:
         self.rows: list[dict[str, Any]] = []
         self._out = out
         self._head = {
@@ -40,8 +40,8 @@ class Record:
             "command": command_for(sys.argv[1:], out),
             **source_state(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {**versions(), **packages},
-            "machine": machine.describe(device),
+            "versions": versions(),
+            "machine": machines.describe(device),
             "config": dict(config),
         }
         self._complete = False
@@ -50,9 +50,7 @@ class Record:
             make_folder(out.parent)
 
     def collect(
-        self,
-        rows: Iterable[dict[str, Any]],
-        conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] = lambda rows: {},
+        self, rows: Iterable[dict[str, Any]], conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
     ) -> None:
         """Write down every row, and at the end what follows from all of them."""
         for row in rows:
@@ -77,3 +75,32 @@ def command_for(arguments: Sequence[str], out: Path | None) -> str:
         kept = {str(out): str(KEPT / out.name), f"--out={out}": f"--out={KEPT / out.name}"}
         words = [kept.get(word, word) for word in words]
     return without_places(shlex.join(["llqr", *words]))
+
+
+def markdown(file: Path, filters: Sequence[str] = ()) -> str:
+    """The table that the command printed, with the rows that match every ``key=value``, and where it comes from."""
+    if not file.is_file():
+        raise ConfigurationError(f"table:bench/{file.stem}: {file} does not exist.")
+    record = json.loads(file.read_text())
+    if not record["complete"]:
+        raise ConfigurationError(f"table:bench/{file.stem}: the command was interrupted.")
+    rows = [row for row in record["rows"] if all(_matches(row, wanted) for wanted in filters)]
+    if not rows:
+        raise ConfigurationError(f"table:bench/{file.stem}: no row matches {' '.join(filters)}.")
+    table = TABLES[record["bench"]](rows)
+    lines = [" | ".join(str(column.header) for column in table.columns)]
+    lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
+    lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+    made_with, machine = record["versions"], record["machine"]
+    place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
+    # Files from before commits were recorded say null.
+    commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
+    changed = ", changed" if commit and record["dirty"] else ""
+    source = f"`{record['command']}` on {place}, torch {made_with['torch']}{commit}{changed}."
+    return "\n".join([*(f"| {line} |" for line in lines), "", source])
+
+
+def _matches(row: dict[str, Any], wanted: str) -> bool:
+    """Rows without the key match too: methods without a metric have no interval."""
+    key, _, value = wanted.partition("=")
+    return row.get(key) is None or str(row[key]) == value

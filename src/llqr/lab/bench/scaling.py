@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.sampling import Action, interleaved, quartiles
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.number_table import NumberTable, number, seconds
 from llqr.lab.results import paper
@@ -15,7 +14,7 @@ from llqr.lab.results import paper
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     """One row per network."""
-    return (_row(workload, settings, repeats) for workload in setup.workloads())
+    return (_row(setup.workload(network), settings, repeats) for network in setup.networks)
 
 
 def _row(workload: Workload, settings: RefreshSettings, repeats: int) -> dict[str, Any]:

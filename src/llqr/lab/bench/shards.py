@@ -12,7 +12,7 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.multiprocessing.spawn import spawn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
-from llqr.lab.bench.clock import Clock
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
-from llqr.lab.bench.payload import Payload
-from llqr.lab.bench.sampling import Action, interleaved, quartiles
 from llqr.lab.bench.step import BURST
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.passes.precision import Precision
@@ -100,7 +100,8 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         if device.type == "cuda":
             for structure in (settings.structure, WITHOUT_FACTORS):
                 refresh = _refresh(setup.workload(network), replace(settings, structure=structure), shards, group)
-                with _quiet():
+                # The vectors of an imitated group are not the other ranks', so that refreshes may be rejected.
+                with warnings.catch_warnings(action="ignore", category=llqr.RefreshWarning):
                     refresh.run_once_for_steps()
                     peaks[structure] = cuda_peak(device)(refresh.run)
                 del refresh
@@ -122,14 +123,6 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         } | counted
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The vectors of an imitated group are not the other ranks', so that refreshes may be rejected."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", llqr.RefreshWarning)
-        yield
-
-
 def _refresh(
     workload: Workload, settings: RefreshSettings, shards: int, group: dist.ProcessGroup | None
 ) -> MeasuredRefresh:
@@ -137,7 +130,7 @@ def _refresh(
     return MeasuredRefresh(workload, replace(settings, runtime=runtime), shards=shards)
 
 
-def _gradients(workload: Workload) -> dict[str, torch.Tensor]:
+def _gradients(workload: Workload) -> dict[str, Tensor]:
     generator = torch.Generator(workload.precision.device).manual_seed(1)
     return {
         name: torch.empty_like(p).normal_(generator=generator)
@@ -149,7 +142,7 @@ def _gradients(workload: Workload) -> dict[str, torch.Tensor]:
 def _payload(workload: Workload, refresh: MeasuredRefresh, settings: RefreshSettings, shards: int) -> Row:
     """Bytes that a rank receives for one `U g` and in one refresh, and what the formulas say."""
     geometry = refresh.geometry
-    with _quiet():
+    with warnings.catch_warnings(action="ignore", category=llqr.RefreshWarning):
         refresh.run_once_for_steps()  # the first refresh chooses an engine, which ranks agree about
         if shards == 1:
             return {}
@@ -186,6 +179,50 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
     }
     apply = row["shards"] * row["apply_seconds"]["median"] / whole["apply_seconds"]["median"]
     return found | {"apply_share": apply}
+
+
+# -- what a rank receives, counted where torch hands a collective to its process group ---------------------------------
+
+
+class Payload(TorchDispatchMode):
+    """Bytes that this rank receives while entered: of vectors, and of the few numbers that ranks agree about.
+
+    A ring brings a rank `(n - 1) / n` of a gathered or scattered buffer, and twice that of a reduced one.
+
+    Attributes:
+        vectors: bytes of buffers whose length in entries is one of `lengths`.
+        numbers: bytes of all others.
+    """
+
+    def __init__(self, lengths: Collection[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
+        self._lengths = set(lengths)
+        self.vectors = 0
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        received = RECEIVED.get(func)
+        if received is not None:
+            buffer, count = received(*args)
+            if buffer.numel() in self._lengths:
+                self.vectors += count
+            else:
+                self.numbers += count
+        return func(*args, **(kwargs or {}))
+
+
+def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
+    ranks = dist.ProcessGroup.unbox(group).size()
+    return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
+
+
+RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
+    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
+    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
+    torch.ops.c10d.allreduce_.default: _reduced,
+}
 
 
 # -- real processes ----------------------------------------------------------------------------------------------------

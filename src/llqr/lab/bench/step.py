@@ -1,17 +1,44 @@
-"""`llqr bench step`: the time of a training step by method, compared with SGD's and SAM's in the same run."""
+"""`llqr bench step`: the time of a training step by method, compared with SGD's and SAM's in the same run.
 
-from collections.abc import Iterator, Sequence
+All steps are made on one network: their times do not depend on its weights.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llqr.lab.bench.clock import Clock
+import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.methods import METHODS, step_of
-from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
+from llqr.lab.config.settings import Base
 from llqr.lab.number_table import NumberTable, milliseconds, times
 
+# Small, so that the weights stay finite however many steps are timed.
+SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
+ADAMW = Base("adamw", lr=1e-5, weight_decay=5e-4)
+
+UNWRAPPED = {"SGD": SGD, "AdamW": ADAMW}
+METHODS = (*UNWRAPPED, "SAM", "F-SAM", "LLQR", "LLQR+SAM")
+"""As the paper's tables call them."""
 BURST = 0.1
 """Seconds of consecutive steps that are timed together."""
+
+
+def learns_metric(method: str) -> bool:
+    return method.startswith("LLQR")
+
+
+def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None) -> Callable[[], object]:
+    """One step on the workload's batch; a refresh, should one be due, learns from the same batch."""
+    if method in UNWRAPPED:
+        plain = UNWRAPPED[method].build(workload.model)
+        run_pass = workload.closure(plain)
+        return lambda: (run_pass(), plain.step())
+    make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
+    own = geometry if learns_metric(method) else None
+    optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model)
+    closure = workload.closure(optimizer)
+    return lambda: optimizer.step(closure, batch=workload.batch)
 
 
 def measure(setup: Setup, forms: Sequence[Passes], settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:

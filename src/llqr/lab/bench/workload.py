@@ -2,8 +2,9 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -120,7 +121,6 @@ class Workload:
         self.batch = images.contiguous(memory_format=torch.channels_last), labels
         # Before the first pass: a refresh runs through blocks that are compiled in place, and may come earlier.
         self._network_of_passes = compile_network(self.model) if passes.compile else self.model
-        self._pass: Pass | None = None
 
     @property
     def parameters(self) -> int:
@@ -128,7 +128,7 @@ class Workload:
 
     def closure(self, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
         """Loss and gradients of the batch, for one of several optimizers of this network."""
-        run_pass = self._shared_pass()
+        run_pass = self._pass
         if self.passes.capture:  # a captured pass writes to the gradients it was captured with, which must stay
             return run_pass
 
@@ -138,13 +138,13 @@ class Workload:
 
         return closure
 
-    def _shared_pass(self) -> Pass:
+    @cached_property
+    def _pass(self) -> Pass:
         """One for all optimizers, because a captured pass keeps the memory of its activations."""
-        if self._pass is None:
-            form = CapturedPass if self.passes.capture else Pass
-            self._pass = form(ImageClassification(), self._network_of_passes, self.precision)
-            self._pass.load(self.batch)
-        return self._pass
+        form = CapturedPass if self.passes.capture else Pass
+        made = form(ImageClassification(), self._network_of_passes, self.precision)
+        made.load(self.batch)
+        return made
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,6 @@ class Setup:
 
     def workload(self, network: Network, passes: Passes = EAGER) -> Workload:
         return Workload(network, self.batch, self.precision, passes)
-
-    def workloads(self, passes: Passes = EAGER) -> Iterator[Workload]:
-        """One after the other: together they need not fit the device."""
-        return (self.workload(network, passes) for network in self.networks)
 
     def to_dict(self) -> dict[str, Any]:
         models = [network.label for network in self.networks]

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import llqr
-from llqr.lab.cli.lazy_group import PLAIN, LazyCommand, LazyGroup
+from llqr.lab.cli.lazy_group import PLAIN, LazyGroup
 from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
@@ -23,57 +23,38 @@ class Commands(LazyGroup):
     """All commands, in the order in which they are listed; the sentences are those of their own help."""
 
     LAZY = {
-        "train": LazyCommand(
-            "llqr.lab.cli.runs",
-            "Train one method of a recipe with one seed, or resume a run that was stopped.",
-            together=True,
-        ),
-        "compare": LazyCommand(
-            "llqr.lab.cli.runs",
-            "Train several methods with several seeds, print them side by side and write report.html.",
-            together=True,
-        ),
-        "reproduce": LazyCommand(
-            "llqr.lab.cli.runs",
-            "Make the runs of a table of the paper, except those that are finished.",
-            together=True,
-        ),
-        "report": LazyCommand(
-            "llqr.lab.cli.report",
+        "train": ("runs", "Train one method of a recipe with one seed, or resume a run that was stopped."),
+        "compare": ("runs", "Train several methods with several seeds, print them side by side and write report.html."),
+        "reproduce": ("runs", "Make the runs of a table of the paper, except those that are finished."),
+        "report": (
+            "report",
             "Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration.",
         ),
-        "table": LazyCommand(
-            "llqr.lab.cli.report",
+        "table": (
+            "report",
             "Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file.",
         ),
-        "results": LazyCommand("llqr.lab.cli.report", "Files of results."),
-        "data": LazyCommand(
-            "llqr.lab.cli.data",
-            "Prepare text for translation or language modelling; files are plain, .xz or .gz.",
-        ),
-        "translate": LazyCommand(
-            "llqr.lab.cli.translate",
+        "results": ("report", "Files of results."),
+        "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
+        "translate": (
+            "translate",
             "Translate the lines of stdin with the best weights of a run; one line out for every line in.",
         ),
-        "sharpness": LazyCommand(
-            "llqr.lab.cli.sharpness",
+        "sharpness": (
+            "sharpness",
             "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
         ),
-        "recipes": LazyCommand(
-            "llqr.lab.cli.catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."
-        ),
-        "storage": LazyCommand(
-            "llqr.lab.cli.catalogue",
+        "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
+        "storage": (
+            "catalogue",
             "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
         ),
-        "cluster": LazyCommand(
-            "llqr.lab.cli.catalogue",
+        "cluster": (
+            "catalogue",
             "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
         ),
-        "bench": LazyCommand("llqr.lab.cli.bench", "Time steps and refreshes, and measure their memory."),
-        "toy": LazyCommand(
-            "llqr.lab.cli.toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
-        ),
+        "bench": ("bench", "Time steps and refreshes, and measure their memory."),
+        "toy": ("toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."),
     }
 
 

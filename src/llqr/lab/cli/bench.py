@@ -4,9 +4,10 @@ The options of a refresh are the fields of `llqr.Inner` and `llqr.Runtime`.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import torch
@@ -25,7 +26,6 @@ from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
-from llqr.lab.number_table import NumberTable
 from llqr.lab.passes.precision import Precision
 from llqr.lab.writing import check_file
 
@@ -84,28 +84,21 @@ class Output:
     as_json: options.Json = False
     quiet: options.Quiet = False
 
-    def write(
-        self,
-        bench: str,
-        setup: Setup,
-        config: Mapping[str, Any],
-        rows: Iterable[Row],
-        as_table: Callable[[Sequence[Row]], NumberTable],
-        conclude: Callable[[Sequence[Row]], Row] = lambda rows: {},
-        **packages: str | None,
-    ) -> None:
-        """Measure, record, draw and print."""
+    def write(self, bench: ModuleType, setup: Setup, rows: Iterable[Row], **config: Any) -> None:
+        """Measure, record, draw and print; ``config`` is what was asked for besides the setup."""
         if self.out is not None:
             check_file("--out", self.out)
         pictures.check("--plot", self.plot)
-        record = Record(bench, {**setup.to_dict(), **config}, setup.precision.device, self.out, packages)
-        record.collect(self._announced(rows), conclude)
+        described = {key: _described(value, setup.precision) for key, value in config.items()}
+        name = bench.__name__.rpartition(".")[2]
+        record = Record(name, setup.to_dict() | described, setup.precision.device, self.out)
+        record.collect(self._announced(rows), getattr(bench, "conclusion", lambda rows: {}))
         if self.plot is not None:
             plots.save(record.to_dict(), self.plot)
         if self.as_json:
             print(json.dumps(record.to_dict(), indent=1))
         else:
-            show(as_table(record.rows))
+            show(bench.as_table(record.rows))
 
     def _announced(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Names every measured row on stderr: a command takes minutes."""
@@ -113,6 +106,13 @@ class Output:
         for row in rows:
             console.print(*(value for value in row.values() if isinstance(value, str) and value))
             yield row
+
+
+def _described(value: Any, precision: Precision) -> Any:
+    """A setting as it is recorded."""
+    if isinstance(value, list | tuple):
+        return [_described(one, precision) for one in value]
+    return value.to_dict(precision) if isinstance(value, RefreshSettings) else value
 
 
 # Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
@@ -167,13 +167,9 @@ def step_command(
     setup = target.setup("resnet18", "vit-b")
     captured = (False, True) if captures("--capture", setup, capture) else (False,)
     forms = [Passes(graph, form) for form in ((False, True) if compiled else (False,)) for graph in captured]
-    config = {
-        "passes": list(map(str, forms)),
-        "geometry": geometry.to_dict(setup.precision),
-        "repeats": repeats,
-        "burst": step.BURST,
-    }
-    output.write("step", setup, config, step.measure(setup, forms, geometry, repeats), step.as_table)
+    rows = step.measure(setup, forms, geometry, repeats)
+    passes = [str(form) for form in forms]
+    output.write(step, setup, rows, passes=passes, geometry=geometry, repeats=repeats, burst=step.BURST)
 
 
 @bench_app.command("refresh")
@@ -197,8 +193,7 @@ def refresh_command(
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
-    config = {"geometry": [way.to_dict(setup.precision) for way in ways], "repeats": repeats, "reference": reference}
-    output.write("refresh", setup, config, rows, refresh.as_table)
+    output.write(refresh, setup, rows, geometry=ways, repeats=repeats, reference=reference)
 
 
 @bench_app.command("cadence")
@@ -222,8 +217,7 @@ def cadence_command(
     passes = Passes(captures("--capture-passes", setup, capture_passes), compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
-    config = {"geometry": geometry.to_dict(setup.precision), "passes": asdict(passes), "burst": step.BURST, **numbers}
-    output.write("cadence", setup, config, rows, cadence.as_table)
+    output.write(cadence, setup, rows, geometry=geometry, passes=asdict(passes), burst=step.BURST, **numbers)
 
 
 @bench_app.command("scaling")
@@ -240,8 +234,7 @@ def scaling_command(
     setup = target.setup(*sizes, on_cpu=sizes)
     geometry = capturing(geometry, setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    config = {"geometry": geometry.to_dict(setup.precision), "repeats": repeats}
-    output.write("scaling", setup, config, rows, scaling.as_table, scaling.conclusion)
+    output.write(scaling, setup, rows, geometry=geometry, repeats=repeats)
 
 
 @bench_app.command("memory")
@@ -254,8 +247,7 @@ def memory_command(
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     rows = memory.measure(setup, geometry, memory.cuda_peak(setup.precision.device))
-    config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry]}
-    output.write("memory", setup, config, rows, memory.as_table)
+    output.write(memory, setup, rows, geometry=geometry)
 
 
 @bench_app.command("peers")
@@ -265,7 +257,7 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
     peers.peer()
     setup = target.setup("resnet18", "vit-b")
     rows, version = peers.measure(setup, repeats), peers.peer_version()
-    output.write("peers", setup, {"repeats": repeats}, rows, peers.as_table, pytorch_optimizer=version)
+    output.write(peers, setup, rows, repeats=repeats, pytorch_optimizer=version)
 
 
 @bench_app.command("solvers")
@@ -278,8 +270,8 @@ def solvers_command(
 ) -> None:
     """The objective that each inner solver reaches with a number of products with H."""
     setup = target.setup("resnet18", "vit-s")
-    config = {"geometry": [settings.to_dict(setup.precision) for settings in geometry], "products": products}
-    output.write("solvers", setup, config, solvers.measure(setup, geometry, products), solvers.as_table)
+    rows = solvers.measure(setup, geometry, products)
+    output.write(solvers, setup, rows, geometry=geometry, products=products)
 
 
 @bench_app.command("shards")
@@ -301,9 +293,8 @@ def shards_command(
     setup = target.setup("vit-b", "vit-l")
     counts = shard or shards.COUNTS
     real = setup.precision.device.type == "cpu" if processes is None else processes
-    config = {"geometry": geometry.to_dict(setup.precision), "shards": counts, "processes": real, "repeats": repeats}
     rows = shards.measure(setup, geometry, counts, repeats, processes=real)
-    output.write("shards", setup, config, rows, shards.as_table)
+    output.write(shards, setup, rows, geometry=geometry, shards=counts, processes=real, repeats=repeats)
 
 
 @bench_app.command("plot")

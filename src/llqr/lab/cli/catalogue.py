@@ -29,21 +29,9 @@ def recipes(as_json: options.Json = False) -> None:
     """List the built-in recipes: TABLE/ROW, their methods and their variants."""
     found = {name: recipe.load(name) for name in recipe.names()}
     if as_json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "name": name,
-                        "title": one.title,
-                        "methods": list(one.columns),
-                        "seeds": one.seeds,
-                        "variants": list(one.variants),
-                    }
-                    for name, one in found.items()
-                ],
-                indent=1,
-            )
-        )
+        known = {name: {"title": one.title, "methods": one.columns, "seeds": one.seeds} for name, one in found.items()}
+        listed = [{"name": name, **known[name], "variants": list(one.variants)} for name, one in found.items()]
+        print(json.dumps(listed, indent=1))
         return
     if width() < WIDE:
         for name, one in found.items():

@@ -1,9 +1,9 @@
-"""What the shell offers for a name that is half typed: recipes, tables, data sets, networks and methods."""
+"""What the shell offers for a name that is half typed: recipes, tables, networks and methods."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from llqr.lab import data, models
+from llqr.lab import models
 from llqr.lab.config import recipe
 from llqr.lab.errors import ConfigurationError
 
@@ -30,10 +30,6 @@ def methods(ctx: Any, incomplete: str) -> list[str]:
         except ConfigurationError:  # one that is misspelt offers nothing
             continue
     return [f"{listed}{comma}{method}" for method in _beginning(last, sorted(known))]
-
-
-def data_sets(incomplete: str) -> list[str]:
-    return _beginning(incomplete, data.names())
 
 
 def networks(incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.cli import options
+from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.progress import Display
@@ -26,11 +27,12 @@ from llqr.lab.text.stages import Stages
 from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 
 TwoFiles = tuple[Path, Path]
+PAIRS, STREAM = ParallelTextSettings(corpus.DIRECTION), StreamSettings()
 
 
 def mount(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("data")(data)
+    app.command("data")(options_from_dataclasses(data))
 
 
 def data(
@@ -47,18 +49,8 @@ def data(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Source and target (default: de en; with --train the endings of the files)."),
     ] = None,
-    merges: Annotated[int, typer.Option(help="Merges of the byte-pair encoding.")] = ParallelTextSettings.merges,
-    lowercase: Annotated[bool, typer.Option(help="Convert pairs to lower case.")] = ParallelTextSettings.lowercase,
-    longest: Annotated[int, typer.Option(help="Most words in a training sentence.")] = ParallelTextSettings.longest,
-    ratio: Annotated[
-        float, typer.Option(help="Largest ratio of word counts between the sides.")
-    ] = ParallelTextSettings.ratio,
-    valid_every: Annotated[
-        int, typer.Option(help="Without validation files, every N-th training pair validates.")
-    ] = ParallelTextSettings.valid_every,
-    held_out: Annotated[
-        float, typer.Option(help="With --text: the fraction held out for validation, and again for the test.")
-    ] = StreamSettings.held_out,
+    pairs: Annotated[ParallelTextSettings, Fields(omit=("languages", "shortest"))] = PAIRS,
+    stream: Annotated[StreamSettings, Fields(omit=("merges",))] = STREAM,
     data_dir: Annotated[Path, typer.Option(help="Folder in which the folder NAME is made.")] = Path("data"),
     processes: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core).")] = None,
     quiet: options.Quiet = False,
@@ -74,39 +66,22 @@ def data(
         raise ConfigurationError("Exactly one of --source, --train and --text must be given.")
     if train is None and (valid is not None or test is not None):
         raise ConfigurationError("--valid and --test go with --train.")
-    try:
-        of_text = StreamSettings(merges=merges, held_out=held_out)
-        of_pairs = ParallelTextSettings(
-            languages or corpus.DIRECTION,
-            lowercase=lowercase,
-            longest=longest,
-            ratio=ratio,
-            merges=merges,
-            valid_every=valid_every,
-        )
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
     started = time.monotonic()
     try:
         with Stop() as stop, Display(quiet=quiet) as display:
             stages = Stages(display, stop)
             if text is not None:
-                made, new = prepare_stream(text, of_text, data_dir / name, stages=stages)
+                settings = replace(stream, merges=pairs.merges)
+                made, new = prepare_stream(text, settings, data_dir / name, stages=stages)
             else:
                 files = {"train": train, "valid": valid, "test": test}
                 raw = corpus.from_files(files, languages) if source is None else corpus.from_folder(source, languages)
-                settings = replace(of_pairs, languages=raw.languages)
-                made, new = prepare(raw, settings, data_dir / name, stages=stages, processes=processes)
+                own = replace(pairs, languages=raw.languages)
+                made, new = prepare(raw, own, data_dir / name, stages=stages, processes=processes)
     except (EOFError, OSError, ValueError, ModuleNotFoundError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{_given(source, train, text)}: {error}") from error
+        given = ["--train", *train] if train else ["--source", source] if source else ["--text", text]
+        raise DataError(f"{' '.join(map(str, given))}: {error}") from error
     _tell(made, new, time.monotonic() - started, as_json=as_json)
-
-
-def _given(source: Path | None, train: TwoFiles | None, text: Path | None) -> str:
-    """The option that named the raw text, and what it named."""
-    if train is not None:
-        return f"--train {train[0]} {train[1]}"
-    return f"--source {source}" if text is None else f"--text {text}"
 
 
 def _tell(made: Path, new: bool, seconds: float, *, as_json: bool) -> None:

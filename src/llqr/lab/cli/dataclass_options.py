@@ -61,10 +61,10 @@ def options_from_dataclasses(command: Callable[..., None]) -> Callable[..., None
         try:
             command(**own, **{name: _made(default, options[name], given) for name, default in defaults.items()})
         except ValueError as error:  # the library names the argument, which is an option here
-            name, colon, rest = str(error).partition(":")
+            name = re.split(r"\W", str(error), maxsplit=1)[0]
             if name not in known:
                 raise
-            raise ConfigurationError(f"{flag(name)}{colon}{rest}") from error
+            raise ConfigurationError(flag(name) + str(error).removeprefix(name)) from error
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -173,7 +173,8 @@ def _changed(instance: Any, values: Mapping[str, Any]) -> Any:
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """The entries under "Attributes:" in a docstring, each as a sentence."""
+    """The entries under "Attributes:" in the docstring of a class or of those it is derived from, as sentences."""
+    inherited = {name: text for base in reversed(cls.__bases__) for name, text in attribute_help(base).items()}
     _, _, listed = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     section = takewhile(lambda line: not line or line.startswith(" "), listed.splitlines())
     found: dict[str, list[str]] = {}
@@ -184,4 +185,4 @@ def attribute_help(cls: type) -> dict[str, str]:
         for name in names:
             found.setdefault(name, []).append(entry["text"] if entry else line.strip())
     texts = {name: " ".join(lines).replace("`", "").strip().removesuffix(".") for name, lines in found.items()}
-    return {name: f"{text[0].upper()}{text[1:]}." for name, text in texts.items()}
+    return inherited | {name: f"{text[0].upper()}{text[1:]}." for name, text in texts.items()}

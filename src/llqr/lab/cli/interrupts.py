@@ -35,8 +35,16 @@ def explained() -> Iterator[None]:
         seen.set()
         raise KeyboardInterrupt
 
+    def unraisable(error: Any) -> None:
+        """Python prints an exception that leaves a destructor or a callback of its collector, and goes on."""
+        if issubclass(error.exc_type, KeyboardInterrupt):
+            _quit(signal.SIGINT, None)
+        previous(error)
+
+    previous = sys.unraisablehook
     try:
-        with _handling(interrupt), _also_in_destructors():
+        with _handling(interrupt):
+            sys.unraisablehook = unraisable
             yield
     except KeyboardInterrupt:
         raise Interrupted(SENTENCE) from None
@@ -44,25 +52,10 @@ def explained() -> Iterator[None]:
         if seen.is_set():
             raise Interrupted(SENTENCE) from None
         raise
-    if seen.is_set():
-        raise Interrupted(SENTENCE)
-
-
-@contextmanager
-def _also_in_destructors() -> Iterator[None]:
-    """Python prints an exception that leaves a destructor or a callback of its collector, and goes on."""
-    previous = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _quit(signal.SIGINT, None)
-        previous(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
     finally:
         sys.unraisablehook = previous
+    if seen.is_set():
+        raise Interrupted(SENTENCE)
 
 
 @contextmanager

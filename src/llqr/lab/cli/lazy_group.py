@@ -2,7 +2,7 @@
 
 import os
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,28 +12,20 @@ from llqr.lab.errors import ConfigurationError
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 """Help and errors as plain text, without typer's frames."""
-
-
-class LazyCommand(NamedTuple):
-    """The module whose ``mount(app)`` adds the command, and the sentence that the list of commands shows.
-
-    ``together`` says that it can be the command of several processes that torchrun starts.
-    """
-
-    module: str
-    summary: str
-    together: bool = False
+TOGETHER = "runs"
+"""The module whose commands several processes that torchrun starts may run together."""
 
 
 class LazyGroup(TyperGroup):
     """Lists and suggests the commands of `LAZY`, which subclasses fill, without importing their modules."""
 
-    LAZY: dict[str, LazyCommand] = {}
+    LAZY: dict[str, tuple[str, str]] = {}
+    """By name: the module in this folder whose ``mount(app)`` adds the command, and the sentence that lists it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, known in self.LAZY.items():
-            self.commands[name] = TyperCommand(name, help=known.summary, rich_markup_mode=None)
+        for name, (_, summary) in self.LAZY.items():
+            self.commands[name] = TyperCommand(name, help=summary, rich_markup_mode=None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, which is about to be run or whose options are to be completed."""
@@ -41,21 +33,18 @@ class LazyGroup(TyperGroup):
         return name, None if command is None else self.load(str(name)), rest
 
     def load(self, name: str) -> Any:
-        self._check_alone(name)
-        with quitting():
-            module = import_module(self.LAZY[name].module)
-        app = typer.Typer(**PLAIN)
-        module.mount(app)
-        return typer.main.get_group(app).commands[name]
-
-    def _check_alone(self, name: str) -> None:
-        """Several processes would all measure the same and write to the same files."""
+        room, _ = self.LAZY[name]
         processes = os.environ.get("WORLD_SIZE", "1")
-        if not self.LAZY[name].together and processes != "1":
+        if room != TOGETHER and processes != "1":  # they would all measure the same and write to the same files
             raise ConfigurationError(
                 f"llqr {name} works in one process, and WORLD_SIZE says that there are {processes}: start it without "
                 "torchrun."
             )
+        with quitting():
+            module = import_module(f"llqr.lab.cli.{room}")
+        app = typer.Typer(**PLAIN)
+        module.mount(app)
+        return typer.main.get_group(app).commands[name]
 
     def invoke(self, ctx: Any) -> Any:
         with explained():

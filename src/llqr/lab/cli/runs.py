@@ -21,7 +21,7 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
-from llqr.lab.own.recipe import mixed_bases
+from llqr.lab.own.load import mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
@@ -150,22 +150,12 @@ def train(
 
 def compare(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE]...",
-            help=f"{WHAT} Any number of them.",
-            autocompletion=completion.recipes,
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Instead of RECIPE: the data set.", autocompletion=completion.data_sets)
-    ] = None,
+        list[str],
+        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=completion.recipes),
+    ],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Instead of RECIPE: the network; with a folder of images, the one to train.",
-            autocompletion=completion.networks,
-        ),
+        typer.Option(help="The network, instead of that of the recipe.", autocompletion=completion.networks),
     ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
@@ -173,7 +163,7 @@ def compare(
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
     planned: list[PlannedRun] = []
-    for label, chosen in _recipes_for(names, data, model, how).items():
+    for label, chosen in _recipes_for(names, model, how).items():
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     if not how.quiet:
         for note in mixed_bases(one.run for one in planned):
@@ -225,41 +215,34 @@ def _filed_under(name: str) -> str:
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 
 
-def _recipes_for(
-    names: Sequence[str] | None, data: str | None, model: str | None, how: RunOptions
-) -> dict[str, Recipe]:
-    """The recipes of these names, or that of a data set with a network, which may be one that no row has."""
-    if names and data is None and model is not None and all(own.is_folder(name) for name in names):
-        return {_filed_under(name): how.load(name, f"model.name={json.dumps(model)}") for name in names}
-    if (not names) == (data is None and model is None):
-        raise ConfigurationError("RECIPE or --data and --model must be given, and not both.")
-    if names:
-        filed: dict[str, str] = {}
-        for name in names:
-            if (other := filed.setdefault(_filed_under(name), name)) != name:
-                raise ConfigurationError(
-                    f"RECIPE: {other} and {name} are both filed under {_filed_under(name)}; rename one."
-                )
+def _recipes_for(names: Sequence[str], model: str | None, how: RunOptions) -> dict[str, Recipe]:
+    """The recipes of these names, with another network if one is named, under which their runs are then filed too."""
+    filed: dict[str, str] = {}
+    for name in names:
+        if (other := filed.setdefault(_filed_under(name), name)) != name:
+            raise ConfigurationError(
+                f"RECIPE: {other} and {name} are both filed under {_filed_under(name)}; rename one."
+            )
+    if model is None:
         return {label: how.load(name) for label, name in filed.items()}
-    if data is None or model is None:
-        raise ConfigurationError(f"{'--data' if data is None else '--model'} must be given too.")
-    label, rows = f"{data}/{model}", _rows(data, None, "--data")
-    if label in rows:
-        return {label: how.load(label)}
-    network = f"model.name={json.dumps(model)}"
-    try:
-        return {label: how.load(rows[0], network)}
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace(f"--set {network}: model", "--model")) from error
+    found, network = {}, f"model.name={json.dumps(model)}"
+    for name in names:
+        plain, at, variant = _filed_under(name).partition("@")
+        label = plain if own.is_folder(name) else f"{plain}-{model}{at}{variant}"
+        try:
+            found[label] = how.load(name, network)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace(f"--set {network}: model", "--model")) from error
+    return found
 
 
-def _rows(table: str, chosen: Sequence[str] | None, asked_by: str = "TABLE") -> list[str]:
-    """The recipes of a table, or of some of its rows; ``asked_by`` is the option that named it."""
+def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
+    """The recipes of a table, or of some of its rows."""
     known = recipe.names()
     rows = {name.partition("/")[2]: name for name in known if name.partition("/")[0] == table}
     if not rows:
         tables = dict.fromkeys(name.partition("/")[0] for name in known)
-        raise ConfigurationError(unknown(asked_by, table, tables))
+        raise ConfigurationError(unknown("TABLE", table, tables))
     for row in chosen or ():
         if row not in rows:
             raise ConfigurationError(unknown("--row", row, rows))

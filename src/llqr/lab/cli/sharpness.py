@@ -1,19 +1,17 @@
 """The command that measures a network that was trained elsewhere: `llqr sharpness`."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
 from llqr.lab.analysis.solution import SAMPLES_SEED
-from llqr.lab.analysis.trace import hessian_trace
 from llqr.lab.cli import options
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
@@ -54,9 +52,8 @@ def sharpness(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    table = Table("", title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
-    table.add_column("value", justify="right")
-    table.add_column("error", justify="right")
+    numbers = (Column(heading, justify="right") for heading in ("value", "error"))
+    table = Table("", *numbers, title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
     top, trace = found["top_eigenvalue"], found["trace"]
     table.add_row("top eigenvalue of the Hessian", f"{top['value']:.4g}", f"{top['error']:.2g}")
     table.add_row("trace of the Hessian", f"{trace['value']:.4g}", f"{trace['error']:.2g}")
@@ -87,7 +84,7 @@ def measure(
         "samples": count,
         "loss": loss,
         "top_eigenvalue": {"value": top.value, "error": top.error, "products": top.steps},
-        "trace": asdict(hessian_trace(surface, products=products)),
+        "trace": analysis.hessian_trace(surface, products=products),
         "rho": rho,
         "rise": surface.loss(surface.weights + rho * gradient / gradient.norm()) - loss,
         "split": task.split,

@@ -1,8 +1,7 @@
 """The command that uses a trained model: `llqr translate`."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -13,12 +12,10 @@ import typer
 from llqr.lab import machine
 from llqr.lab.cli import options
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.models.decoding.beam import Decoder
+from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.passes.precision import Precision
 from llqr.lab.runs.folder import RunFolder
-from llqr.lab.tasks.translation import Translator
-from llqr.lab.text import parallel_text
-from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.tasks.translation import TranslationTask
 from llqr.lab.training import checkpoint
 
 LINES_AT_ONCE = 2000
@@ -42,38 +39,23 @@ def translate(
     """Translate the lines of stdin with the best weights of a run; one line out for every line in."""
     search = {"beam": beam, "length_penalty": length_penalty}
     asked = {key: value for key, value in search.items() if value is not None}
-    trained = load(RunFolder(run), machine.choose_device(device), data_dir, **asked)
-    number = 1
+    task, model, precision = load(RunFolder(run), machine.choose_device(device), data_dir, asked)
+    first = 1
     while lines := list(islice(sys.stdin.buffer, LINES_AT_ONCE)):
-        print("\n".join(trained.translate(list(_decoded(lines, number)), number)), flush=True)
-        number += len(lines)
-
-
-@dataclass(frozen=True)
-class TrainedTranslator:
-    """A trained translation model, and the text it was trained on."""
-
-    model: Decoder
-    text: ParallelText
-    translator: Translator
-    precision: Precision
-
-    def translate(self, sentences: list[str], first: int = 1) -> list[str]:
-        """One line per sentence; ``first`` is the line number of the first one, for error messages."""
-        try:
-            tokens = self.text.encode(sentences)
-        except ModuleNotFoundError as error:
-            raise DataError(str(error)) from error
-        longest = self.model.max_length
+        tokens = task.text.encode([_decoded(line, number) for number, line in enumerate(lines, start=first)])
         for number, length in enumerate((tokens.lengths + 1).tolist(), start=first):
-            if length > longest:
-                raise DataError(f"Line {number} has {length:,} tokens, more than the {longest:,} that the model reads.")
-        with self.precision.autocast():
-            return self.translator.translate(self.model, tokens)
+            if length > model.max_length:
+                most = f"more than the {model.max_length:,} that the model reads"
+                raise DataError(f"Line {number} has {length:,} tokens, {most}.")
+        with precision.autocast():
+            print("\n".join(task.translate(model, tokens)), flush=True)
+        first += len(lines)
 
 
-def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, **search: Any) -> TrainedTranslator:
-    """The model of a run with its best weights, or the best so far if it is not finished.
+def load(
+    folder: RunFolder, device: torch.device, data_dir: Path | None, search: dict[str, Any]
+) -> tuple[TranslationTask, TranslationTransformer, Precision]:
+    """The task of a run and its model with the best weights, or the best so far if it is not finished.
 
     ``search`` overrides the run's options of beam search.
     """
@@ -84,24 +66,20 @@ def load(folder: RunFolder, device: torch.device, data_dir: Path | None = None, 
         raise ConfigurationError(f"RUN must be a translation run, but {folder.path} is a run of {run.task.name}.")
     if data_dir is not None:
         run = replace(run, data=replace(run.data, root=str(data_dir)))
-    place = run.data_path
+    run = replace(run, task=replace(run.task, options=run.task.options | search))
     best = _best(folder, device)
-    try:
-        text = parallel_text.load(place)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        raise DataError(str(error)) from error
-    if best["data"] != text.key:
+    task = cast(TranslationTask, run.load_task(device))
+    if best["data"] != task.text.key:
         raise DataError(
-            f"{place} was prepared as {text.key}, but {folder.path} was trained on {best['data']}: choose the folder "
-            "of that with --data-dir, or prepare the text as it was."
+            f"{run.data_path} was prepared as {task.text.key}, but {folder.path} was trained on {best['data']}: choose "
+            "the folder of that with --data-dir, or prepare the text as it was."
         )
     model = run.build_model()
     model.load_state_dict(best["model"])
-    translator = Translator(text, replace(run.task_options, **search), run.training.eval_batch_size, device)
     # Autocast belongs to the kind of device that a model was trained on; elsewhere full precision is the safe choice.
     precision = Precision(run.training.precision if device.type == "cuda" else "fp32", device)
     precision.set_up()
-    return TrainedTranslator(cast(Decoder, model.to(device).eval()), text, translator, precision)
+    return task, cast(TranslationTransformer, task.place(model).eval()), precision
 
 
 def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:
@@ -115,9 +93,8 @@ def _best(folder: RunFolder, device: torch.device) -> dict[str, Any]:
     return best
 
 
-def _decoded(lines: list[bytes], first: int) -> Iterator[str]:
-    for number, line in enumerate(lines, start=first):
-        try:
-            yield line.decode().rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"Line {number} of stdin is not UTF-8: {error.reason}.") from error
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"Line {number} of stdin is not UTF-8: {error.reason}.") from error

@@ -14,7 +14,6 @@ from torch import nn
 import llqr
 from llqr.curvature.engines import ENGINES
 from llqr.lab import tasks
-from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.config.settings import (
     SET_ELSEWHERE,
     Base,
@@ -25,6 +24,7 @@ from llqr.lab.config.settings import (
     OptimizerSettings,
     Probe,
     TrainingSettings,
+    unless_accepted,
 )
 from llqr.lab.config.strict import Origin, make
 from llqr.lab.errors import ConfigurationError
@@ -98,14 +98,9 @@ class Run:
     def data_path(self) -> Path:
         return Path(self.data.root) / self.data.name
 
-    @property
-    def task_key(self) -> tuple[object, ...]:
-        """Runs with an equal key can share a loaded task."""
-        return self.task, self.data, self.training
-
     def load_task(self, device: torch.device, seed: int = 0) -> Task:
         """The task with its data read; a `DataError` if they are missing or damaged."""
-        return self.task_type.load_for(self, device, seed)
+        return self.task_type.load(self, device, seed)
 
     def build_model(self) -> nn.Module:
         """The network for the complete data set, on the current default device."""

@@ -3,6 +3,7 @@
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from torch import nn
 from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
 from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
-from llqr.lab.config.remembered import unless_accepted
 from llqr.lab.names import unknown
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
@@ -33,6 +33,15 @@ SET_ELSEWHERE = {
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
 LARGEST = torch.finfo(torch.float32).max
 """Weights and factors are at least in float32, which cannot be multiplied by more."""
+_accepted: set[str] = set()
+
+
+def unless_accepted(settings: object, check: Callable[[], object]) -> None:
+    """Make a check that takes long and raises if it refuses ``settings``, which their `repr` shows in full, once."""
+    key = repr(settings)
+    if key not in _accepted:
+        check()
+        _accepted.add(key)
 
 
 @dataclass(frozen=True)
@@ -242,8 +251,7 @@ class GeometrySettings:
         model = nn.Linear(2, 2)
         ones = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
         quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about this network
+        with warnings.catch_warnings(action="ignore"):  # about this network
             inner = replace(self.inner, steps=1, gradients=1)
             for kind in dict.fromkeys(kinds):
                 self.build(model, nn.functional.cross_entropy, structure=kind, inner=inner).learn_from(quadratic)
@@ -266,8 +274,8 @@ class GeometrySettings:
 
     def fallbacks(self, metric: Metric) -> dict[str, str]:
         """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
-        found = {}
-        for block in metric.blocks:
-            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure):
-                found[f"{block.name} {block.shape}"] = metric.kinds[block.name]
-        return found
+        return {
+            f"{block.name} {block.shape}": metric.kinds[block.name]
+            for block in metric.blocks
+            if block.is_matrix and metric.kinds[block.name] != requested(block, self.structure)
+        }

@@ -90,14 +90,10 @@ def describe(hint: Any) -> str:
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind in (types.UnionType, typing.Union):
         # A function, which a schedule may also be, and None cannot be written in a file.
-        written = [choice for choice in arguments if choice is not types.NoneType and not _is_function(choice)]
-        return " or ".join(describe(choice) for choice in written)
+        others = [choice for choice in arguments if choice is not types.NoneType]
+        return " or ".join(describe(choice) for choice in others if typing.get_origin(choice) is not Callable)
     if kind is typing.Literal:
         return "one of " + ", ".join(arguments)
     if kind is tuple:
         return "a list" if arguments[-1] is Ellipsis else f"a list of {len(arguments)}"
     return "a table"
-
-
-def _is_function(hint: Any) -> bool:
-    return typing.get_origin(hint) is Callable

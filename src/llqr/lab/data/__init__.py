@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.data.batches import Batches
+from llqr.lab.data.batches import Batches, ImageData
 from llqr.lab.data.cifar import CIFAR10, CIFAR100, read_cifar
 from llqr.lab.data.digits import read_digits
-from llqr.lab.data.image_data import ImageData
 from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions
 from llqr.lab.data.tinyimagenet import read_tinyimagenet
 from llqr.lab.names import unknown
 
-__all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "names", "source"]
+__all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "source"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,8 @@ def in_memory(
     classes: int, image_size: int, channels: int, train_count: int, read: Callable[[Path], tuple[ImageSet, ImageSet]]
 ) -> Source:
     """A data set whose two splits ``read`` returns."""
-
-    def resident(root: Path, options: Any) -> ResidentData:
-        return ResidentData(*read(root), classes, options)
-
-    return Source(classes, image_size, channels, train_count, ResidentOptions, resident)
-
-
-def imagenet(root: Path, options: Any) -> StreamingData:
-    return StreamingData(root / "imagenet", options)
+    sizes = classes, image_size, channels, train_count
+    return Source(*sizes, ResidentOptions, lambda root, options: ResidentData(*read(root), classes, options))
 
 
 SOURCES = {
@@ -64,13 +56,10 @@ SOURCES = {
     "cifar10": in_memory(10, 32, 3, 50_000, partial(read_cifar, CIFAR10)),
     "cifar100": in_memory(100, 32, 3, 50_000, partial(read_cifar, CIFAR100)),
     "tinyimagenet": in_memory(200, 64, 3, 100_000, read_tinyimagenet),
-    "imagenet": Source(1000, 224, 3, 1_281_167, StreamingOptions, imagenet),
+    "imagenet": Source(
+        1000, 224, 3, 1_281_167, StreamingOptions, lambda root, options: StreamingData(root / "imagenet", options)
+    ),
 }
-
-
-def names() -> list[str]:
-    """The names that `load` accepts."""
-    return list(SOURCES)
 
 
 def source(name: str) -> Source:

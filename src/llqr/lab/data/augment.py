@@ -7,6 +7,7 @@ is set to one colour.
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -52,14 +53,16 @@ class Augmentation:
             raise ValueError(f"cutout_probability must lie in [0, 1], got {self.cutout_probability}.")
 
     def pad(self, images: Tensor) -> Tensor:
-        """Images ``(count, height, width, channels)`` with the border that the crops reach into."""
-        border = self.crop_padding
-        if not border:
-            return images
+        """Images ``(count, height, width, channels)``, on the host, with the border that the crops reach into."""
+        border, size = self.crop_padding, min(images.shape[1:3])
         if self.crop_border == "black":
             return F.pad(images, (0, 0, border, border, border, border))
-        rows, columns = (_reflected(size, border, images.device) for size in images.shape[1:3])
-        return images[:, rows][:, :, columns]
+        if border >= size:
+            raise ValueError(
+                f"crop_padding must be smaller than the image, {size} pixels, to reflect it, got {border}."
+            )
+        # torch does not reflect bytes.
+        return torch.from_numpy(np.pad(images.numpy(), [(0, 0), (border, border), (border, border), (0, 0)], "reflect"))
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator, batch_size: int = 1) -> Draws:
         """The random numbers for ``count`` samples; nothing is drawn for what is switched off."""
@@ -111,11 +114,3 @@ class Augmentation:
         """Which coordinates lie in ``[centre - cutout // 2, centre - cutout // 2 + cutout)``, for every sample."""
         offset = coordinate - (centre[:, None] - self.cutout // 2)
         return (offset >= 0) & (offset < self.cutout)
-
-
-def _reflected(size: int, border: int, device: torch.device) -> Tensor:
-    """The coordinates of ``size`` pixels and of their mirror images on both sides, without repeating the edge."""
-    if border >= size:
-        raise ValueError(f"crop_padding must be smaller than the image, {size} pixels, to reflect it, got {border}.")
-    from_start = torch.arange(-border, size + border, device=device).abs()
-    return size - 1 - (size - 1 - from_start).abs()

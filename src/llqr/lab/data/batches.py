@@ -6,7 +6,7 @@ of a loader is therefore small: the generator's state at the start of the epoch,
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -80,20 +80,18 @@ class Batches(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to continue with the next batch: plain numbers and one tensor."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "count": self.count,
-            "batch_size": self.batch_size,
-            "last": self.last,
-            "generator": self._epoch_start,
-        }
+        state = {"epoch": self.epoch, "position": self.position, "generator": self._epoch_start}
+        return state | self._described()
+
+    def _described(self) -> dict[str, Any]:
+        """What a loader must have in common with the one whose state it continues."""
+        return {"count": self.count, "batch_size": self.batch_size, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the loader that saved ``state`` was; data and batch size must be the same."""
-        for key in ("count", "batch_size", "last"):
-            if state[key] != getattr(self, key):
-                raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {getattr(self, key)!r}.")
+        for key, own in self._described().items():
+            if state[key] != own:
+                raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {own!r}.")
         if not self.shuffle:
             return
         saved = state["generator"].cpu()
@@ -106,3 +104,28 @@ class Batches(ABC):
         self._epoch_start, self.epoch, self.position = saved, state["epoch"], state["position"]
         if self.epoch > 0:
             self._order = self._plan()
+
+
+class Placement(TypedDict, total=False):
+    """Where the images of a batch are made, and their memory format."""
+
+    device: torch.device | str
+    memory_format: torch.memory_format
+
+
+class ImageData(ABC):
+    """A training and a test set of images."""
+
+    def train_batches(
+        self, batch_size: int, *, seed: int, last: str = "fill", **placement: Unpack[Placement]
+    ) -> Batches:
+        """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
+        return self._batches(batch_size, seed, last, **placement)
+
+    def test_batches(self, batch_size: int, **placement: Unpack[Placement]) -> Batches:
+        """All test images in order, each once; the last batch may be smaller."""
+        return self._batches(batch_size, None, "keep", **placement)
+
+    @abstractmethod
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> Batches:
+        """Training batches with a seed, test batches without one."""

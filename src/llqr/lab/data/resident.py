@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from llqr.lab.data.augment import Augmentation
-from llqr.lab.data.batches import Batches
-from llqr.lab.data.image_data import ImageData, Placement
+from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
-from llqr.lab.data.label_noise import corrupt_labels
 
 # Several batches are made at a time, so that they share the dozen kernels of an augmentation.
 BYTES_AT_ONCE = 64 * 2**20
@@ -55,7 +53,7 @@ class ResidentBatches(Batches):
         self._augmented = drawn is not None
         self.augmentation = drawn or Augmentation()
         self._height, self._width, channels = data.images.shape[1:]
-        self._images = self.augmentation.pad(data.images.to(device))
+        self._images = self.augmentation.pad(data.images).to(device)
         self._labels = data.labels.to(device)
         self._scale = (1 / deviation).to(device, torch.float32)
         self._shift = (-mean / deviation).to(device, torch.float32)
@@ -82,6 +80,22 @@ class ResidentBatches(Batches):
             images += self._shift
         # Viewed as (batch, channels, height, width), the images are already in channels-last format.
         return images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format), self._labels[samples]
+
+
+def corrupt_labels(labels: Tensor, classes: int, rate: float, seed: int) -> Tensor:
+    """``labels`` with exactly ``round(rate * count)`` of them flipped.
+
+    ``rate`` is the paper's gamma, "the fraction of randomly flipped training labels". A flip always changes the label:
+    the new class is uniform over the ``classes - 1`` others, so that gamma is the fraction of *wrong* labels. (Where
+    the true class may be drawn again, as in some other work, only ``gamma * (classes - 1) / classes`` are wrong.)
+    """
+    # Always on the CPU, so that a seed gives the same labels on every device.
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(rate * len(labels))]
+    shift = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
+    corrupted = labels.clone()
+    corrupted[chosen] = (labels[chosen] + shift) % classes
+    return corrupted
 
 
 class ResidentData(ImageData):

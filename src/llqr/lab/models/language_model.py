@@ -4,31 +4,15 @@ Architecture and initialisation are those of GPT-2 (Radford et al., 2019), with 
 and values, and dropout on the embeddings and residual branches only.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.sublayers import Attention, FeedForward, Residual
+from llqr.lab.models.sublayers import SelfAttentionLayer
 
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-class CausalBlock(nn.Module):
-    """Causal self-attention, then a feed-forward network four times as wide."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, 4 * width, _gelu)
-        self.around_attention = Residual(width, dropout, "pre")
-        self.around_feed_forward = Residual(width, dropout, "pre")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.around_attention(x, lambda y: self.attention(y, causal=True))
-        x = self.around_feed_forward(x, self.feed_forward)
-        return x
+GELU = partial(F.gelu, approximate="tanh")
 
 
 class LanguageModel(nn.Module):
@@ -66,7 +50,8 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(CausalBlock(width, heads, dropout) for _ in range(layers))
+        settings = width, 4 * width, heads, dropout, "pre", GELU
+        self.blocks = nn.ModuleList(SelfAttentionLayer(*settings) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tie:
@@ -81,7 +66,7 @@ class LanguageModel(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, CausalBlock):
+            if isinstance(module, SelfAttentionLayer):
                 for last in (module.attention.out, module.feed_forward.contract):
                     nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
 
@@ -92,6 +77,6 @@ class LanguageModel(nn.Module):
         positions = torch.arange(length, device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, causal=True)
         logits: Tensor = self.head(self.norm(x))
         return logits

@@ -6,6 +6,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.resnet import conv_norm
 
 
 def mlp(
@@ -29,11 +30,7 @@ class Cnn(nn.Module):
         sizes = [channels, width, 2 * width, 4 * width]
         self.features = nn.Sequential(
             *(
-                nn.Sequential(
-                    nn.Conv2d(fan_in, fan_out, 3, stride=stride, padding=1, bias=False),
-                    nn.BatchNorm2d(fan_out),
-                    nn.ReLU(),
-                )
+                nn.Sequential(*conv_norm(fan_in, fan_out, 3, stride), nn.ReLU())
                 for (fan_in, fan_out), stride in zip(pairwise(sizes), (1, 2, 2), strict=True)
             )
         )

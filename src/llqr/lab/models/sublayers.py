@@ -80,6 +80,24 @@ class Residual(nn.Module):
         return out
 
 
+class SelfAttentionLayer(nn.Module):
+    """Self-attention, then the feed-forward network."""
+
+    def __init__(
+        self, width: int, hidden: int, heads: int, dropout: float, norm: str, activation: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width, hidden, activation)
+        self.around_attention = Residual(width, dropout, norm)
+        self.around_feed_forward = Residual(width, dropout, norm)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, causal=causal))
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
+
+
 def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
     """``model(inputs)`` with all derivatives: a `forward` for `llqr.Geometry` that gives exact products.
 

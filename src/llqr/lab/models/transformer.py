@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab.models.decoding.cache import Cache
-from llqr.lab.models.sublayers import Attention, FeedForward, Residual
+from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
 
 TIES = ("decoder", "all", "none")
 
@@ -46,30 +46,14 @@ class SinusoidalPositions(nn.Module):
         return F.embedding(places, self.table)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network."""
-
-    def __init__(self, width: int, feed_forward: int, heads: int, dropout: float, norm: str) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, feed_forward, F.relu)
-        self.around_attention = Residual(width, dropout, norm)
-        self.around_feed_forward = Residual(width, dropout, norm)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.around_attention(x, lambda y: self.attention(y, mask=mask))
-        x = self.around_feed_forward(x, self.feed_forward)
-        return x
-
-
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the source, then the feed-forward network."""
 
-    def __init__(self, width: int, feed_forward: int, heads: int, dropout: float, norm: str) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float, norm: str) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
         self.source_attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, feed_forward, F.relu)
+        self.feed_forward = FeedForward(width, hidden, F.relu)
         self.around_attention = Residual(width, dropout, norm)
         self.around_source_attention = Residual(width, dropout, norm)
         self.around_feed_forward = Residual(width, dropout, norm)
@@ -140,7 +124,7 @@ class TranslationTransformer(nn.Module):
             raise ValueError(f"layers must be at least 1, got {layers}.")
         self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
         settings = width, feed_forward, heads, dropout, norm
-        self.encoder = nn.ModuleList(EncoderLayer(*settings) for _ in range(layers))
+        self.encoder = nn.ModuleList(SelfAttentionLayer(*settings, F.relu) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(*settings) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
@@ -198,7 +182,7 @@ class TranslationTransformer(nn.Module):
         mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
         x = self._embed(self.source_embedding, source)
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = layer(x, mask=mask)
         x = self.encoder_norm(x)
         return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 

@@ -1,10 +1,7 @@
 """Vision transformers (Dosovitskiy et al., 2021): pre-norm, class token, learned positions, in plain PyTorch.
 
-Two choices matter to a metric learned per block and to a curvature product, so both are options here:
-
-* ``fused``: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim`` named ``q``, ``k`` and ``v``;
-* ``attention``: ``"sdpa"`` calls PyTorch's fused kernel, which has no forward-mode derivative; ``"explicit"`` computes
-  ``softmax(Q K^T / sqrt(d)) V`` step by step, which has one. Both are the same function of the same parameters.
+``fused`` matters to a metric learned per block: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim``
+named ``q``, ``k`` and ``v``. The attention itself is PyTorch's fused kernel, see `sublayers.differentiable_forward`.
 """
 
 from functools import partial
@@ -13,21 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ATTENTIONS = ("sdpa", "explicit")
-
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention over ``(batch, tokens, dim)``."""
 
-    def __init__(self, dim: int, heads: int, fused: bool, attention: str) -> None:
+    def __init__(self, dim: int, heads: int, fused: bool) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"heads must divide dim, got heads={heads} and dim={dim}.")
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}.")
         self.heads = heads
         self.fused = fused
-        self.attention = attention
         if fused:
             self.qkv = nn.Linear(dim, 3 * dim)
         else:
@@ -39,11 +31,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         projected = self.qkv(x).chunk(3, dim=-1) if self.fused else (self.q(x), self.k(x), self.v(x))
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
-        if self.attention == "sdpa":
-            mixed = F.scaled_dot_product_attention(q, k, v)
-        else:
-            mixed = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return out
 
 
@@ -63,10 +51,10 @@ class Mlp(nn.Module):
 class ViTBlock(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
-    def __init__(self, dim: int, heads: int, fused: bool, attention: str) -> None:
+    def __init__(self, dim: int, heads: int, fused: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = SelfAttention(dim, heads, fused, attention)
+        self.attn = SelfAttention(dim, heads, fused)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
 
@@ -90,7 +78,6 @@ class ViT(nn.Module):
         channels: int = 3,
         patch: int = 16,
         fused: bool = True,
-        attention: str = "sdpa",
     ) -> None:
         super().__init__()
         if image_size % patch:
@@ -99,7 +86,7 @@ class ViT(nn.Module):
         self.patch_embedding = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.positions = nn.Parameter(torch.empty(1, tokens, dim))
-        self.blocks = nn.Sequential(*(ViTBlock(dim, heads, fused, attention) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ViTBlock(dim, heads, fused) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
         self.reset_parameters()

@@ -1,12 +1,8 @@
 """`llqr.lab.compare`: methods on one's own model and data, from a program or a notebook; its table shows itself."""
 
-from __future__ import annotations
-
 import html
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +17,7 @@ from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import load
-from llqr.lab.own.recipe import Override, mixed_bases
+from llqr.lab.own.load import Override, mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
 from llqr.lab.results.decimals import decimals, spread
@@ -105,7 +101,8 @@ class Comparison:
     def __str__(self) -> str:
         headings, rows = self._texts()
         widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        lines = ["  ".join(map(_aligned, range(len(row)), row, widths)) for row in (headings, *rows)]
+        left, *others = widths
+        lines = ["  ".join([row[0].ljust(left), *map(str.rjust, row[1:], others)]) for row in (headings, *rows)]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *self._explanations()])
 
     __repr__ = __str__
@@ -168,7 +165,7 @@ def compare(
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
     planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
-    with made_by("llqr.lab.compare"), _stop() as stop, Display(len(planned), quiet=quiet) as display:
+    with made_by("llqr.lab.compare"), Stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
         except Stopped as error:
@@ -205,16 +202,7 @@ def _recipe(
     made = Experiment(**given) if experiment is None else replace(experiment, **given)
     notes = ["All seeds start from the same weights; give a function as model to draw new ones."]
     label = made.name or NAME
-    return label, load.hold(made, label, overrides), notes if made.same_weights else []
-
-
-def _stop() -> AbstractContextManager[Stop]:
-    """Signals can be waited for in the main thread only."""
-    return Stop() if threading.current_thread() is threading.main_thread() else nullcontext(Stop())
-
-
-def _aligned(place: int, text: str, width: int) -> str:
-    return text.rjust(width) if place else text.ljust(width)
+    return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
 
 
 def _number(summary: Summary) -> Number:

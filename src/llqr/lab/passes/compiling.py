@@ -28,10 +28,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         if not isinstance(container, nn.Sequential | nn.ModuleList) or len(container) < ENOUGH:
             continue
         composed = next(container[0].children(), None) is not None
-        if composed and len({_class_and_shapes(block) for block in container}) == 1:
+        alike = {(type(one), *((name, p.shape) for name, p in one.named_parameters())) for one in container}
+        if composed and len(alike) == 1:
             found += list(container)
     return found
-
-
-def _class_and_shapes(block: nn.Module) -> tuple[object, ...]:
-    return type(block), tuple((name, p.shape) for name, p in block.named_parameters())

@@ -1,7 +1,5 @@
 """From torchrun to a strategy: what the environment says, and what has to be written instead if it does not fit."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

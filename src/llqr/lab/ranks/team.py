@@ -4,8 +4,6 @@ Errors must not leave a process waiting for one that is gone: what only some of 
 inside `by_first` or `by_all`, after which an error of one is the error of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, plain_cell
+from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, digits, plain_cell, spread
 from llqr.lab.report.section import Section, result_of
-from llqr.lab.report.sourced_numbers import digits, spread
 from llqr.lab.results import summary
 from llqr.lab.results.against import welch
 from llqr.lab.results.paper_table import Number

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 
@@ -54,3 +55,55 @@ class HtmlTable:
 
     def is_numeric(self, column: int) -> bool:
         return all(row.cells[column].is_number for row in self.rows)
+
+
+# -- numbers with the file they were read from, and the cells that show them -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A number, and the file and key it was read from."""
+
+    value: float
+    file: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g}  {self.file}: {self.key}"
+
+
+def number(value: float) -> str:
+    """``value`` with enough digits to tell numbers of this size apart."""
+    return format(value, digits(value) if 1e-3 <= abs(value) < 1e6 else ".4g")
+
+
+def digits(value: float) -> str:
+    """The format of a difference or a deviation that stands beside ``value``."""
+    size = abs(value)
+    decimals = 1 if size >= 1000 else 2 if size >= 10 else 3 if size >= 1 else 4
+    return f".{decimals}f" if 1e-3 <= size < 1e6 else ".2g"
+
+
+def single(one: Sourced, link: str = "") -> HtmlCell:
+    return HtmlCell(number(one.value), one.value, str(one), link)
+
+
+def mean(several: Sequence[Sourced], link: str = "", *, strong: bool = False) -> HtmlCell:
+    """Mean ± sample standard deviation; a dash if ``several`` is empty."""
+    if not several:
+        return EMPTY
+    values = [one.value for one in several]
+    centre = fmean(values)
+    text = spread(centre, stdev(values) if len(values) > 1 else None)
+    return HtmlCell(text, centre, "\n".join(map(str, several)), link, strong)
+
+
+def spread(centre: float, deviation: float | None) -> str:
+    """A mean, with its standard deviation where there is one."""
+    return number(centre) if deviation is None else f"{number(centre)} ± {deviation:{digits(centre)}}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llqr.lab.bench import record_markdown
+from llqr.lab.bench import record
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results import against, build_table
 from llqr.lab.results.build_table import Measure
@@ -28,7 +28,7 @@ def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
     position = 0
     for name, words, start, end in _blocks(text):
         if name.startswith("bench/"):
-            made = record_markdown.markdown(results / f"{name}.json", words)
+            made = record.markdown(results / f"{name}.json", words)
         else:
             made = _block(name, words, runs)
         pieces += [text[position:start], "\n", made, "\n"]

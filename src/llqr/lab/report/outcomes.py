@@ -5,10 +5,9 @@ from itertools import accumulate
 from statistics import fmean, median
 
 from llqr.lab.report.conclusion import deciding
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, mean
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, result_of, sources
-from llqr.lab.report.sourced_numbers import mean
 from llqr.lab.results import summary as compare
 from llqr.lab.runs.stored import StoredRun
 

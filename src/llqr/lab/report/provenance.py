@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, plain_cell
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, Sourced, duration, plain_cell, single
 from llqr.lab.report.refreshes import last_effect
 from llqr.lab.report.section import Part, Section, result_of, sources
-from llqr.lab.report.sourced_numbers import Sourced, duration, single
 from llqr.lab.runs.json_files import flatten
 from llqr.lab.runs.stored import StoredRun
 from llqr.refresh.effect import percent

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, Sourced
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
-from llqr.lab.report.sourced_numbers import Sourced
 from llqr.lab.runs.stored import StoredRun
 from llqr.refresh.effect import WEAK, percent
 

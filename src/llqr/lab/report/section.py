@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from llqr.lab.report.html_table import HtmlTable
+from llqr.lab.report.html_table import HtmlTable, Sourced
 from llqr.lab.report.plots import Look, Plot, looks
-from llqr.lab.report.sourced_numbers import Sourced
 from llqr.lab.runs.stored import StoredRun
 
 

@@ -2,10 +2,9 @@
 
 from statistics import fmean
 
-from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable
+from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, mean
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, analysis_of, sources
-from llqr.lab.report.sourced_numbers import mean
 from llqr.lab.runs.stored import StoredRun
 
 TITLE = "Sharpness of the solutions"

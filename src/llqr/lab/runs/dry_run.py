@@ -70,8 +70,7 @@ def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
 
 def _metric(model: nn.Module, settings: GeometrySettings) -> dict[str, Any]:
     """The size of a model's metric, and which blocks are stored differently from what was asked for."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the blocks that fall back, which are listed here
+    with warnings.catch_warnings(action="ignore"):  # about the blocks that fall back, which are listed here
         metric = settings.metric(model)
     return {
         "metric_scalars": metric.stored(),

@@ -46,15 +46,12 @@ class RunFolder:
         theirs, ours = dict(flatten(theirs)), dict(flatten(ours))
         # Where the data are does not matter: a run may be resumed on another machine.
         for key in sorted({*theirs, *ours} - {"run.data.root"}):
-            if theirs.get(key) != ours.get(key) and key == "run.task.options.digest":
-                raise ConfigurationError(
-                    f"--out: {self.path} holds a run of {planned.recipe} as it was before its code or data changed; "
-                    "choose another folder or delete that one."
-                )
             if theirs.get(key) != ours.get(key):
+                found = f"with {key} = {theirs.get(key)}, not {ours.get(key)}"
+                if key == "run.task.options.digest":
+                    found = f"of {planned.recipe} as it was before its code or data changed"
                 raise ConfigurationError(
-                    f"--out: {self.path} holds a run with {key} = {theirs.get(key)}, not {ours.get(key)}; "
-                    "choose another folder or delete that one."
+                    f"--out: {self.path} holds a run {found}; choose another folder or delete that one."
                 )
 
     @contextmanager

@@ -1,6 +1,7 @@
 """Runs read back from their folders."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,8 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json
 from llqr.lab.runs.record import RunRecord
 from llqr.lab.runs.shapes import ANALYSIS, RECORD, checked
+
+LAST = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ def find(paths: Iterable[Path]) -> list[StoredRun]:
             raise DataError(f"{path} holds no run: there is no config.json in it or below it.")
         folders |= dict.fromkeys(below)
     runs = [read(folder) for folder in folders]
-    return sorted(runs, key=lambda run: (run.recipe, _rank(run.recipe, run.method), run.config["started"], run.seed))
+    return sorted(
+        runs, key=lambda run: (run.recipe, _places(run.recipe).get(run.method, LAST), run.config["started"], run.seed)
+    )
 
 
 def read(folder: Path) -> StoredRun:
@@ -77,16 +82,10 @@ def _records(path: Path, finished: bool) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _order(name: str) -> tuple[str, ...]:
-    """The methods of a built-in recipe, those of its table first."""
+def _places(name: str) -> dict[str, int]:
+    """The methods of a built-in recipe, those of its table first; those of others are sorted by when they started."""
     try:
         known = recipe.load(name)
     except ConfigurationError:
-        return ()
-    return tuple(dict.fromkeys([*known.columns, *known.methods]))
-
-
-def _rank(name: str, method: str) -> int:
-    """The place of a method in its table; methods of other recipes are sorted by when they were started."""
-    order = _order(name)
-    return order.index(method) if method in order else len(order)
+        return {}
+    return {method: place for place, method in enumerate(dict.fromkeys([*known.columns, *known.methods]))}

@@ -20,7 +20,7 @@ class TaskCache:
         self._latest: tuple[tuple[object, ...], Task] | None = None
 
     def load(self, run: Run, seed: int) -> Task:
-        key = (*run.task_key, seed if run.task_type.varies_with_seed else None)
+        key = (run.task, run.data, run.training, seed if run.task_type.varies_with_seed else None)
         if self._latest is None or self._latest[0] != key:
             self._latest = None  # its memory is free before the next data are read
             self._latest = key, run.load_task(self._device, seed)

@@ -47,7 +47,7 @@ class ClassificationTask(Task):
         return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
 
     @classmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             source = data.load(run.data.name, run.data.root, run.data_options)
         except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -62,10 +62,6 @@ class ClassificationTask(Task):
         return self._source.train_batches(
             batch_size, seed=seed, device=self.device, last=self._last, memory_format=self._format
         )
-
-    def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        outputs: Tensor = model(inputs)
-        return outputs
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets, label_smoothing=self._smoothing)

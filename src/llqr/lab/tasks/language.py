@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llqr.lab.data import Batches
 from llqr.lab.models.language_model import LanguageModel
@@ -31,9 +31,6 @@ class StreamOptions:
         if self.context < 1:
             raise ValueError(f"context must be at least 1, got {self.context}.")
 
-    def model_arguments(self) -> dict[str, Any]:
-        return {"context": self.context}
-
 
 class LanguageTask(TokenTask[TokenStream]):
     """Windows of a text in, its next tokens out; batches are counted in windows.
@@ -43,6 +40,7 @@ class LanguageTask(TokenTask[TokenStream]):
 
     text_options = StreamOptions
     networks = {"gpt": LanguageModel}
+    model_options = ("context",)
 
     metric = "perplexity"
     larger_is_better = False
@@ -63,10 +61,6 @@ class LanguageTask(TokenTask[TokenStream]):
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)
-
-    def forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         found = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)

@@ -37,6 +37,7 @@ class Task(ABC):
 
     options: ClassVar[type] = TaskOptions
     """The dataclass that reads ``task.options`` of a recipe."""
+    device: torch.device
     metric: str
     """The metric that decides which evaluation was the best."""
     larger_is_better: bool
@@ -77,21 +78,16 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
-        """The task with its data read; a `DataError` if they are missing or damaged."""
-
-    @classmethod
-    def load_for(cls, run: Run, device: torch.device, seed: int) -> Self:
-        """The task of the runs with this seed."""
-        return cls.load(run, device)
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
+        """The task of the runs with this seed, with its data read; a `DataError` if they are missing or damaged."""
 
     def new_model(self, run: Run) -> nn.Module:
         """The network of a run that begins; its random weights come from the global generator."""
         return run.build_model()
 
-    @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device of this task, in the memory format of its inputs."""
+        return model.to(self.device)
 
     @abstractmethod
     def train_batches(self, batch_size: int, seed: int) -> Batches:
@@ -110,9 +106,9 @@ class Task(ABC):
         """How many samples of the shape of ``like`` make a training batch of this size."""
         return batch_size
 
-    @abstractmethod
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         """What the loss is computed from."""
+        return model(inputs)
 
     def differentiable_forward(self, model: nn.Module, inputs: Any) -> Any:
         """The same as `forward` by operations that have all derivatives, which fast kernels may lack."""

@@ -20,6 +20,7 @@ from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.token_stream import TokenStream
+from llqr.lab.text.vocabulary import PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -56,11 +57,13 @@ class TokenTask(Task, Generic[Text]):
     text_options: ClassVar[type]
     """The dataclass that reads ``data.options``, whatever the name of the text."""
     networks: ClassVar[dict[str, Callable[..., nn.Module]]]
+    model_options: ClassVar[tuple[str, ...]] = ()
+    """Which of the data's options the network has, too."""
 
     def __init__(self, text: Text, run: Run, device: torch.device) -> None:
         self.text = text
         self.device = device
-        self._loss = TokenCrossEntropy(text.vocabulary.pad, run.task_options.label_smoothing)
+        self._loss = TokenCrossEntropy(PAD, run.task_options.label_smoothing)
 
     @classmethod
     def data_options(cls, name: str) -> type:
@@ -73,7 +76,8 @@ class TokenTask(Task, Generic[Text]):
         name = run.model.name
         if name not in cls.networks:
             raise ValueError(unknown("model", name, cls.networks))
-        sizes = run.data_options.model_arguments() | {"vocabulary": _vocabulary(run.data_path) or ASSUMED_VOCABULARY}
+        sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
+        sizes["vocabulary"] = _vocabulary(run.data_path) or ASSUMED_VOCABULARY
         try:
             return cls.networks[name](**sizes | run.model.options)
         except TypeError as error:  # an option that this network does not have
@@ -86,7 +90,7 @@ class TokenTask(Task, Generic[Text]):
         return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
 
     @classmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             return cls(cls.read(run.data_path), run, device)
         except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -104,9 +108,6 @@ class TokenTask(Task, Generic[Text]):
     @property
     def data_key(self) -> str:
         return self.text.key
-
-    def place(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device)
 
     def differentiable_forward(self, model: nn.Module, inputs: Any) -> Tensor:
         return differentiable_forward(model, inputs)
@@ -138,7 +139,8 @@ def token_metrics(
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignore_index, reduction="sum")
         sums += torch.stack([wrong.sum(), loss, real.sum()])
     wrong, loss, count = sums.tolist()
-    return {"token_error": 100 * wrong / count, "perplexity": perplexity(loss / count), "loss": loss / count}
+    perplexity = math.exp(loss / count) if loss / count < 700 else math.inf
+    return {"token_error": 100 * wrong / count, "perplexity": perplexity, "loss": loss / count}
 
 
 def _vocabulary(root: Path) -> int | None:
@@ -149,7 +151,3 @@ def _vocabulary(root: Path) -> int | None:
     except (OSError, ValueError, KeyError):
         return None
     return size
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf

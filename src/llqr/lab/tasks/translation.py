@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from llqr.lab.data import Batches
-from llqr.lab.models.decoding import beam_search
-from llqr.lab.models.decoding.beam import Decoder
+from llqr.lab.extras import extra
+from llqr.lab.models.decoding.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
-from llqr.lab.tasks.bleu import Bleu
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
 from llqr.lab.text import parallel_text
-from llqr.lab.text.pair_batches import SHAPES, DecodingBatches, SentenceBatches, TokenBatches
+from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
+from llqr.lab.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -35,9 +35,6 @@ class PairOptions:
     def __post_init__(self) -> None:
         if self.shapes < 1:
             raise ValueError(f"shapes must be at least 1, got {self.shapes}.")
-
-    def model_arguments(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,10 @@ class TranslationTask(TokenTask[ParallelText]):
     def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
         super().__init__(text, run, device)
         largest = run.training.eval_batch_size
-        self._translator = Translator(text, run.task_options, largest, device)
+        self._search, self._largest = run.task_options, largest
         self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
-        self._bleu = {name: Bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
+        self._bleu = {name: bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
 
     @classmethod
@@ -100,19 +97,38 @@ class TranslationTask(TokenTask[ParallelText]):
         longest: int = max(like[0][0].shape[1], like[1].shape[1])
         return max(1, batch_size // longest)
 
-    def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        logits: Tensor = model(*inputs)
-        return logits
+    def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Any:
+        return model(*inputs)
 
     def measure(self, model: nn.Module, name: str) -> dict[str, float]:
         tokens = token_metrics(model, self.forward, self._batches[name], self.loss.ignore_index, self.device)
-        translations = self._translator.translate(cast(Decoder, model), getattr(self.text, name).source)
-        return {"BLEU": self._bleu[name].score(translations)} | tokens
+        translations = self.translate(cast(TranslationTransformer, model), getattr(self.text, name).source)
+        return {"BLEU": float(self._bleu[name].corpus_score(translations, None).score)} | tokens
+
+    @torch.no_grad()
+    def translate(self, model: TranslationTransformer, source: Sentences) -> list[str]:
+        """The best translation of every sentence, as text; nothing for a sentence without tokens."""
+        found: list[Sequence[int]] = [()] * len(source)
+        for places, tokens in decoding_batches(source, self._largest, device=self.device):
+            several = beam_search(
+                model,
+                tokens,
+                bos=BOS,
+                eos=EOS,
+                pad=PAD,
+                beam=self._search.beam,
+                length_penalty=self._search.length_penalty,
+                max_length=self._search.max_length,
+            )
+            for place, hypotheses in zip(places, several, strict=True):
+                if hypotheses and len(source[place]):
+                    found[place] = hypotheses[0].tokens
+        return [self.text.detokenise(tokens) for tokens in found]
 
     def facts(self) -> dict[str, Any]:
         text = self.text
         return {
-            "bleu": self._bleu["valid"].signature,
+            "bleu": str(self._bleu["valid"].get_signature()),
             "text": {
                 "key": text.key,
                 "languages": list(text.languages),
@@ -122,32 +138,13 @@ class TranslationTask(TokenTask[ParallelText]):
         }
 
 
-class Translator:
-    """Sentences into the target language by beam search, at most ``max_tokens`` of the source with padding at once."""
+def bleu(references: Sequence[str], lowercase: bool) -> Any:
+    """sacrebleu's BLEU against one reference each, as it was written; ``lowercase`` ignores case.
 
-    def __init__(self, text: ParallelText, options: TranslationOptions, max_tokens: int, device: torch.device) -> None:
-        self._text, self._options, self._max_tokens, self._device = text, options, max_tokens, device
-
-    @torch.no_grad()
-    def translate(self, model: Decoder, source: Sentences) -> list[str]:
-        """The best translation of every sentence, as text; nothing for a sentence without tokens."""
-        vocabulary, options = self._text.vocabulary, self._options
-        found: list[Sequence[int]] = [()] * len(source)
-        for places, tokens in DecodingBatches(source, self._max_tokens, device=self._device):
-            several = beam_search(
-                model,
-                tokens,
-                bos=vocabulary.bos,
-                eos=vocabulary.eos,
-                pad=vocabulary.pad,
-                beam=options.beam,
-                length_penalty=options.length_penalty,
-                max_length=options.max_length,
-            )
-            for place, hypotheses in zip(places, several, strict=True):
-                if hypotheses and len(source[place]):
-                    found[place] = hypotheses[0].tokens
-        return [self._text.detokenise(tokens) for tokens in found]
+    Its signature says which BLEU it is: tokenisation, case, smoothing and the version of sacrebleu.
+    """
+    sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
+    return sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
 
 
 def _in_order(pairs: SentencePairs, largest: int, device: torch.device) -> TokenBatches:

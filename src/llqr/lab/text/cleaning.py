@@ -77,7 +77,7 @@ def _outcome(source: bytes, target: bytes, rules: Rules, training: bool) -> Outc
     texts = [text for text in (decode(source), decode(target)) if text is not None]
     if len(texts) < 2:
         return "bad_utf8"
-    sides = [rules.words(text, language) for text, language in zip(texts, rules.languages, strict=True)]
+    sides = [rules.words(text.strip(), language) for text, language in zip(texts, rules.languages, strict=True)]
     if not all(sides):
         return "empty"
     reason = rules.reason_to_drop(*sides) if training else None

@@ -39,6 +39,10 @@ class RawCorpus:
     languages: tuple[str, str]
     splits: Mapping[str, RawSplit]
 
+    def __post_init__(self) -> None:
+        if self.languages[0] == self.languages[1]:
+            raise ValueError(f"languages must be two different languages, got {self.languages[0]!r} twice.")
+
     def inputs(self) -> dict[str, dict[str, dict[str, object]]]:
         """The number of lines and the digest of every file."""
         return {
@@ -63,7 +67,6 @@ def from_files(splits: Mapping[str, tuple[Path, Path] | None], languages: tuple[
                 f"languages must be given, as in de en: they cannot be inferred from the names "
                 f"{given['train'][0].name} and {given['train'][1].name}."
             )
-    _check_different(languages)
     return RawCorpus(languages, {name: RawSplit(name, *map(lines.read_lines, pair)) for name, pair in given.items()})
 
 
@@ -72,7 +75,6 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
     if not source.exists():
         raise FileNotFoundError(f"source must be a folder or an archive, but {source.absolute()} does not exist.")
     languages = languages or DIRECTION
-    _check_different(languages)
     distributed = iwslt.find(source, languages)
     if distributed is not None:
         sides = {name: [distributed.side(name, language) for language in languages] for name in ("train", "test")}
@@ -91,8 +93,3 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
             there, missing = languages if second is None else languages[::-1]
             raise FileNotFoundError(f"{source / name}.{missing} is missing, although {name}.{there} is there.")
     return from_files(pairs, languages)
-
-
-def _check_different(languages: tuple[str, str]) -> None:
-    if languages[0] == languages[1]:
-        raise ValueError(f"languages must be two different languages, got {languages[0]!r} twice.")

@@ -71,17 +71,13 @@ def _read_from_folder(folder: Path, name: str) -> bytes:
     return path.read_bytes()
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return b"" if file is None else file.read()  # None only for members that are not files
-
-
 def _from_archive(archive: Path, pair: str) -> Distributed:
     """Reads all text files of the archive into memory; nothing is unpacked to disk."""
     try:
         with tarfile.open(archive) as tar:
-            members = [member for member in tar if member.isfile() and pair in Path(member.name).name]
-            contents = {Path(member.name).name: _content(tar, member) for member in members}
+            names = {member: Path(member.name).name for member in tar if member.isfile()}
+            files = {name: tar.extractfile(member) for member, name in names.items() if pair in name}
+            contents = {name: file.read() for name, file in files.items() if file is not None}
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise ValueError(f"{archive} is damaged: {error}.") from error
 

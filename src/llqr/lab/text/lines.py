@@ -4,11 +4,12 @@ import gzip
 import hashlib
 import lzma
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-COMPRESSED = (".xz", ".gz")
+COMPRESSED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+"""Suffixes of compressed files, and what opens them."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -17,16 +18,10 @@ def read_lines(path: Path) -> list[bytes]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.absolute()} is not a file.")
     try:
-        with _open(path) as file:
+        with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
             return split_lines(file.read())
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
-
-
-def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def split_lines(content: bytes) -> list[bytes]:
@@ -38,9 +33,9 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def decode(line: bytes) -> str | None:
-    """The text of a line without surrounding spaces; None if it is not UTF-8."""
+    """The text of a line; None if it is not UTF-8."""
     try:
-        return line.decode().strip()
+        return line.decode()
     except UnicodeDecodeError:
         return None
 

@@ -9,28 +9,14 @@ from llqr.lab.extras import extra
 
 def tokenise(text: str, language: str) -> str:
     """The words of ``text`` separated by spaces; what Moses treats as markup is escaped, as its script does."""
-    return str(_tokeniser(language).tokenize(text, return_str=True))
+    return str(_moses("MosesTokenizer", language).tokenize(text, return_str=True))
 
 
 def detokenise(words: Sequence[str], language: str) -> str:
     """The plain text of escaped ``words``."""
-    return str(_detokeniser(language).detokenize(list(words)))
-
-
-def version() -> str:
-    """The version of sacremoses; another version may tokenise differently."""
-    return str(_sacremoses().__version__)
+    return str(_moses("MosesDetokenizer", language).detokenize(list(words)))
 
 
 @lru_cache
-def _tokeniser(language: str) -> Any:
-    return _sacremoses().MosesTokenizer(lang=language)
-
-
-@lru_cache
-def _detokeniser(language: str) -> Any:
-    return _sacremoses().MosesDetokenizer(lang=language)
-
-
-def _sacremoses() -> Any:
-    return extra("sacremoses", "Tokenisation needs sacremoses")
+def _moses(tool: str, language: str) -> Any:
+    return getattr(extra("sacremoses", "Tokenisation needs sacremoses"), tool)(lang=language)

@@ -91,16 +91,9 @@ class ShapedBatches(Batches):
             rows = local[stop - self.shapes[number].rows : stop]
             yield pair_batch(self._source[number][rows], self._target[number][rows])
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"shapes": self._describe()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["shapes"] != self._describe():
-            raise ValueError(f"The saved loader had shapes={state['shapes']!r}, this one has {self._describe()!r}.")
-        super().load_state_dict(state)
-
-    def _describe(self) -> list[list[int]]:
-        return [[shape.rows, shape.source, shape.target] for shape in self.shapes]
+    def _described(self) -> dict[str, Any]:
+        shapes = [[shape.rows, shape.source, shape.target] for shape in self.shapes]
+        return {"shapes": shapes} | super()._described()
 
 
 class TokenBatches(ShapedBatches):
@@ -147,33 +140,22 @@ class SentenceBatches(ShapedBatches):
         super().__init__(kept, [shape], belongs, batch_size=sentences, seed=seed, device=device)
 
 
-class DecodingBatches:
+def decoding_batches(
+    sentences: Sentences, max_tokens: int, *, device: torch.device | str = "cpu"
+) -> Iterator[tuple[list[int], Tensor]]:
     """Source sentences for a decoder, sorted by length, each with its index in the data.
 
-    Iterating gives ``(places, source)``: a list of sentence indices, and an int64 matrix with one row for each, of at
-    most ``max_tokens`` with its padding; a longer sentence gets its own batch.
+    Yields ``(places, source)``: a list of sentence indices, and an int64 matrix with one row for each, of at most
+    ``max_tokens`` with its padding; a longer sentence gets its own batch.
     """
-
-    def __init__(self, sentences: Sentences, max_tokens: int, *, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self._sentences = sentences
-        lengths = sentences.lengths + 1
-        # The longest first, so that running out of memory shows at once.
-        order = lengths.argsort(descending=True, stable=True)
-        self._batches: list[tuple[Tensor, int]] = []
-        while len(order):
-            length = -(-int(lengths[order[0]]) // GRID) * GRID
-            rows = max(1, max_tokens // length)
-            self._batches.append((order[:rows], length))
-            order = order[rows:]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
-        for places, length in self._batches:
-            matrix = self._sentences.padded(places, length, pad=PAD, end=EOS)
-            yield places.tolist(), matrix.to(self.device, torch.int64)
+    lengths = sentences.lengths + 1
+    # The longest first, so that running out of memory shows at once.
+    order = lengths.argsort(descending=True, stable=True)
+    while len(order):
+        length = -(-int(lengths[order[0]]) // GRID) * GRID
+        rows = max(1, max_tokens // length)
+        places, order = order[:rows], order[rows:]
+        yield places.tolist(), sentences.padded(places, length, pad=PAD, end=EOS).to(device, torch.int64)
 
 
 def pair_batch(source: Tensor, target: Tensor) -> PairBatch:

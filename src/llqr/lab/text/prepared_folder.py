@@ -30,24 +30,21 @@ NAME = re.compile(r"\w[\w.-]*")
 """Valid names of a prepared text."""
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """The folder name of a preparation that depends on ``facts`` alone."""
-    return hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def make(
     root: Path, facts: Mapping[str, Any], prepare: Callable[[], tuple[dict[str, Any], dict[str, bytes]]]
 ) -> tuple[Path, bool]:
-    """The folder under ``root`` for ``facts``, which becomes `current`, and whether it was made now.
+    """The folder under ``root`` for ``facts``, on which alone its name depends, and whether it was made now.
+
+    It becomes the one that `find` returns.
 
     ``prepare`` is called if the folder does not exist yet; it returns further entries of the manifest, and the files.
     """
-    key = key_of(facts)
+    key = hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
     missing = not is_finished(root / key)
     if missing:
         entries, files = prepare()
         write(root, key, {**facts, **entries}, files)
-    choose(root, key)
+    write_text(root / CURRENT, key + "\n")
     return root / key, missing
 
 
@@ -73,11 +70,6 @@ def write(root: Path, key: str, facts: Mapping[str, Any], files: Mapping[str, by
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return root / key
-
-
-def choose(root: Path, key: str) -> None:
-    """Make ``root/key`` the preparation that `find` returns."""
-    write_text(root / CURRENT, key + "\n")
 
 
 def is_finished(folder: Path) -> bool:

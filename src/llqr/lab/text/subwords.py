@@ -72,11 +72,6 @@ def learn(texts: Callable[[], Iterable[str]], merges: int, alphabet: Literal["wo
     return Subwords(_build({token: number for number, token in enumerate(tokens)}, joined, alphabet))
 
 
-def version() -> str:
-    """The version of tokenizers; another version may merge in another order."""
-    return str(_tokenizers().__version__)
-
-
 def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
     """The alphabet and the merges of ``"words"``."""
     inner: set[str] = set()

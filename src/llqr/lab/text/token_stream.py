@@ -8,8 +8,9 @@ reproduces the file. The last lines are held out for validation and test.
 >>> text.vocabulary.size, len(text.train), text.decode(text.valid[:20].tolist())
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,8 @@ import torch
 from torch import Tensor
 
 from llqr.lab.text import lines, prepared_folder, subwords
-from llqr.lab.text.corpus import SPLITS
 from llqr.lab.text.prepared_text import SUBWORDS, PreparedText
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.subwords import Subwords
-
-KIND = "a stream of text"
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class StreamSettings:
 
     Attributes:
         merges: number of merges of the byte-pair encoding, which is learned on the training text.
-        held_out: the fraction of the lines used for validation, and again for the test; both come from the end.
+        held_out: of one text, the fraction of the lines used for validation, and again for the test, from its end.
     """
 
     merges: int = 10_000
@@ -55,6 +52,7 @@ class TokenStream(PreparedText):
     The ``counts`` include bytes and tokens, which turn a perplexity into bits per byte, comparable across vocabularies.
     """
 
+    KIND = "a stream of text"
     train: Tensor
     valid: Tensor
     test: Tensor
@@ -67,6 +65,13 @@ class TokenStream(PreparedText):
         """The text of ``tokens``."""
         return self.subwords.decode(tokens)
 
+    @classmethod
+    def _split(cls, name: str, files: Mapping[str, bytes], tokens: int, settings: Mapping[str, Any]) -> Tensor:
+        return prepared_folder.unpack(files[f"{name}.tokens"], tokens)
+
+
+load = TokenStream.load
+
 
 def prepare_stream(
     path: Path, settings: StreamSettings, root: Path, *, stages: Stages | None = None
@@ -74,31 +79,12 @@ def prepare_stream(
     """Prepare the file at ``path`` in a folder under ``root`` unless it is there; the folder, and whether it is new."""
     read = lines.read_lines(path)
     facts: dict[str, Any] = {
-        "kind": KIND,
+        "kind": TokenStream.KIND,
         "settings": asdict(settings),
-        "versions": {"tokenizers": subwords.version()},
+        "versions": {"tokenizers": version("tokenizers")},  # another one may give other tokens
         "inputs": {"text": {"lines": len(read), "sha256": lines.digest(read)}},
     }
     return prepared_folder.make(root, facts, lambda: _make(read, settings, stages or Stages()))
-
-
-def load(root: Path | str) -> TokenStream:
-    """Read what `llqr data NAME --text FILE` prepared at ``root``."""
-    place, manifest, files = prepared_folder.read(Path(root), KIND)
-    try:
-        learned = Subwords.read(files[SUBWORDS].decode())
-        splits = {name: prepared_folder.unpack(files[f"{name}.tokens"], learned.vocabulary.tokens) for name in SPLITS}
-        return TokenStream(
-            train=splits["train"],
-            valid=splits["valid"],
-            test=splits["test"],
-            subwords=learned,
-            settings=manifest["settings"],
-            counts=manifest["counts"],
-            key=manifest["key"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
 
 
 def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -107,7 +93,7 @@ def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[
     if held < 1:
         raise ValueError(f"held_out must be at least one line, got {settings.held_out} of {len(read)} lines.")
     parts = {"train": read[: -2 * held], "valid": read[-2 * held : -held], "test": read[-held:]}
-    kept = {name: [text for text in map(_text, part) if text is not None] for name, part in parts.items()}
+    kept = {name: [f"{text}\n" for text in map(lines.decode, part) if text is not None] for name, part in parts.items()}
     for name, texts in kept.items():
         if not texts:
             raise ValueError(f"{name} must have lines that are UTF-8, got none of {len(parts[name])}.")
@@ -117,7 +103,8 @@ def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[
     files, counts = {SUBWORDS: learned.write().encode()}, {}
     with stages.stage("tokens", sum(map(len, kept.values())), "lines") as advance:
         for name, texts in kept.items():
-            tokens = _encode(texts, learned, advance)
+            encoded = learned.encode_in_parts(texts, advance)
+            tokens = torch.cat([torch.tensor(list(chain.from_iterable(part)), dtype=torch.int32) for part in encoded])
             files[f"{name}.tokens"] = prepared_folder.pack(tokens, learned.vocabulary.tokens)
             counts[name] = {
                 "read": len(parts[name]),
@@ -127,16 +114,3 @@ def _make(read: list[bytes], settings: StreamSettings, stages: Stages) -> tuple[
                 "tokens": len(tokens),
             }
     return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
-
-
-def _text(line: bytes) -> str | None:
-    """A line with its line feed; None if it is not UTF-8."""
-    try:
-        return line.decode() + "\n"
-    except UnicodeDecodeError:
-        return None
-
-
-def _encode(texts: list[str], learned: Subwords, advance: Callable[[int], None]) -> Tensor:
-    parts = learned.encode_in_parts(texts, advance)
-    return torch.cat([torch.tensor(list(chain.from_iterable(part)), dtype=torch.int32) for part in parts])

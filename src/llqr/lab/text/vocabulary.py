@@ -18,10 +18,6 @@ class Vocabulary:
 
     size: int
     tokens: int
-    pad: int = PAD
-    bos: int = BOS
-    eos: int = EOS
-    unk: int = UNK
 
 
 def vocabulary(tokens: int, multiple: int = 8) -> Vocabulary:

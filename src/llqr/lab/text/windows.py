@@ -61,10 +61,5 @@ class WindowBatches(Batches):
             windows = self._tokens[part[:, None] + self._columns].long()
             yield windows[:, :-1], windows[:, 1:]
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"context": self.context}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["context"] != self.context:
-            raise ValueError(f"The saved loader had context={state['context']}, this one has {self.context}.")
-        super().load_state_dict(state)
+    def _described(self) -> dict[str, Any]:
+        return {"context": self.context} | super()._described()

@@ -1,23 +1,15 @@
 """How the toy figures look: colours that survive colour blindness and grey-scale printing, panels, legends."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from llqr.lab import pictures
-from llqr.lab.pictures import Arguments
 from llqr.theory import METHODS
 from llqr.theory.arguments import Array
-
-if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
 
 # Okabe and Ito's palette; line styles and markers carry the same information in grey-scale print.
 COLOURS = {"sgd": "#000000", "llqr": "#E69F00", "sam": "#0072B2", "llqr+sam": "#D55E00"}
@@ -26,35 +18,11 @@ MARKERS = {"sgd": "s", "llqr": "^", "sam": "o", "llqr+sam": "D"}
 LABELS = {"sgd": "SGD", "llqr": "LLQR", "sam": "SAM", "llqr+sam": "LLQR+SAM"}
 GREEN, PURPLE, GREY = "#009E73", "#CC79A7", "#7F7F7F"
 
-STYLE: "dict[RcKeyType, Any]" = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.constrained_layout.use": True,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "llqr",
-}
-
-
-def styled(draw: Callable[Arguments, Figure]) -> Callable[Arguments, Figure]:
-    return pictures.styled(draw, STYLE)
-
 
 def panels(count: int, width: float = 3.2, height: float = 2.9, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure with ``count`` panels side by side; ``width`` and ``height`` are those of one panel, in inches."""
-    figure = Figure(figsize=(width * count, height))
+    figure = Figure(figsize=(width * count, height), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False, sharey=share_y)[0])
-
-
-def plain_ticks(axis: Axis, ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis of few decades with exactly these numbers, written out."""
-    axis.set_major_locator(FixedLocator(list(ticks)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def shared_legend(figure: Figure, handles: Sequence[Artist]) -> None:

@@ -1,19 +1,27 @@
 """The first toy figure: escape from inside the sharp well."""
 
 from dataclasses import replace
+from typing import Annotated
 
+import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend, styled
-from llqr.lab.toy.experiment import ToyResult, claim_shares, claims_sentence, quantiles, statistics
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend
+from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, claims_sentence, quantiles, statistics
 from llqr.lab.toy.ring_plots import ring_map, ring_slice
 from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope
 from llqr.theory.search import as_dict
 
 
-def run_escape(starts: int, steps: int, anisotropy: float, seed: int) -> ToyResult:
-    """Start all four methods inside the sharp well and compare how they leave it."""
+def run_escape(
+    starts: Annotated[int, typer.Option(min=1, help="Number of starting points around the ring.")] = 32,
+    steps: Steps = 1200,
+    anisotropy: Anisotropy = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the starts' distance from the bottom.")] = 0,
+) -> ToyResult:
+    """Escape from inside the sharp well: SGD, LLQR, SAM and LLQR+SAM at one learning rate."""
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from matplotlib.figure import Figure
 from torch import Tensor
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a part of the work, how much of it is done, and how much there is."""
+
+# Options that several experiments have: the parameters of an experiment are the options of its command.
+Anisotropy = Annotated[float, typer.Option(min=0.1, max=10, help="Curvature of the bowl's second axis over its first.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of independent noise schedules.")]
+Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend, styled
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import ToyResult
 from llqr.theory import (
     Hovering,
@@ -20,8 +23,13 @@ from llqr.theory import (
 from llqr.theory.arguments import Array
 
 
-def run_hover(lambda_bar: float, lambda_eps: float, eta: float, rho: float) -> ToyResult:
-    """Measure the amplitudes in wells of many curvatures and compare them with the closed forms."""
+def run_hover(
+    lambda_bar: Annotated[float, typer.Option(min=1e-6, help="Average curvature of the well.")] = 0.25,
+    lambda_eps: Annotated[float, typer.Option(min=0, help="Localized sharpness of the well.")] = 5.0,
+    eta: Annotated[float, typer.Option(min=1e-9, help="Learning rate.")] = 0.04,
+    rho: Annotated[float, typer.Option(min=1e-9, help="Probe radius.")] = 0.2,
+) -> ToyResult:
+    """Hovering: two-cycle amplitudes of SAM and LLQR+SAM, measured and in closed form."""
     sharpness = lambda_bar + lambda_eps
     series = {
         method: simulate(

@@ -2,23 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Annotated
 
 import numpy as np
+import typer
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from llqr.lab.toy.drawing import LABELS, panels, plain_ticks, shared_legend, styled
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import LABELS, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, ToyResult, part_of
 from llqr.theory import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.arguments import Array
 from llqr.theory.phase import Cells
 
 
-def run_phase(rows: int, columns: int, steps: int, progress: Progress) -> ToyResult:
-    """Measure both diagrams and compare them with the predicted lines."""
+def run_phase(
+    progress: Progress,
+    rows: Annotated[int, typer.Option(min=3, help="Cells along lambda_bar, and along the learning rate.")] = 28,
+    columns: Annotated[int, typer.Option(min=3, help="Cells along rho.")] = 40,
+    steps: Annotated[int, typer.Option(min=10, help="Steps after which a cell counts as trapped.")] = 4000,
+) -> ToyResult:
+    """Escape phase diagrams over (rho, lambda_bar) and over the learning rate, against the predicted line."""
     settings = PhaseSettings(steps=steps)
     bar, rho = np.geomspace(0.1, 2.0, rows), np.geomspace(0.05, 4.0, columns)
     diagrams, finite = {}, {}
@@ -93,8 +101,8 @@ def phase_figure(diagrams: Mapping[str, PhaseDiagram], r_eps: float, finite: Map
         axis.plot(line, bar, color="black", lw=1.8)
         axis.plot(finite[method], bar, color="black", lw=1.4, ls="--")
         axis.set(xscale="log", yscale="log", xlabel=r"probe radius $\rho$ (units of $r_\epsilon$)")
-        plain_ticks(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2, 4))
-        plain_ticks(axis.yaxis, (0.1, 0.2, 0.5, 1, 2))
+        written_out(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2, 4))
+        written_out(axis.yaxis, (0.1, 0.2, 0.5, 1, 2))
         axis.set_title(f"{LABELS[method]}: {100 * diagram.agreement_off_line:.1f}% agree off the line")
     axes[0].set_ylabel(r"average curvature $\bar\lambda$")
     shared_legend(
@@ -117,8 +125,8 @@ def rate_figure(diagram: PhaseDiagram, r_eps: float, finite: Array) -> Figure:
     axis.plot(diagram.rows[known], finite[known], color="black", lw=1.4, ls="--")
     axis.axvline(2.0, color="black", lw=1.2, ls=":")
     axis.set(xscale="log", yscale="log", xlabel=r"learning rate $\eta\mu$", ylim=diagram.columns[[0, -1]])
-    plain_ticks(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2))
-    plain_ticks(axis.yaxis, (0.1, 0.2, 0.5, 1, 2, 4))
+    written_out(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2))
+    written_out(axis.yaxis, (0.1, 0.2, 0.5, 1, 2, 4))
     axis.set_ylabel(r"envelope $\rho/\sqrt{\bar\lambda}$ (units of $r_\epsilon$)")
     handles = [
         *cell_handles(),

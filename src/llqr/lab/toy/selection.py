@@ -2,30 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Annotated
 
 import numpy as np
+import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import (
-    COLOURS,
-    DASHES,
-    GREEN,
-    GREY,
-    LABELS,
-    MARKERS,
-    method_handles,
-    panels,
-    plain_ticks,
-    shared_legend,
-    styled,
-)
-from llqr.lab.toy.experiment import Progress, ToyResult, part_of
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
+from llqr.lab.toy.experiment import Progress, Seeds, ToyResult, part_of
 from llqr.theory import Selection, select
 from llqr.theory.exits import ExitSettings, ExitTimes, exit_times
 
 
-def run_selection(cycles: int, seeds: int, steps: int, progress: Progress) -> ToyResult:
-    """Simulate the regenerative model, and measure the exit times of the optimizers over rho and over the noise."""
+def run_selection(
+    progress: Progress,
+    cycles: Annotated[int, typer.Option(min=100, help="Regeneration cycles at each noise scale.")] = 8000,
+    seeds: Seeds = 64,
+    steps: Annotated[int, typer.Option(min=10, help="Steps after which a visit is cut off.")] = 2000,
+) -> ToyResult:
+    """Occupation of sharp wells in the regenerative model, and mean exit times of the real optimizers."""
     progress("regenerative model", 0, 1)
     selection = select(np.geomspace(0.01, 0.1, 10), cycles=cycles)
     progress("regenerative model", 1, 1)
@@ -100,9 +96,9 @@ def selection_figure(
         axis.set(xscale="log", yscale="log", ylabel="mean exit time (steps)")
     for method, threshold in thresholds.items():
         rho.axvline(threshold, color=COLOURS[method], lw=0.9, ls=":")
-    plain_ticks(rho.xaxis, (0.2, 0.5, 1, 2))
-    plain_ticks(occupied.xaxis, (0.01, 0.02, 0.05, 0.1))
-    plain_ticks(occupied.yaxis, (0.001, 0.003, 0.01, 0.03, 0.1))
+    written_out(rho.xaxis, (0.2, 0.5, 1, 2))
+    written_out(occupied.xaxis, (0.01, 0.02, 0.05, 0.1))
+    written_out(occupied.yaxis, (0.001, 0.003, 0.01, 0.03, 0.1))
     rho.set(xlabel=r"probe radius $\rho$ (units of $r_\epsilon$)", title="vertical: envelope = $r_\\epsilon$")
     sigma.set(xlabel=r"gradient noise $\sigma$", title=f"grey: runs are cut at {cut_at} steps")
     shared_legend(figure, method_handles(("sam", "llqr+sam")))

@@ -1,17 +1,24 @@
 """Convergence transfer under a bounded, changing metric."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
+import typer
 from matplotlib.figure import Figure
 
-from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels, styled
+from llqr.lab.pictures import styled
+from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
 from llqr.lab.toy.experiment import Progress, ToyResult, part_of
 from llqr.theory import Transfer, transfer
 
 
-def run_transfer(steps: int, batch: int, progress: Progress) -> ToyResult:
-    """Run both radius schedules with full gradients and with minibatches, and fit the slopes."""
+def run_transfer(
+    progress: Progress,
+    steps: Annotated[int, typer.Option(min=200, help="Steps of each run.")] = 4000,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per minibatch.")] = 32,
+) -> ToyResult:
+    """Convergence transfer: the running mean of g.Ug under a bounded, changing metric."""
     runs = {}
     for power, shown in ((0.5, "1/2"), (0.25, "1/4")):
         for size, kind in ((None, "full gradient"), (batch, f"batches of {batch}")):

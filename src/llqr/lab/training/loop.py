@@ -33,7 +33,6 @@ from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint, spectrum
-from llqr.lab.training.interval import Interval
 from llqr.lab.training.log_results import best_record, results_of, seconds_per_step
 from llqr.lab.training.tensorboard import Board
 
@@ -49,6 +48,18 @@ class Execution:
     tensorboard: bool = False
     strategy: Strategy = field(default_factory=Strategy)
     shards: int | Literal["all"] | None = None
+
+
+class Interval:
+    """Sums over the steps since the last evaluation; the loss stays on the device until it is read."""
+
+    def __init__(self, device: torch.device, first: int = 0) -> None:
+        self.first = first  # the number of steps done before
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.mean_loss = math.nan
+        self.count = 0
+        self.seconds = 0.0
+        self.refreshes: list[dict[str, Any]] = []
 
 
 class Training:
@@ -231,9 +242,8 @@ class Training:
         current = checkpoint.to_host(self.strategy.weights(self.model))
         self.strategy.load_weights(self.model, self.best["model"])
         try:
-            return self.strategy.measured(
-                self.model, lambda: self._measure(self.task.test)
-            ), time.perf_counter() - started
+            found = self.strategy.measured(self.model, lambda: self._measure(self.task.test))
+            return found, time.perf_counter() - started
         finally:
             self.strategy.load_weights(self.model, current)
 

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llqr.lab import pictures
 from llqr.lab.bench.plots.bars import memory, peers, refresh, step
-from llqr.lab.bench.plots.cadence import cadence
-from llqr.lab.bench.plots.scaling import scaling
-from llqr.lab.bench.plots.shards import shards
-from llqr.lab.bench.plots.solvers import solvers
+from llqr.lab.bench.plots.lines import cadence, scaling, shards, solvers
 from llqr.lab.errors import ConfigurationError
 
 if TYPE_CHECKING:

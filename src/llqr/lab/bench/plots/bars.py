@@ -22,12 +22,9 @@ def memory(rows: Rows) -> "Figure":
     figure, panels = pictures.column([_height(own) for own in groups.values()])
     for axes, (network, own) in zip(panels, groups.items(), strict=True):
         names = [row["what"] if row["structure"] is None else f"{row['what']}, {row['structure']}" for row in own]
-        sizes = [row["peak_bytes"] / GIB for row in own]
-        axes.barh(range(len(own)), sizes, color=pictures.SKY, height=0.7, label="all")
+        _bars(axes, names, [row["peak_bytes"] / GIB for row in own], "{:.2f}", pictures.SKY, label="all")
         factors = [row["metric_bytes"] / GIB for row in own]
         axes.barh(range(len(own)), factors, color=pictures.BLUE, height=0.7, label="factors of U")
-        _values(axes, sizes, [f"{size:.2f}" for size in sizes])
-        _names(axes, names)
         axes.set(title=network)
     panels[-1].set_xlabel("GiB at the peak")
     pictures.legend_above(figure, panels[0])
@@ -41,15 +38,11 @@ def refresh(rows: Rows) -> "Figure":
     with_errors = [row for row in drawn if (row.get("errors") or {}).get("Ug") is not None]
     figure, panels = pictures.column([_height(own) for own in (drawn, with_errors) if own])
     seconds = [row["seconds"]["median"] for row in drawn]
-    panels[0].barh(range(len(drawn)), seconds, color=pictures.ORANGE, height=0.7)
-    _values(panels[0], seconds, [f"{time:.2f}" for time in seconds])
-    _names(panels[0], list(map(_way, drawn)))
+    _bars(panels[0], list(map(_way, drawn)), seconds, "{:.2f}", pictures.ORANGE)
     panels[0].set(title="seconds of a refresh")
     if with_errors:
         errors = [100 * row["errors"]["Ug"] for row in with_errors]
-        panels[1].barh(range(len(errors)), errors, color=pictures.BLUE, height=0.7)
-        _values(panels[1], errors, [f"{error:.2g} %" for error in errors])
-        _names(panels[1], list(map(_way, with_errors)))
+        _bars(panels[1], list(map(_way, with_errors)), errors, "{:.2g} %", pictures.BLUE)
         panels[1].set(title="error of what it learned, |Ug − U'g| / |U'g − g|, in %")
     return figure
 
@@ -61,9 +54,7 @@ def step(rows: Rows) -> "Figure":
     figure, panels = pictures.column([_height(own) for own in groups.values()])
     for axes, (title, own) in zip(panels, groups.items(), strict=True):
         ratios = [row["vs_sgd"]["median"] for row in own]
-        axes.barh(range(len(own)), ratios, color=pictures.ORANGE, height=0.7)
-        _values(axes, ratios, [f"{ratio:.2f}" for ratio in ratios])
-        _names(axes, [row["method"] for row in own])
+        _bars(axes, [row["method"] for row in own], ratios, "{:.2f}", pictures.ORANGE)
         axes.set(title=title)
     panels[-1].set_xlabel("time of a step / time of a step of SGD")
     return figure
@@ -114,8 +105,11 @@ def _names(axes: "Axes", names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _values(axes: "Axes", lengths: Sequence[float], texts: Sequence[str]) -> None:
-    """Numbers at the ends of bars, with room for them."""
-    for number, (length, text) in enumerate(zip(lengths, texts, strict=True)):
-        axes.annotate(text, (length, number), (3, 0), textcoords="offset points", va="center", fontsize=8)
+def _bars(
+    axes: "Axes", names: Sequence[str], lengths: Sequence[float], form: str, colour: str, label: str = ""
+) -> None:
+    """Bars with numbers at their ends, and room for them."""
+    bars = axes.barh(range(len(lengths)), lengths, color=colour, height=0.7, label=label)
+    axes.bar_label(bars, [form.format(length) for length in lengths], padding=3, fontsize=8)
     axes.set_xlim(0, 1.15 * max(lengths) or 1)  # all are zero where an engine is compared with itself
+    _names(axes, names)

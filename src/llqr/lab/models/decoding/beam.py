@@ -9,28 +9,15 @@ One thing differs from fairseq: the maximum length depends on each sentence's ow
 in the batch, so that a translation does not depend on what it was batched with.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llqr.lab.models.decoding.cache import Cache
+from llqr.lab.models.transformer import TranslationTransformer
 
 CHECK_EVERY = 8
 """Steps between checks whether all sentences are finished: each check waits for the device."""
-
-
-class Decoder(Protocol):
-    """What a search needs from a model; see `llqr.lab.models.transformer.TranslationTransformer`."""
-
-    training: bool
-    max_length: int
-
-    def parameters(self) -> Iterator[Tensor]: ...
-    def encode(self, source: Tensor) -> Any: ...
-    def new_cache(self, length: int) -> Cache: ...
-    def decode(self, tokens: Tensor, memory: Any, cache: Cache) -> Tensor: ...
 
 
 class Hypothesis(NamedTuple):
@@ -42,7 +29,7 @@ class Hypothesis(NamedTuple):
 
 @torch.no_grad()
 def beam_search(
-    model: Decoder,
+    model: TranslationTransformer,
     source: Tensor,
     *,
     bos: int,
@@ -78,7 +65,8 @@ def beam_search(
     tokens = source.new_full((len(source), beam), bos)
     for step in range(longest + 1):
         logits = model.decode(tokens, memory, cache)
-        tokens, rows = search.extend(_log_probabilities(logits, dtype), step, min_length, length_penalty)
+        logp = logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+        tokens, rows = search.extend(logp, step, min_length, length_penalty)
         cache.reorder(rows)
         if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(search.finished.all()):
             break
@@ -153,8 +141,3 @@ class _Search:
 
     def _prefixes_of(self, parents: Tensor) -> Tensor:
         return self._prefixes.gather(1, parents.unsqueeze(2).expand_as(self._prefixes))
-
-
-def _log_probabilities(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Log-probabilities of ``logits``; -inf where the logits are NaN."""
-    return logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)

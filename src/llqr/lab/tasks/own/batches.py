@@ -1,7 +1,5 @@
 """A user's data as batches that a run can be resumed with: drawn from a data set, or read from a loader as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,7 +200,8 @@ def understood(name: str, data: Any, workers: int) -> Samples | Iterable[Any]:
     elif isinstance(data, Iterable):
         found = data
     else:
-        raise ConfigurationError(f"{name} must be a Dataset, a DataLoader or a list of batches, got {_kind(data)}.")
+        kind = "None" if data is None else type(data).__name__
+        raise ConfigurationError(f"{name} must be a Dataset, a DataLoader or a list of batches, got {kind}.")
     if (isinstance(found, Samples) and found.count == 0) or (isinstance(found, Sequence) and not found):
         raise ConfigurationError(f"{name} is empty.")
     return found
@@ -212,7 +211,3 @@ def _only_shuffles(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or loader.worker_init_fn is not None:
         return False
     return type(loader.sampler) is RandomSampler and not loader.sampler.replacement
-
-
-def _kind(data: Any) -> str:
-    return "None" if data is None else type(data).__name__

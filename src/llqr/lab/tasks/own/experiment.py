@@ -1,7 +1,5 @@
 """What a user gives: a model, a loss, data, and the settings that differ from the defaults."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -71,10 +69,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("loss", "metric", "evaluate", "forward"):
             given = getattr(self, name)
-            if given is not None and not callable(given):
+            if not callable(given) and (given is not None or name == "loss"):
                 raise ConfigurationError(f"{name} must be a function, got {type(given).__name__}.")
-        if self.loss is None:
-            raise ConfigurationError("loss must be a function of outputs and targets, got None.")
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigurationError(f"model must be an nn.Module or a function, got {type(self.model).__name__}.")
         if summed(self.loss):
@@ -88,11 +84,6 @@ class Experiment:
             raise ConfigurationError(
                 "larger_is_better must be True or False with a metric of your own, and absent without one."
             )
-
-    @property
-    def same_weights(self) -> bool:
-        """Whether the model was given as it is, so that every run starts from its weights."""
-        return isinstance(self.model, nn.Module)
 
     def new_model(self) -> nn.Module:
         """A network to train: a copy of the model, or what the function makes with the current random state."""

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import llqr
+
 LENGTH = 16
+LIBRARY = Path(llqr.__file__).resolve().parent
 
 
 def of_texts(texts: Iterable[str]) -> str:
@@ -52,3 +55,37 @@ def _text(leaf: Any) -> str:
     numbers = leaf.detach().cpu().contiguous()
     raw = numbers.reshape(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b""
     return f"{numbers.dtype} {tuple(numbers.shape)} {hashlib.sha256(raw).hexdigest()}"
+
+
+def files_of(path: Path, root: Path, package: str = "") -> set[Path]:
+    """``path`` and what it imports, directly or not, from the folder ``root``; all of it in ``package``, if named.
+
+    Found by the import statements, also those inside of functions, so that it does not matter what is imported already.
+    """
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        file = waiting.pop().resolve()
+        if file in found or file.is_relative_to(LIBRARY):
+            continue
+        found.add(file)
+        for node in ast.walk(ast.parse(file.read_text())):
+            waiting += _imported(node, file, root, package)
+    return found
+
+
+def _imported(node: ast.AST, file: Path, root: Path, package: str) -> Iterator[Path]:
+    names, place = [], root
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        module = [node.module] if node.module else []
+        names = [".".join([*module, *name]) for name in ([], *([alias.name] for alias in node.names))]
+        place = file.parents[node.level - 1] if node.level else root
+    for name in names:
+        parts = name.split(".")
+        if place == root and package and parts[0] != package:
+            continue
+        for count in range(1, len(parts) + 1):  # packages run their __init__.py
+            target = place.joinpath(*parts[:count])
+            yield from (one for one in (target.with_name(f"{target.name}.py"), target / "__init__.py") if one.is_file())

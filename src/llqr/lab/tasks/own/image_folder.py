@@ -21,7 +21,6 @@ from llqr.lab.data.streaming import (
     IMAGE_ENDINGS,
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
-    Box,
     Files,
     central_box,
     random_resized_box,
@@ -71,16 +70,15 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         from PIL.Image import Resampling, Transpose
 
         image = decode(self.files.paths[index])
-        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=self._box(*image.size))
+        if self.augmented:
+            box = random_resized_box(*image.size, random.Random(random.getrandbits(32)))
+        else:
+            box = central_box(*image.size, 1.0)
+        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
         if self.augmented and random.random() < 0.5:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         pixels = (torch.from_numpy(np.array(image)) - IMAGENET_MEAN) / IMAGENET_DEVIATION
         return pixels.permute(2, 0, 1).contiguous(), self.files.labels[index]
-
-    def _box(self, width: int, height: int) -> Box:
-        if self.augmented:
-            return random_resized_box(width, height, random.Random(random.getrandbits(32)))
-        return central_box(width, height, 1.0)
 
 
 def image_folder(folder: Path | str, image_size: int = FolderOptions.image_size) -> tuple[FolderImages, FolderImages]:

@@ -1,8 +1,6 @@
 """How a network is measured on a user's test data: by its loss, by accuracy, or by a function of the user."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,74 +20,47 @@ class Measuring(NamedTuple):
     measure: Callable[[nn.Module, Iterable[Pair]], dict[str, float]]
 
 
-class Passes:
-    """The network's outputs on batches, and the mean loss over all of them."""
+def measured(
+    forward: Any,
+    loss: Any,
+    model: nn.Module,
+    batches: Iterable[Pair],
+    *,
+    accuracy: bool = False,
+    metric: Metric | None = None,
+) -> dict[str, float]:
+    """The mean loss; before it, how often the largest output is that of the target, in per cent, or a user's metric.
 
-    def __init__(self, forward: Any, loss: Any) -> None:
-        self._forward, self._loss = forward, loss
-        self._sum, self._weight = 0.0, 0.0
-
-    def over(self, model: nn.Module, batches: Iterable[Pair]) -> Iterator[tuple[Tensor, Any]]:
-        for inputs, targets in batches:
-            outputs = self._forward(model, inputs)
-            weight = self._terms(inputs, targets)
-            self._sum += weight * float(self._loss(outputs, targets)) if weight else 0.0
-            self._weight += weight
-            yield outputs, targets
-        if not self._weight:
-            raise ConfigurationError("test gave no batch.")
-
-    def _terms(self, inputs: Any, targets: Any) -> int:
-        """What the loss of a batch is a mean over: targets that count, or samples."""
-        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-            return int((targets != ignore_index(self._loss)).sum())
-        return rows((targets, inputs))
-
-    @property
-    def mean_loss(self) -> float:
-        return self._sum / self._weight
-
-
-def by_loss(forward: Any, loss: Any) -> Measuring:
-    """The mean loss and nothing else."""
-
-    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(forward, loss)
-        for _ in passes.over(model, batches):
-            pass
-        return {"loss": passes.mean_loss}
-
-    return Measuring("loss", False, measure)
-
-
-def by_accuracy(forward: Any, loss: Any) -> Measuring:
-    """How often the largest output is that of the target, in per cent."""
-
-    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(forward, loss)
-        correct = counted = 0
-        for outputs, targets in passes.over(model, batches):
-            axis = class_axis(outputs, targets)
+    That is a function of all outputs and targets of the test data, joined in host memory.
+    """
+    total = terms = correct = counted = 0.0
+    kept: list[Pair] = []
+    for inputs, targets in batches:
+        outputs = forward(model, inputs)
+        weight = _terms(loss, inputs, targets)
+        total += weight * float(loss(outputs, targets)) if weight else 0.0
+        terms += weight
+        if accuracy:
+            axis, real = class_axis(outputs, targets), targets != ignore_index(loss)
             assert axis is not None
-            real = targets != ignore_index(loss)
             correct += int(((outputs.argmax(axis) == targets) & real).sum())
             counted += int(real.sum())
-        return {"accuracy": 100 * correct / counted, "loss": passes.mean_loss}
+        if metric is not None:
+            kept.append((outputs.cpu(), targets))
+    if not terms:
+        raise ConfigurationError("test gave no batch.")
+    found = {"accuracy": 100 * correct / counted} if accuracy else {}
+    if metric is not None:
+        name = name_of(metric)
+        found[name] = number(name, metric(_joined([one for one, _ in kept]), _joined([one for _, one in kept])))
+    return found | {"loss": total / terms}
 
-    return Measuring("accuracy", True, measure)
 
-
-def by_metric(forward: Any, loss: Any, metric: Metric, larger_is_better: bool) -> Measuring:
-    """A function of all outputs and targets of the test data, joined in host memory."""
-    name = name_of(metric)
-
-    def measure(model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:
-        passes = Passes(forward, loss)
-        found = [(outputs.cpu(), targets) for outputs, targets in passes.over(model, batches)]
-        value = metric(_joined([one for one, _ in found]), _joined([one for _, one in found]))
-        return {name: number(name, value), "loss": passes.mean_loss}
-
-    return Measuring(name, larger_is_better, measure)
+def _terms(loss: Any, inputs: Any, targets: Any) -> int:
+    """What the loss of a batch is a mean over: targets that count, or samples."""
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+        return int((targets != ignore_index(loss)).sum())
+    return rows((targets, inputs))
 
 
 def evaluated(evaluate: Evaluation, model: nn.Module, batches: Iterable[Pair]) -> dict[str, float]:

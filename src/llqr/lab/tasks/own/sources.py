@@ -21,7 +21,6 @@ import torch
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.tasks.own import fingerprint
 from llqr.lab.tasks.own.experiment import Experiment
-from llqr.lab.tasks.own.imported_files import LIBRARY, files_of
 from llqr.lab.tasks.own.random_states import RandomStates
 
 FUNCTION = "experiment"
@@ -53,9 +52,9 @@ class Function:
         """Of its file, and of those that it imports: beside it, or of the same package."""
         module = self.source.rpartition(":")[0]
         if module.endswith(".py"):
-            return fingerprint.of_files(files_of(self.file, self.file.parent))
+            return fingerprint.of_files(fingerprint.files_of(self.file, self.file.parent))
         above = module.count(".") + (self.file.name == "__init__.py")
-        return fingerprint.of_files(files_of(self.file, self.file.parents[above], module.partition(".")[0]))
+        return fingerprint.of_files(fingerprint.files_of(self.file, self.file.parents[above], module.partition(".")[0]))
 
 
 def is_named_by(name: str) -> bool:
@@ -198,16 +197,12 @@ def _explained(place: str, action: Callable[[], Any]) -> Any:
         raise ConfigurationError(f"{file}, line {error.lineno}: {error.msg}{code}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).name == place] or [
-            frame for frame in frames if not _is_of_a_library(frame.filename)
-        ]
+        theirs = [frame for frame in frames if not frame.filename.startswith(("<", str(fingerprint.LIBRARY)))]
+        theirs = [one for one in theirs if "site-packages" not in one.filename and "importlib" not in one.filename]
+        own = [frame for frame in frames if Path(frame.filename).name == place] or theirs
         if isinstance(error, ConfigurationError) and not own:
             raise
         where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else place
         reason = str(error).strip().partition("\n")[0]
         kind = "" if isinstance(error, ConfigurationError | DataError) else f"{type(error).__name__}: "
         raise ConfigurationError(f"{where}: {kind}{reason}") from error
-
-
-def _is_of_a_library(file: str) -> bool:
-    return file.startswith(("<", str(LIBRARY))) or "site-packages" in file or "importlib" in file

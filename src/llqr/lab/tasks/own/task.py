@@ -28,7 +28,7 @@ from llqr.lab.tasks.own.batches import (
     understood,
 )
 from llqr.lab.tasks.own.experiment import Experiment
-from llqr.lab.tasks.own.measuring import Measuring, by_accuracy, by_loss, by_metric, class_axis, evaluated
+from llqr.lab.tasks.own.measuring import Measuring, class_axis, evaluated, measured, name_of
 from llqr.lab.tasks.own.random_states import RandomStates
 from llqr.lab.tasks.task import Batch, Task
 
@@ -99,11 +99,7 @@ class OwnTask(Task):
     # -- with the data -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, run: Run, device: torch.device) -> Self:
-        return cls.load_for(run, device, 0)
-
-    @classmethod
-    def load_for(cls, run: Run, device: torch.device, seed: int) -> Self:
+    def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         return cls(cls.experiment_of(run, seed), run, device)
 
     def new_model(self, run: Run) -> nn.Module:
@@ -167,7 +163,7 @@ class OwnTask(Task):
 
     def _try_out(self) -> Measuring:
         """How the experiment is measured; one sentence names what does not work."""
-        experiment, forward = self.experiment, self.forward
+        experiment, larger = self.experiment, bool(self.experiment.larger_is_better)
         with RandomStates(0).inside(), torch.no_grad():
             model = self.place(experiment.new_model()).eval()
             if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -177,10 +173,13 @@ class OwnTask(Task):
             if experiment.evaluate is not None:
                 measure = partial(evaluated, experiment.evaluate)
                 metric = next(iter(measure(model, self._batches_of(self._evaluated))))
-                return Measuring(metric, bool(experiment.larger_is_better), measure)
+                return Measuring(metric, larger, measure)
+        measure = partial(measured, self.forward, self.loss)
         if experiment.metric is not None:
-            return by_metric(forward, self.loss, experiment.metric, bool(experiment.larger_is_better))
-        return (by_loss if class_axis(outputs, targets) is None else by_accuracy)(forward, self.loss)
+            return Measuring(name_of(experiment.metric), larger, partial(measure, metric=experiment.metric))
+        if class_axis(outputs, targets) is not None:
+            return Measuring("accuracy", True, partial(measure, accuracy=True))
+        return Measuring("loss", False, measure)
 
     def _try_passes(self, model: nn.Module, name: str, data: Samples | Iterable[Any]) -> Pair:
         """Outputs and targets of the first batch."""

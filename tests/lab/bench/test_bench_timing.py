@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.lab.bench.clock import Clock
-from llqr.lab.bench.sampling import Action, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
 
 positive = st.floats(1e-6, 1e6)
 

@@ -1,33 +1,52 @@
-"""The second toy figure: ejection from the bottom of the sharp well by gradient noise."""
+"""The second toy figure: ejection from the bottom of the sharp well by gradient noise.
 
+With it the noise-damping proposition: simulated variance and motion of a noisy mode against their closed forms.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llqr.lab.toy.damping import measure_damping
-from llqr.lab.toy.drawing import (
-    COLOURS,
-    GREEN,
-    LABELS,
-    MARKERS,
-    band,
-    method_handles,
-    panels,
-    plain_ticks,
-    shared_legend,
-    styled,
+from llqr.lab.pictures import styled, written_out
+from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, shared_legend
+from llqr.lab.toy.experiment import (
+    Anisotropy,
+    Progress,
+    Seeds,
+    Steps,
+    ToyResult,
+    claim_shares,
+    claims_sentence,
+    statistics,
 )
-from llqr.lab.toy.experiment import Progress, ToyResult, claim_shares, claims_sentence, statistics
 from llqr.lab.toy.ring_plots import ring_map
-from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, ejection
+from llqr.theory import (
+    FIGURE_CONSTANTS,
+    METHODS,
+    ToyRuns,
+    ejection,
+    one_step_motion,
+    simulate_mode,
+    stationary_variance,
+)
+from llqr.theory.arguments import Array
 from llqr.theory.search import as_dict
 
 
-def run_noise(seeds: int, steps: int, variance: float, anisotropy: float, progress: Progress) -> ToyResult:
-    """Start all four methods at the bottom of the well under noise; also measure the noise-damping proposition."""
+def run_noise(
+    progress: Progress,
+    seeds: Seeds = 32,
+    steps: Steps = 1200,
+    variance: Annotated[float, typer.Option(min=1e-300, help="Variance of the noise in the update gradient.")] = 1e-9,
+    anisotropy: Anisotropy = 1.0,
+) -> ToyResult:
+    """Ejection from the bottom of the well by gradient noise, and the noise-damping proposition."""
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = ejection(constants, seeds=seeds, steps=steps, variance=variance)
     claims = claim_shares(runs.ejection_claims())
@@ -81,7 +100,43 @@ def ejection_figure(runs: ToyRuns) -> Figure:
             color=COLOURS[method], marker=MARKERS[method], ms=3.5, lw=0, label=LABELS[method],
         )  # fmt: skip
     path.set(yscale="log", xlabel="noise seed (sorted by SAM's path)", ylabel="path length to the flat basin")
-    plain_ticks(path.yaxis, (2, 5, 10, 20, 50, 100, 200))
+    written_out(path.yaxis, (2, 5, 10, 20, 50, 100, 200))
     path.set_title("all seeds, noise shared by the methods")
     shared_legend(figure, [*method_handles(), Line2D([], [], color=GREEN, lw=1.2, label="flat basin")])
+    return figure
+
+
+def measure_damping(progress: Progress) -> tuple[dict[str, Any], Figure]:
+    """The numbers and the figure of the proposition."""
+    eta, lam, tau = 0.5, 1.0, 0.3
+    d = np.geomspace(0.3, 4.0, 9)
+    forms = {"variance": stationary_variance, "motion": one_step_motion}
+    closed = {name: form(eta, lam, d, tau) for name, form in forms.items()}
+    modes = []
+    for done, value in enumerate(d, start=1):
+        modes.append(simulate_mode(eta, lam, float(value), tau))
+        progress("noise damping", done, len(d))
+    measured = {key: np.array([getattr(mode, key) for mode in modes]) for key in closed}
+    worst = max(float(np.abs(measured[key] / closed[key] - 1).max()) for key in closed)
+    numbers = {
+        "eta": eta, "lambda": lam, "tau": tau, "d": d.tolist(), "worst_relative_error": worst,
+        "closed": {k: v.tolist() for k, v in closed.items()},
+        "measured": {k: v.tolist() for k, v in measured.items()},
+    }  # fmt: skip
+    line = np.geomspace(d[0], d[-1], 200)
+    smooth = {name: form(eta, lam, line, tau) for name, form in forms.items()}
+    return numbers, damping_figure(d, measured, line, smooth)
+
+
+@styled
+def damping_figure(d: Array, measured: Mapping[str, Array], line: Array, closed: Mapping[str, Array]) -> Figure:
+    """Measured at `d`, closed forms along `line`."""
+    figure, axes = panels(2)
+    names = {"variance": r"stationary variance of $z$", "motion": r"$E[(z_{t+1}-z_t)^2]$"}
+    for axis, (key, label) in zip(axes, names.items(), strict=True):
+        axis.plot(line, closed[key], color="black", lw=1.4, label="closed form")
+        axis.plot(d, measured[key], color=COLOURS["llqr+sam"], marker="o", ms=4, lw=0, label=r"$10^6$ steps, simulated")
+        axis.set(xscale="log", yscale="log", xlabel=r"metric denominator $d$", ylabel=label)
+        written_out(axis.xaxis, (0.3, 0.5, 1, 2, 4))
+        axis.legend(loc="upper right")
     return figure
