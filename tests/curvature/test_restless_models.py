@@ -153,6 +153,17 @@ def test_forward_mode_is_refused_where_torch_would_crash(engine):
         learned(Follower(by_data=True), engine=engine)
 
 
+def test_what_is_compiled_in_one_piece_does_not_stop_the_search():
+    """torch does not compile where every operation is looked at, and would not try again later."""
+    model, (x, y) = Clamped().double(), drawn_batch()
+    compiled = torch.compile(lambda x: x.tanh() + 1, backend="eager", fullgraph=True)
+    before = model.first.weight.detach().clone()
+    geometry = flat_geometry(model, F.cross_entropy, steps=2, forward=lambda module, x: module(compiled(x)))
+    assert geometry.refresh((x, y)).accepted
+    assert model.first.weight.equal(before)
+    assert compiled(x).equal(x.tanh() + 1)
+
+
 # -- what else a forward pass may write to -----------------------------------------------------------------------------
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -158,7 +159,7 @@ class Problem:
         inputs = {f"{INPUTS}.{i}": tensor for i, tensor in enumerate(tensors_of(self.pieces[0]))}
         writes = Writes(tensors | inputs)
         try:
-            with writes:
+            with _uncompiled(), writes:
                 self._outputs(tensors, self.pieces[0], plain=True)
         finally:
             writes.undo()
@@ -224,6 +225,12 @@ class Problem:
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """torch cannot compile where every operation is looked at, and would not try again what has failed once."""
+    used = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if used else nullcontext()
 
 
 def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:

@@ -43,8 +43,8 @@ class Geometry:
         loss_fn: `loss_fn(outputs, targets)` -> mean loss.
         structure: one of `llqr.STRUCTURES` ("diagonal", "scalar", "kfac", "e-kfac", ...), or patterns -> names.
         divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
-        every: steps between refreshes (the first comes before step 0), a number or a function of the step. If several
-            optimizers share a geometry, the steps of all of them count.
+        every: steps between refreshes (the first comes before step 0), a number or a function of the step; those of
+            all optimizers that share the geometry count.
         ema: `beta` of the moving average (default: the divergence's, 0.95 for ngd and 0.9 for newton), likewise.
         damping: weight of `1/2 |delta|^2` in the objective: a number, or a share of the curvature along the gradient,
             such as `"10%"` of `g.Hg / g.g`.

@@ -313,19 +313,30 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
 
 
 def _try(problem: Problem) -> None:
-    """Find out what the model writes to. Say so if the model itself does not run, and not one of its derivatives."""
+    """Find out what the model writes to, and refuse a batch that it cannot be called on."""
     try:
         problem.find_writes()
-    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+    except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         raise
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
+    except RuntimeError:
+        _check_runs(problem)  # there are operations that torch does not let anyone look at, as in flex_attention
     if problem.mixes_samples():
         raise ValueError(
             "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
             "the first?), so that pieces would give other outputs; leave micro_batch out"
         )
+
+
+def _check_runs(problem: Problem) -> None:
+    """Say so if the model itself does not run, and not one of its derivatives."""
+    with torch.no_grad():
+        try:
+            problem.outputs(problem.parameters, problem.pieces[0])
+        except NotImplementedError:
+            return
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
 
 
 def _check_loss(problem: Problem) -> None:
