@@ -12,11 +12,11 @@ class RandomState:
     """The state of the host's generator and of those of the parameters' CUDA devices, taken when constructed."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        devices = {parameter.device for parameter in parameters if parameter.is_cuda}
-        self._host = torch.get_rng_state()
-        self._devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        devices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
+        # The generators themselves: torch.cuda.set_rng_state copies a tensor, which a traced pass would record.
+        generators = [torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)]
+        self._states = [(generator, generator.get_state()) for generator in generators]
 
     def restore(self) -> None:
-        torch.set_rng_state(self._host)
-        for device, state in self._devices:
-            torch.cuda.set_rng_state(state, device)
+        for generator, state in self._states:
+            generator.set_state(state)

@@ -21,7 +21,6 @@ from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import unknown
 from llqr.lab.own import load as own
-from llqr.lab.own.load import mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
@@ -166,7 +165,7 @@ def compare(
     for label, chosen in _recipes_for(names, model, how).items():
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     if not how.quiet:
-        for note in mixed_bases(one.run for one in planned):
+        for note in own.mixed_bases(one.run for one in planned):
             print(note, file=sys.stderr)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop):
