@@ -202,11 +202,11 @@ class Optimizer(Wrapper):
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
+            if zero_grad:
+                gradients.clear(self._order())
         except BaseException:
             self.restore()
             raise
-        if zero_grad:
-            gradients.clear(self._order())
 
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:

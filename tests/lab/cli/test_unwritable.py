@@ -21,7 +21,7 @@ def measured_nothing(monkeypatch):
     for place in (
         "llqr.lab.training.carry_out.Training",
         "llqr.lab.bench.workload.Workload.__init__",
-        "llqr.lab.toy.hover.run_hover",
+        "llqr.lab.toy.hover.simulate",
         "llqr.lab.analysis.solution.analyse",
     ):
         monkeypatch.setattr(place, None)
