@@ -111,6 +111,12 @@ def test_the_table_of_a_variant_has_only_the_rows_that_have_it(tmp_path):
     assert cell(table, "resnet18", "llqr-ngd+sam").measured.mean == 82.0
 
 
+def test_columns_of_the_paper_are_shown_where_it_has_numbers(capsys):
+    for name, shown in (("cifar100", True), ("iwslt14@paper", True), ("metric-ablation", False)):
+        assert run_cli("table", name, "--results", ROOT / "results") == 0
+        assert ("difference" in capsys.readouterr().out) is shown
+
+
 def test_a_variant_that_no_recipe_has_is_refused(capsys):
     assert run_cli("table", "cifar100@longer") == 2
     assert "variant must be one of short, paper, authors, got 'longer'" in capsys.readouterr().err

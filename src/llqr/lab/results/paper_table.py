@@ -10,6 +10,8 @@ MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""
 TESTED = ("test", "time / step", "while probing")
 """The extra columns of a table with results on a test set."""
+PRINTED = ("paper", "n", "difference")
+"""Those of a table with numbers of the paper."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class PaperTable:
         """Whether any run was also measured on a test set."""
         return any(cell.tested is not None for cell in self.cells)
 
+    @property
+    def printed(self) -> bool:
+        """Whether the paper has numbers for any cell, or for another experiment beside it."""
+        return any(cell.paper is not None or cell.beside is not None for cell in self.cells)
+
     def of_rows(self, rows: Sequence[str]) -> "PaperTable":
         """Only these rows; all of them if none is named."""
         chosen = [cell for cell in self.cells if not rows or cell.row in rows]
@@ -108,8 +115,8 @@ class PaperTable:
 
 
 def headings(table: PaperTable) -> list[str]:
-    """The columns after row and method: test and times where the table has them."""
-    return ["measured", "n", *(TESTED if table.tested else ()), "paper", "n", "difference"]
+    """The columns after row and method: test, times and the paper's numbers where the table has them."""
+    return ["measured", "n", *(TESTED if table.tested else ()), *(PRINTED if table.printed else ())]
 
 
 def texts(cell: PaperCell, table: PaperTable) -> list[str]:
@@ -121,7 +128,7 @@ def texts(cell: PaperCell, table: PaperTable) -> list[str]:
     if table.tested:
         times = [f"{time:.2f}x" if time else "" for time in (cell.relative_time, cell.probing_time)]
         tested = [str(cell.tested or ""), *times]
-    return [*measured, *tested, *paper, cell.difference_in_words]
+    return [*measured, *tested, *([*paper, cell.difference_in_words] if table.printed else [])]
 
 
 def footnotes(table: PaperTable) -> list[str]:
