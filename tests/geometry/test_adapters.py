@@ -216,25 +216,16 @@ def test_parameters_that_are_replaced_are_named():
         geometry.refresh(batch)
 
 
-def test_parameters_unfrozen_later_are_named_once():
+@pytest.mark.parametrize(
+    ("moving", "message"), [(False, "did not require a gradient"), (True, "no longer require a gradient")]
+)
+def test_parameters_frozen_or_unfrozen_later_are_named_once(moving, message):
     model, (batch,) = mlp(), batches(1)
-    model[0].requires_grad_(False)
+    model[0].requires_grad_(moving)
     geometry = quick_geometry(model)
     geometry.refresh(batch)
-    model[0].requires_grad_(True)
-    with pytest.warns(llqr.RefreshWarning, match=r"model: 0\.bias, 0\.weight did not require a gradient"):
-        geometry.refresh(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        geometry.refresh(batch)
-
-
-def test_parameters_frozen_later_are_named_once():
-    model, (batch,) = mlp(), batches(1)
-    geometry = quick_geometry(model)
-    geometry.refresh(batch)
-    model[0].requires_grad_(False)
-    with pytest.warns(llqr.RefreshWarning, match=r"model: 0\.bias, 0\.weight no longer require a gradient"):
+    model[0].requires_grad_(not moving)
+    with pytest.warns(llqr.RefreshWarning, match=rf"model: 0\.bias, 0\.weight {message}"):
         geometry.refresh(batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -393,11 +393,7 @@ def taken_rows(batch: T, rows: slice | Tensor) -> T:
     samples = samples_in(batch)
 
     def cut(tensor: Tensor) -> Tensor:
-        return (
-            tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
-            if tensor.ndim and len(tensor) == samples
-            else tensor
-        )
+        return tensor[rows] if tensor.ndim and len(tensor) == samples else tensor
 
     found: T = pytree.tree_map_only(Tensor, cut, batch)
     return found

@@ -108,6 +108,18 @@ def written_out(axis: "Axis", ticks: Sequence[float]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def look(number: int) -> tuple[str, Any]:
+    """Colour and dashes of a method; the two cycle independently, so that combinations do not repeat early."""
+    return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+
+
+def focus(axes: "Axes", values: Sequence[float]) -> None:
+    """Show the range of these values, with a margin; what lies outside is cut off."""
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low) or 0.5
+    axes.set_ylim(low - margin, high + margin)
+
+
 def legend_above(figure: "Figure", axes: "Axes", columns: int = 2) -> None:
     """The legend of one panel above all of them, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()

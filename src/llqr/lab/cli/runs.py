@@ -225,8 +225,8 @@ def _recipes_for(names: Sequence[str], model: str | None, how: RunOptions) -> di
     if model is None:
         return {label: how.load(name) for label, name in filed.items()}
     found, network = {}, f"model.name={json.dumps(model)}"
-    for name in names:
-        plain, at, variant = _filed_under(name).partition("@")
+    for filed_under, name in filed.items():
+        plain, at, variant = filed_under.partition("@")
         label = plain if own.is_folder(name) else f"{plain}-{model}{at}{variant}"
         try:
             found[label] = how.load(name, network)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llqr.lab.pictures import COLOURS, DASHES, STYLE, literal
+from llqr.lab import pictures
+from llqr.lab.pictures import STYLE, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ SIZE = (4.4, 2.8)
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and dashes of a method; the two cycle independently, so that combinations do not repeat early."""
+    """Colour and dashes of a method, see `pictures.look`."""
 
     colour: str
     dashes: str | tuple[float, tuple[float, ...]]
@@ -35,10 +36,7 @@ class Look:
 
 def looks(methods: Sequence[str]) -> dict[str, Look]:
     """A look for every method."""
-    return {
-        method: Look(COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)])
-        for number, method in enumerate(methods)
-    }
+    return {method: Look(*pictures.look(number)) for number, method in enumerate(methods)}
 
 
 @dataclass
@@ -88,10 +86,7 @@ class Plot:
         self._axes.set_yscale("log")
 
     def focus(self, values: Sequence[float]) -> None:
-        """Show the range of these values, with a margin; what lies outside is cut off."""
-        low, high = min(values), max(values)
-        margin = 0.06 * (high - low) or 0.5
-        self._axes.set_ylim(low - margin, high + margin)
+        pictures.focus(self._axes, values)
 
     def svg(self) -> str:
         """The SVG element, without XML header and without ids that would clash with those of other plots."""

@@ -47,8 +47,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     for origin, line in measurements.lines_of(path):
         if line["kind"] != KIND:
             raise DataError(f"{origin} is no curve, but a {line['kind']}.")
-        checked(line, CURVE, origin)
-        found[_identity(line)] = line
+        found[_identity(line)] = checked(line, CURVE, origin)
     return found
 
 

@@ -46,8 +46,8 @@ def draw(lines: Sequence[Line]) -> "Figure":
         for number, (name, runs) in enumerate(named.items()):
             _lines(axes, column, name, number, [run for run in runs if column in run])
         axes.set_ylabel(pictures.literal(label))
-        if column != CHANGE:
-            axes.set_ylim(*_focus([line[column] for line in lines]))
+        if column != CHANGE and (late := _late([line[column] for line in lines])):
+            pictures.focus(axes, late)
         axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
     places[-1].set_xlabel("epoch")
     pictures.legend_above(figure, places[0])
@@ -79,16 +79,13 @@ def _panels(lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
         yield CHANGE, "|Ug - g| / |g|"
 
 
-def _focus(columns: Sequence[Sequence[float | None]]) -> tuple[float | None, float | None]:
-    """The range without the first steep quarter, in which the differences at the end could not be seen."""
-    late = [value for column in columns for value in column[len(column) // 4 :] if value is not None]
-    margin = 0.05 * (max(late) - min(late)) if late else 0.0
-    return (min(late) - margin, max(late) + margin) if margin else (None, None)
+def _late(columns: Sequence[Sequence[float | None]]) -> list[float]:
+    """Without the first steep quarter, beside which the differences at the end could not be seen."""
+    return [value for column in columns for value in column[len(column) // 4 :] if value is not None]
 
 
 def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Line]) -> None:
-    colour = pictures.COLOURS[number % len(pictures.COLOURS)]
-    dashes = pictures.DASHES[number % len(pictures.DASHES)]
+    colour, dashes = pictures.look(number)
     for place, run in enumerate(runs):
         steps_per_epoch = run["step"][-1] / run["epoch"][-1]
         x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
