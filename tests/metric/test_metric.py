@@ -34,14 +34,14 @@ def random_like(parameters, seed=0):
     }
 
 
-def in_blank_memory(metric, grads):
-    """`U g`, from gradients that are copied to `blank` memory first."""
+def in_inboxes(metric, grads):
+    """`U g`, from gradients that are copied to the metric's own memory first."""
     factors = metric.apply_factors()
-    packed = metric.blank(factors)
-    for group, part in zip(metric.groups, packed, strict=True):
+    inboxes = metric.inboxes(factors)
+    for group, part in zip(metric.groups, inboxes, strict=True):
         for block, place in zip(group.blocks, group.unpack(part), strict=True):
             place.copy_(block.piece(grads[block.parameter]))
-    return metric.apply_packed(factors, packed, grads)
+    return metric.apply_inboxes(factors, inboxes, grads)
 
 
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])
@@ -68,7 +68,7 @@ def test_a_mixture_of_structures_equals_the_dense_metric():
     grads = random_like(trainable(model))
     Ug = metric.apply(grads)
     assert relative_error(flat(Ug), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
-    packed = in_blank_memory(metric, grads)
+    packed = in_inboxes(metric, grads)
     assert all(packed[name].equal(Ug[name]) for name in Ug | packed)
     assert Ug["norm1.weight"].equal(grads["norm1.weight"])
 
@@ -92,11 +92,34 @@ def test_applying_to_packed_gradients_is_applying(kind, model, apply_dtype):
     network = model().float().to(memory_format=torch.channels_last)
     metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
     grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
-    applied, packed = metric.apply(grads), in_blank_memory(metric, grads)
+    applied, packed = metric.apply(grads), in_inboxes(metric, grads)
     assert list(packed) == list(applied)
     for name, Ug in applied.items():
         assert packed[name].equal(Ug)
         assert (packed[name].dtype, packed[name].stride()) == (Ug.dtype, Ug.stride())
+
+
+def test_gradients_are_copied_in_the_memory_order_that_they_have():
+    """A copy to another order is a kernel launch per convolution."""
+    network = batch_norm_cnn().to(memory_format=torch.channels_last)
+    metric = Metric(network, structure="e-kfac")
+    parameters = trainable(network)
+    for group, inbox in zip(metric.groups, metric.inboxes(metric.factors()), strict=True):
+        for block, place in zip(group.blocks, group.unpack(inbox), strict=True):
+            assert place.stride() == parameters[block.parameter].stride()
+
+
+def test_matrices_of_one_shape_and_several_memory_orders():
+    """A linear layer and convolutions, which share a stack."""
+    network = nn.ModuleList([nn.Linear(12, 4), nn.Conv2d(12, 4, 1), nn.Conv2d(3, 4, 2), nn.Conv1d(3, 4, 4)]).double()
+    network.to(memory_format=torch.channels_last)
+    metric = perturbed(Metric(network, structure="kfac"))
+    assert len([group for group in metric.groups if group.name == "kfac"]) == 1
+    grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
+    Ug = metric.apply(grads)
+    assert all(Ug[name].equal(part) for name, part in in_inboxes(metric, grads).items())
+    assert all(Ug[name].stride() == grad.stride() for name, grad in grads.items())
+    assert relative_error(flat(Ug), dense_metric(metric, trainable(network)) @ flat(grads)) < 1e-12
 
 
 def test_an_unlearned_metric_returns_the_gradients_themselves():

@@ -58,10 +58,10 @@ class CapturedApply:
         self._metric = metric
         self._learned = metric.factors()
         self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
-        packed = metric.blank(self._factors)
+        inboxes = metric.inboxes(self._factors)
         self._blocks = [block for group in metric.groups for block in group.blocks]
-        self._places = [view for group, part in zip(metric.groups, packed, strict=True) for view in group.unpack(part)]
-        self._replay, self._Ug = capture(lambda: metric.apply_packed(self._factors, packed, grads))
+        self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
+        self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads))
 
     def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
         if self._metric.factors() is not self._learned:

@@ -175,18 +175,21 @@ class Metric:
             Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
         return dict(grads) | assembled(self.blocks, Ug, grads)
 
-    def blank(self, factors: Sequence[Factors]) -> Packed:
+    def inboxes(self, factors: Sequence[Factors]) -> Packed:
         """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
         pairs = zip(self.groups, factors, strict=True)
-        return [group.blank(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
+        return [group.inbox(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
 
-    def apply_packed(self, factors: Sequence[Factors], packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`U g` for gradients of all parameters in `blank` memory, in the dtypes and memory order of `like`."""
-        Ug: Packed = []
-        for group, own, part in zip(self.groups, factors, packed, strict=True):
-            with torch.autocast(part.device.type, enabled=False):
-                Ug.append(group.apply(own, part).to(group.blocks[0].dtype))
-        return self.unpack(Ug, like)
+    def apply_inboxes(
+        self, factors: Sequence[Factors], inboxes: Packed, like: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """`U g` for gradients of all parameters in `inboxes`, in the dtypes and memory order of `like`."""
+        Ug: dict[str, Tensor] = {}
+        for group, own, inbox in zip(self.groups, factors, inboxes, strict=True):
+            with torch.autocast(inbox.device.type, enabled=False):
+                applied = group.apply_inbox(own, inbox, group.blocks[0].dtype)
+            Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
+        return assembled(self.blocks, Ug, like)
 
     def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
         return next(iter(own.values())).dtype if own else group.blocks[0].dtype

@@ -34,7 +34,25 @@ class Stacked(Structure):
         return torch.empty(self.k, *self.blocks[0].shape, dtype=dtype, device=device)
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        return [matrix.view(block.native) for matrix, block in zip(packed.unbind(0), self.blocks, strict=True)]
+        # Those of an `inbox` are native already, and a view would change the strides of dimensions of length 1.
+        pairs = zip(packed.unbind(0), self.blocks, strict=True)
+        return [member if member.shape == block.native else member.view(block.native) for member, block in pairs]
+
+    def inbox(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One stack in the memory order that all blocks have, such as channels-last; row by row if they differ."""
+        layouts = {(block.native, block.strides) for block in self.blocks}
+        if len(layouts) > 1:
+            return self.blank(dtype, device)
+        ((native, strides),) = layouts
+        size = (self.k, *native), (self.blocks[0].size, *strides)
+        return torch.empty_strided(*size, dtype=dtype, device=device)
+
+    def apply_inbox(self, factors: Factors, inbox: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+        """Memory orders are changed for the whole stack at once: one kernel launch instead of one per block."""
+        Ug = self.apply(factors, inbox.reshape(self.k, *self.blocks[0].shape)).view(inbox.shape)
+        if inbox.is_contiguous():
+            return self.unpack(Ug if dtype is None else Ug.to(dtype))
+        return self.unpack(torch.empty_like(inbox, dtype=dtype or Ug.dtype).copy_(Ug))
 
     def units(self, gradients: Factors) -> list[Tensor]:
         return [member for gradient in gradients.values() for member in gradient.unbind(0)]

@@ -118,10 +118,22 @@ class Structure(ABC):
 
     def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """`U g`, computed in the dtype of the factors, one tensor per block in and out."""
-        Ug = self.apply(factors, self.pack(pieces, dtype))
+        inbox = self.inbox(dtype, pieces[0].device)
+        copy_each(self.unpack(inbox), pieces)
         dtypes = {piece.dtype for piece in pieces}
-        # Converted back all at once where possible: converting each block would be one kernel launch per block.
-        return self.unpack(Ug.to(dtypes.pop()) if len(dtypes) == 1 else Ug)
+        return self.apply_inbox(factors, inbox, dtypes.pop() if len(dtypes) == 1 else None)
+
+    def inbox(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uninitialised memory for a gradient, each block in its parameter's memory order; `unpack` gives them."""
+        return self.blank(dtype, device)
+
+    def apply_inbox(self, factors: Factors, inbox: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+        """`U g` for the gradient in an `inbox`, one tensor per block, in this dtype (default: as computed).
+
+        Converted all at once: converting each block would be one kernel launch per block.
+        """
+        Ug = self.apply(factors, inbox)
+        return self.unpack(Ug if dtype is None else Ug.to(dtype))
 
     def stored(self) -> int:
         """Stored scalars."""
