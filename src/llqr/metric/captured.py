@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.cuda_graphs import capturing, warming_up
+from llqr.cuda_graphs import Branches, capturing, warming_up
 from llqr.metric.copying import copy_each
 from llqr.metric.metric import Metric
 from llqr.metric.structure import Factors
 
 NamedTensors = dict[str, Tensor]
+
+BRANCHES = 4
+"""More of them would hardly be faster, and each has a workspace of its own for matrix products."""
 
 
 class CapturedMetric:
@@ -61,7 +64,8 @@ class CapturedApply:
         inboxes = metric.inboxes(self._factors)
         self._blocks = [block for group in metric.groups for block in group.blocks]
         self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
-        self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads))
+        branches = Branches(BRANCHES) if inboxes[0].is_cuda else None
+        self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
 
     def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
         if self._metric.factors() is not self._learned:

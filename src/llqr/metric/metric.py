@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from llqr.cuda_graphs import Branches
 from llqr.metric.assembled import assembled
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
@@ -181,14 +183,25 @@ class Metric:
         return [group.inbox(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
 
     def apply_inboxes(
-        self, factors: Sequence[Factors], inboxes: Packed, like: Mapping[str, Tensor]
+        self,
+        factors: Sequence[Factors],
+        inboxes: Packed,
+        like: Mapping[str, Tensor],
+        branches: Branches | None = None,
     ) -> dict[str, Tensor]:
-        """`U g` for gradients of all parameters in `inboxes`, in the dtypes and memory order of `like`."""
+        """`U g` for gradients of all parameters in `inboxes`, in the dtypes and memory order of `like`.
+
+        With branches, groups are computed side by side, the largest first: products of small matrices leave most of a
+        device idle.
+        """
         Ug: dict[str, Tensor] = {}
-        for group, own, inbox in zip(self.groups, factors, inboxes, strict=True):
-            with torch.autocast(inbox.device.type, enabled=False):
+        parts = zip(self.groups, factors, inboxes, strict=True)
+        for group, own, inbox in sorted(parts, key=lambda part: -part[0].stored()):
+            with branches.one() if branches else nullcontext(), torch.autocast(inbox.device.type, enabled=False):
                 applied = group.apply_inbox(own, inbox, group.blocks[0].dtype)
             Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
+        if branches:
+            branches.join()
         return assembled(self.blocks, Ug, like)
 
     def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
