@@ -15,8 +15,9 @@ from llqr.metric.block import Block
 from llqr.metric.structure import Structure
 from llqr.metric.structures import STRUCTURES
 
-#: Above this side a Kronecker factor would take more than 256 MiB in float32.
-MAX_SIDE = 8192
+#: Below the 4608 of a ResNet's deepest convolutions, which would cost more than all of its other layers and gained
+#: nothing by a basis for that side. A factor of this side takes 64 MiB in float32.
+MAX_SIDE = 4096
 
 #: Of any dimension, transposed ones included.
 Convolution = nn.modules.conv._ConvNd

@@ -127,3 +127,12 @@ def test_without_a_metric_the_norm_of_a_probe_is_the_euclidean_one(theirs, ours,
     if theirs["norm"] == "metric":
         with_metric = [run | {"geometry": {"divergence": "ngd"}} for run in (one, other)]
         assert results.differences(*with_metric)
+
+
+@pytest.mark.parametrize(
+    ("structure", "same"),
+    [("diagonal", True), ("e-kfac", False), ({"*": "scalar"}, True), ({"a.*": "kfac", "*": "scalar"}, False)],
+)
+def test_the_longest_side_matters_to_structures_that_have_sides(structure, same):
+    sides = [{"geometry": {"structure": structure, "runtime": {"max_side": side}}} for side in (8192, 4096)]
+    assert (results.differences(*sides) == []) == same

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from llqr import STRUCTURES
 from llqr.lab import writing
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.runs.json_files import flatten, plain
@@ -29,7 +30,7 @@ ABSOLUTE = re.compile(r"""(?:^|(?<==)|(?<==["']))/[^"']*""")
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """``key = theirs, not ours`` for every setting in which two runs differ; a missing option is one not set."""
-    one, other = (dict(flatten({"run": plain(_with_effective_norm(run))})) for run in (theirs, ours))
+    one, other = (dict(flatten({"run": plain(_in_effect(run))})) for run in (theirs, ours))
     keys = sorted(key for key in {*one, *other} - {ELSEWHERE} if not _same(one.get(key), other.get(key)))
     return [f"{key.removeprefix('run.')} = {one.get(key)}, not {other.get(key)}" for key in keys]
 
@@ -38,13 +39,25 @@ def _same(one: Any, other: Any) -> bool:
     return one == other or {str(one), str(other)} <= {"None", "{}"}
 
 
-def _with_effective_norm(run: dict[str, Any]) -> dict[str, Any]:
-    """The run with the norm that its probe has in effect: without a metric, its norm is the Euclidean one."""
-    probe = run.get("probe")
-    if not probe or probe.get("kind") not in ("sam", "fsam"):
-        return run
-    norm = probe.get("norm") or "euclidean"
-    return run | {"probe": probe | {"norm": norm if run.get("geometry") else norm.replace("metric", "euclidean")}}
+def _in_effect(run: dict[str, Any]) -> dict[str, Any]:
+    """The run without settings that change nothing.
+
+    Without a metric, the norm of a probe is the Euclidean one. To structures that take any length, such as a diagonal,
+    the longest side does not matter.
+    """
+    probe, geometry = run.get("probe"), run.get("geometry")
+    if probe and probe.get("kind") in ("sam", "fsam"):
+        norm = probe.get("norm") or "euclidean"
+        run = run | {"probe": probe | {"norm": norm if geometry else norm.replace("metric", "euclidean")}}
+    if geometry and not _has_sides(geometry.get("structure")):
+        runtime = {name: value for name, value in geometry.get("runtime", {}).items() if name != "max_side"}
+        run = run | {"geometry": geometry | {"runtime": runtime}}
+    return run
+
+
+def _has_sides(structure: Any) -> bool:
+    kinds = structure.values() if isinstance(structure, dict) else [structure]
+    return any(kind not in STRUCTURES or STRUCTURES[kind].fallback is not None for kind in kinds)
 
 
 def head_of(run: StoredRun, kind: str) -> dict[str, Any]:
