@@ -8,6 +8,7 @@ the device that gets most is the one that is counted. The paper divides by the n
 library's own assignment of blocks (``Geometry(shards=...)``), planned on the meta device.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES)
             model = models.build(name, **options)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for structure in structures:
-            metric = Metric(model, structure=structure)
+            metric = Metric(model, structure=structure, max_side=sys.maxsize)  # what the row is named after
             for count in shards:
                 largest = max(scalars_of_shards(metric, count))
                 table.append(Storage(title, structure, count, parameters, metric.stored(), largest))
