@@ -1,9 +1,9 @@
 """Recipes: everything that decides a training run, in TOML, read strictly and resolved to one `Run` per method.
 
 A recipe names components once (``bases``, ``probes``, ``geometries``) and describes each method as a choice among them,
-so that "LLQR+SAM reuses the hyperparameters of its LLQR and SAM components" holds unless the recipe names others. A recipe
-may extend another one and differ from it in a few keys; a *variant*, written ``cifar100/resnet18@short``, is a named
-set of such differences kept in the recipe itself; ``key=value`` overrides come last.
+so that "LLQR+SAM reuses the hyperparameters of its LLQR and SAM components" holds unless the recipe names others. A
+recipe may extend another one and differ from it in a few keys; a *variant*, written ``cifar100/resnet18@short``, is a
+named set of such differences kept in the recipe itself; ``key=value`` overrides come last.
 
 The built-in recipes are ``<table>/<row>`` with the names of the paper's tables. The options of tasks and data sets are
 checked by the types that the tasks declare; no data is read.
