@@ -16,7 +16,7 @@ from llqr.metric.structure import Factors
 NamedTensors = dict[str, Tensor]
 
 BRANCHES = 4
-"""More of them would hardly be faster, and each has a workspace of its own for matrix products."""
+"""A few, since each has a workspace of its own for matrix products."""
 
 
 class CapturedMetric:
