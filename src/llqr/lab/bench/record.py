@@ -91,13 +91,18 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     lines = [" | ".join(str(column.header) for column in table.columns)]
     lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
     lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
-    made_with, machine = record["versions"], record["machine"]
-    place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
     # Files from before commits were recorded say null.
     commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
     changed = ", changed" if commit and record["dirty"] else ""
-    source = f"`{record['command']}` on {place}, torch {made_with['torch']}{commit}{changed}."
+    source = f"`{record['command']}` on {measured_on(record)}{commit}{changed}."
     return "\n".join([*(f"| {line} |" for line in lines), "", source])
+
+
+def measured_on(record: Mapping[str, Any]) -> str:
+    """The device and the version of torch, in words."""
+    machine = record["machine"]
+    device = machine.get("gpu") or f"{machine['cpus']} CPU cores"
+    return f"{device}, torch {record['versions']['torch']}"
 
 
 def _matches(row: dict[str, Any], wanted: str) -> bool:

@@ -12,7 +12,7 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
+from llqr.lab.bench.payload import Payload
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.passes.precision import Precision
@@ -110,8 +110,8 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         counted = _payload(workload, refresh, settings, shards)
         metric = refresh.geometry.metric
         own = metric.placement.to_owner(_gradients(workload))
-        clock = Clock(device)
-        seconds = interleaved({"apply": Action(lambda: metric.apply(own), repeats, BURST)}, clock)["apply"]
+        action = Action(lambda: metric.apply(own), repeats, BURST)
+        seconds = interleaved({"apply": action}, workload.clock)["apply"]
         return {
             "model": network.label,
             "what": "one rank",
@@ -179,50 +179,6 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
     }
     apply = row["shards"] * row["apply_seconds"]["median"] / whole["apply_seconds"]["median"]
     return found | {"apply_share": apply}
-
-
-# -- what a rank receives, counted where torch hands a collective to its process group ---------------------------------
-
-
-class Payload(TorchDispatchMode):
-    """Bytes that this rank receives while entered: of vectors, and of the few numbers that ranks agree about.
-
-    A ring brings a rank `(n - 1) / n` of a gathered or scattered buffer, and twice that of a reduced one.
-
-    Attributes:
-        vectors: bytes of buffers whose length in entries is one of `lengths`.
-        numbers: bytes of all others.
-    """
-
-    def __init__(self, lengths: Collection[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
-        self._lengths = set(lengths)
-        self.vectors = 0
-        self.numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        received = RECEIVED.get(func)
-        if received is not None:
-            buffer, count = received(*args)
-            if buffer.numel() in self._lengths:
-                self.vectors += count
-            else:
-                self.numbers += count
-        return func(*args, **(kwargs or {}))
-
-
-def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
-    ranks = dist.ProcessGroup.unbox(group).size()
-    return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
-
-
-RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
-    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
-    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
-    torch.ops.c10d.allreduce_.default: _reduced,
-}
 
 
 # -- real processes ----------------------------------------------------------------------------------------------------
