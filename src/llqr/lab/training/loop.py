@@ -78,7 +78,7 @@ class Training:
         torch.manual_seed(model_seed)
         self.model = self.strategy.prepare(task.place(task.new_model(run)).train())
         if not self.team.first:  # every rank drops other units; the first one does it as a process alone
-            torch.manual_seed(independent_seeds(planned.seed, 3 + self.team.rank)[-1])
+            torch.manual_seed(seed_of_rank(planned.seed, self.team.rank))
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
             self.model,
@@ -160,8 +160,11 @@ class Training:
         """The rest of the current interval; False if it was asked to stop before its end."""
         started = time.perf_counter()
         current, end = self.current, self.next_evaluation
-        while self.optimizer.steps < end and not self._train_in_epoch(end, stop, display):
-            pass
+        for batch in endless(self.batches):
+            self._step(batch)
+            display.advance(self.optimizer.steps)
+            if self.optimizer.steps == end or stop.requested:
+                break
         current.loss = self.team.mean(current.loss)
         current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
         current.seconds += time.perf_counter() - started
@@ -169,23 +172,15 @@ class Training:
         self._reports.clear()
         return self.optimizer.steps == end
 
-    def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
-        """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
+    def _step(self, batch: Batch) -> None:
         inner = None if self.inner is None else self._next_inner
-        for batch in self.batches:
-            self.closure.load(batch)
-            try:
-                self.current.loss += self.optimizer.step(self.closure, batch=inner)
-            except RefreshError as error:
-                raise Diverged(f"{self.planned.label}: {error}.") from error
-            self.scheduler.step()
-            self.current.count += self.task.size(batch)
-            display.advance(self.optimizer.steps)
-            if self.optimizer.steps == end:
-                return False
-            if stop.requested:
-                return True
-        return False
+        self.closure.load(batch)
+        try:
+            self.current.loss += self.optimizer.step(self.closure, batch=inner)
+        except RefreshError as error:
+            raise Diverged(f"{self.planned.label}: {error}.") from error
+        self.scheduler.step()
+        self.current.count += self.task.size(batch)
 
     def _next_inner(self) -> Batch:
         """What the metric is learned from: one batch per refresh, of which a process takes its share."""
@@ -369,7 +364,7 @@ class Training:
         if self.team.rank < len(saved):
             checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
         else:
-            torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
+            torch.manual_seed(seed_of_rank(self.planned.seed + self.optimizer.steps, self.team.rank))
 
 
 def endless(batches: Batches) -> Iterator[Batch]:
@@ -380,3 +375,8 @@ def endless(batches: Batches) -> Iterator[Batch]:
 def independent_seeds(seed: int, count: int) -> list[int]:
     """Seeds for the independent random streams of one run."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def seed_of_rank(seed: int, rank: int) -> int:
+    """For the dropout of a rank other than the first: a stream beside the three that all ranks share."""
+    return independent_seeds(seed, 3 + rank)[-1]
