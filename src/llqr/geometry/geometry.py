@@ -132,8 +132,7 @@ class Geometry:
         self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
-        self._source: BatchSource | None = None
-        self._source_state: Mapping[str, Any] | None = None
+        self._batches = BatchSource()
 
     def _check_capturable(self) -> None:
         if self.metric.whole is not self.metric:
@@ -208,22 +207,14 @@ class Geometry:
             >>> geometry.refresh().accepted
             True
         """
-        return None if self._source is None else self._source.source
+        return self._batches.source
 
     @batches.setter
     def batches(self, batches: Batches | None) -> None:
-        self._source = None if batches is None else BatchSource(batches)
-        if self._source is not None and self._source_state is not None:
-            self._source.load(self._source_state)
-            self._source_state = None
+        self._batches.source = batches
 
     def _draw(self) -> Batch:
-        if self._source is None:
-            raise TypeError(
-                "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
-                "or set geometry.batches"
-            )
-        return self._source.draw(next(iter(self.parameters.values())).device)
+        return self._batches.draw(self.linearizer.device)
 
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
@@ -388,7 +379,7 @@ class Geometry:
             "engine": self.engine,
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
-            "batches": self._source_state if self._source is None else self._source.state(),
+            "batches": self._batches.state(),
             "saved_by": self.linearizer.place(),
         }
 
@@ -406,10 +397,6 @@ class Geometry:
         self.metric.load_state_dict(state["metric"])
         restore()
         self.linearizer.resume(state["engine"])
-        position = state.get("batches")
-        if self._source is None or position is None:
-            self._source_state = position
-        else:
-            self._source.load(position)
+        self._batches.load(state.get("batches"))
         self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
