@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from llqr.collectives import all_reduce
 from llqr.curvature.curvature import Curvature
-from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError, slope
+from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError
 from llqr.curvature.engine import Engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
@@ -139,14 +139,15 @@ class Passes(FiniteDifferences):
             self._problem.return_()
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        def product(v: Mapping[str, Tensor]) -> Named:
-            h = self._step(v)
+        product = super().second(w)
+
+        def returning(v: Mapping[str, Tensor]) -> Named:
             try:
-                return slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
+                return product(v)
             finally:
                 self._problem.return_()
 
-        return product
+        return returning
 
     def _vjp_at(self, theta: Named, w: Tensor) -> Named:
         with torch.enable_grad():

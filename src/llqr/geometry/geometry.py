@@ -89,15 +89,11 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
-        for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
-            if not (given is None or isinstance(given, kind)):
-                raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
+        _check_types(inner, runtime, on_refresh)
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
         ema = self.divergence.ema if ema is None else ema
-        if on_refresh is not None and not callable(on_refresh):
-            raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
         check("every", every, 1)
         check("ema", ema, 0, 1)
         self.linearizer = Linearizer(
@@ -400,3 +396,11 @@ class Geometry:
         self._batches.load(state.get("batches"))
         self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
+
+
+def _check_types(inner: Any, runtime: Any, on_refresh: Any) -> None:
+    for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
+        if not (given is None or isinstance(given, kind)):
+            raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
+    if on_refresh is not None and not callable(on_refresh):
+        raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
