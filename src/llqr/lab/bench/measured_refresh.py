@@ -53,7 +53,7 @@ class RefreshSettings:
         return replace(self, attention="unfused", inner=inner, runtime=runtime)
 
     def runtime_in(self, precision: Precision) -> llqr.Runtime:
-        """With the autocast of the passes, and going on however many refreshes on random images are rejected."""
+        """With the autocast of the passes, and without an error if many refreshes on random images are rejected."""
         autocast = torch.bfloat16 if precision.name == "bf16" else None
         return replace(self.runtime, autocast=autocast, max_failures=NEVER)
 

@@ -1,4 +1,4 @@
-"""A measurement on disk: what was asked for, by which command, commit and machine, and every row; and on a page."""
+"""A measurement as a file (every row, with its command, commit and machine) and as a table in Markdown."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.writing import make_folder
 
 KEPT = Path("results", "bench")
-"""Where measurements lie that pages show."""
+"""The folder of the measurements that pages show."""
 TABLES = {
     module.__name__.rpartition(".")[2]: module.as_table
     for module in (cadence, memory, peers, refresh, scaling, shards, solvers, step)

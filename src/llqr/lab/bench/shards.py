@@ -1,9 +1,11 @@
 """`llqr bench shards`: what a metric that is shared out among ranks holds, sends and computes on each of them.
 
-Three kinds of rows. "planned": the paper's networks on the meta device, the fullest rank's part of the metric. "one
-rank": a network on the device as the fullest rank of a process group that is imitated (torch's `fake` one), so that one
-device is enough: memory and time are those of a rank, the vectors of other ranks are not. "gloo": real processes on the
-CPU, whose collectives are counted; the largest count of any rank.
+There are three kinds of rows:
+
+* "planned": the fullest rank's part of the metric for the paper's networks, which are built on the meta device;
+* "one rank": a network on the device, as the fullest rank of an imitated process group (torch's `fake` one), so that
+  one device is enough. Memory and time are those of a rank; the vectors of the other ranks are not real;
+* "gloo": real processes on the CPU, whose collectives are counted. The row has the largest count of any rank.
 
 A vector of the weights' size `P` costs a rank `P (S - 1) / S`: one for every `U g` of a step, in a refresh two for
 every product (`U g` and `H U g`) and one for every gradient. Segments have the length of the longest, which is padding.
@@ -185,7 +187,7 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def gloo(setup: Setup, network: Network, settings: RefreshSettings, shards: int) -> Row:
-    """The same in so many processes on the CPU."""
+    """The payload counted in real processes on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (shards, folder, network, setup.batch, settings)
         spawn(_gloo_rank, args=arguments, nprocs=shards)

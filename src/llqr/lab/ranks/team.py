@@ -23,14 +23,14 @@ LONGEST_WAIT = timedelta(days=1)
 
 
 class Team:
-    """One process alone, which is always of its own opinion."""
+    """A single process: there is nobody to agree with."""
 
     rank = 0
     size = 1
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def by_first(self, action: Callable[[], T]) -> T:
@@ -42,14 +42,14 @@ class Team:
         return action()
 
     def gathered(self, own: T) -> list[T]:
-        """What every rank has, by rank; small things, or tensors on the host."""
+        """The values of all ranks, in their order; small objects, or tensors on the host."""
         return [own]
 
     def mean(self, numbers: Tensor) -> Tensor:
         return numbers
 
     def agreed(self, stop: Stop) -> Stop:
-        """One that all ranks read alike, as often and in the same order."""
+        """A stop that answers all ranks alike; they must ask equally often and at the same points."""
         return stop
 
     @contextmanager
@@ -106,9 +106,9 @@ class Ranks(Team):
 
 
 class AgreedStop(Stop):
-    """Requested on all ranks, as soon as it is on one.
+    """Requested on all ranks as soon as it is on one.
 
-    The answer is that of the question before: it travels while the device computes, so that no step waits for it.
+    It answers the previous question: that answer travelled while the device computed, so that no step waits for it.
     """
 
     def __init__(self, own: Stop, ranks: Ranks, group: dist.ProcessGroup) -> None:
@@ -132,7 +132,7 @@ class AgreedStop(Stop):
 
 
 class FailureElsewhere(RuntimeError):
-    """Another rank failed, which says how.
+    """Another rank failed, and has reported its error.
 
     Attributes:
         code: that rank's exit code.

@@ -77,7 +77,7 @@ class Training:
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
         self.model = self.strategy.prepare(task.place(task.new_model(run)).train())
-        if not self.team.first:  # every rank drops other units; the first one does it as a process alone
+        if not self.team.first:  # dropout differs between ranks; on the first it is that of a single process
             torch.manual_seed(seed_of_rank(planned.seed, self.team.rank))
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
@@ -183,7 +183,7 @@ class Training:
         self.current.count += self.task.size(batch)
 
     def _next_inner(self) -> Batch:
-        """What the metric is learned from: one batch per refresh, of which a process takes its share."""
+        """This process's share of the next batch to learn the metric from."""
         return self.strategy.share(next(self._inner_batches))
 
     def _close_interval(self, display: Display) -> None:
@@ -231,7 +231,7 @@ class Training:
         return self.strategy.measured(self.model, lambda: self._measure(self.task.evaluate))
 
     def test(self) -> tuple[dict[str, float], float]:
-        """The test metrics of the best weights, and the seconds it took; the current ones are restored."""
+        """The test metrics of the best weights, and how many seconds that took; then restores the current weights."""
         assert self.best is not None
         started = time.perf_counter()
         current = checkpoint.to_host(self.strategy.weights(self.model))
@@ -296,7 +296,7 @@ class Training:
         return result | task.facts()
 
     def layer_effects(self) -> dict[str, dict[str, float]]:
-        """What `U` did to each layer's part of a gradient at the last accepted refresh, also one before a resume."""
+        """What `U` did to each layer's part of a gradient at the last accepted refresh, before a resume or after it."""
         found = {} if self.geometry is None else self.geometry.layer_effects()
         if found:
             self._effects = {
@@ -360,7 +360,7 @@ class Training:
         self._set_random_state(state["random"])
 
     def _set_random_state(self, saved: list[dict[str, torch.Tensor]]) -> None:
-        """That of this rank, by rank; a rank that was not there begins a stream of its own."""
+        """Each rank gets its own state back; a rank that did not exist then begins a new stream."""
         if self.team.rank < len(saved):
             checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
         else:
