@@ -373,8 +373,6 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _split(inputs: Any, size: int) -> list[Any]:
     """Cut every tensor that has the batch dimension into pieces of `size` rows."""
-    if size < 1:
-        raise ValueError(f"micro_batch: expected a positive number of samples, got {size}")
     # Tokenizers return mappings of their own, which are leaves to torch's trees.
     inputs = pytree.tree_map(lambda leaf: dict(leaf) if isinstance(leaf, Mapping) else leaf, inputs)
     rows = samples_in(inputs)
