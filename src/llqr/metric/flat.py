@@ -88,8 +88,7 @@ class Flat(Structure):
 
     def by_layer(self, flat: Tensor) -> list[Tensor]:
         """The layers' parts of a packed vector, as views."""
-        ends = list(accumulate(self.layer_sizes))
-        return [flat[end - size : end] for end, size in zip(ends, self.layer_sizes, strict=True)]
+        return list(flat.split(self.layer_sizes))
 
     def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
         """Every layer's entries times the layer's number."""
