@@ -83,7 +83,7 @@ class Problem:
         self._holders = holders(self._caller)
 
     def taken(self, parameter: Tensor) -> Tensor:
-        """What outputs are a function of: the whole of it, if the model has shards."""
+        """The tensor that outputs are a function of: the parameter, gathered if the model is sharded."""
         return whole(parameter)
 
     def fixed_tensors(self) -> list[Tensor]:
@@ -201,9 +201,9 @@ class Problem:
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def bypassed(self) -> list[str]:
-        """The parameters that the model read from somewhere else than from its modules, and so not as they were given.
+        """The parameters that the model did not read from its modules, so that the values given for them had no effect.
 
-        Known of outputs that were kept; such parameters would have no gradient.
+        Their gradient would be zero. Only known where outputs were kept.
         """
         names = {id(tensor): name for name, tensor in self._caller.named_parameters()}
         found = (names.get(id(leaf), "").removeprefix("model.") for leaf in self._leaves)
@@ -228,7 +228,7 @@ class Problem:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """torch cannot compile where every operation is looked at, and would not try again what has failed once."""
+    """Eagerly: torch cannot compile under a dispatch mode, and does not try again what has failed once."""
     used = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if used else nullcontext()
 

@@ -120,7 +120,7 @@ class Linearizer:
         self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def resume(self, engine: str) -> None:
-        """Take the engine of a saved run, unless only one of them leaves shards as they are, as `Runtime` says."""
+        """Take the engine of a saved run, unless only one of the two works on shards: that is for `Runtime` to say."""
         if self._of_shards == (engine != "auto" and ENGINES[engine].of_shards):
             self.use(engine)
 
@@ -220,7 +220,7 @@ class Linearizer:
         return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """At the first refresh: refuse a model or warn of a loss from which no metric, or another one, is learned."""
+        """At the first refresh: refuse a model, or warn of a loss, from which the wrong metric or none is learned."""
         if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
             return
         if bypassed := problem.bypassed():
@@ -241,7 +241,7 @@ class Linearizer:
                 )
 
     def _zero(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a vector is zero; if it is one of shards, that of all ranks, of which some may hold nothing."""
+        """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
 
@@ -267,7 +267,7 @@ class Linearizer:
         )
 
     def _announce(self, names: AbstractSet[str], what: str) -> None:
-        """Say once of each parameter that it has changed sides."""
+        """Warn once about each of these parameters."""
         new = names - self._announced
         if new:
             self._announced |= new
