@@ -8,6 +8,7 @@ together, because FSDP communicates in every pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -176,8 +177,7 @@ class PassesEngine(Engine):
 
         curvature = Curvature(problem, self.divergence, derivatives, self.scale)
         model = curvature.model(self.gradients)
-        loss = problem.total(problem.weighed(model.loss))
-        return QuadraticModel(loss, model.gradient, model.product, model.gradients, model.terms)
+        return replace(model, loss=problem.total(problem.weighed(model.loss)))
 
 
 def _examined(model: nn.Module) -> set[torch.dtype]:

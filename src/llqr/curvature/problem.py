@@ -228,7 +228,7 @@ class Problem:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Eagerly: torch cannot compile under a dispatch mode, and does not try again what has failed once."""
+    """torch cannot compile where every operation is looked at, and would not try again what has failed once."""
     used = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if used else nullcontext()
 

@@ -43,6 +43,10 @@ class Flat(Structure):
     def group_key(cls, block: Block) -> Hashable:
         return None
 
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        """Ones, as of factors that scale entries or layers."""
+        return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in self.shapes().items()}
+
     def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(sum(self.sizes), dtype=dtype, device=device)
 

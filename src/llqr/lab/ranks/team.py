@@ -82,13 +82,15 @@ class Ranks(Team):
         sent: list[Any] = [(result, _told(error))]
         dist.broadcast_object_list(sent, src=0, group=self._control)
         result, told = sent[0]
-        _raise(error or told)
+        if failure := error or told:
+            raise failure
         return cast(T, result)
 
     def by_all(self, action: Callable[[], T]) -> T:
         result, error = _outcome(action)
         told = [other for other in self.gathered(_told(error)) if other is not None]
-        _raise(error or next(iter(told), None))
+        if failure := error or next(iter(told), None):
+            raise failure
         return cast(T, result)
 
     def gathered(self, own: T) -> list[T]:
@@ -156,8 +158,3 @@ def _told(error: Exception | None) -> Exception | None:
         return None
     code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     return FailureElsewhere(f"another rank failed ({type(error).__name__}: {error})", code)
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
