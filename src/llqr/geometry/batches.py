@@ -24,21 +24,17 @@ class BatchSource:
     """
 
     def __init__(self) -> None:
-        self._source: Batches | None = None
+        self.source: Batches | None = None
         self._saved: Mapping[str, Any] | None = None  # a position without a source yet
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._began_at: Tensor | None = None
 
-    @property
-    def source(self) -> Batches | None:
-        return self._source
-
-    @source.setter
-    def source(self, source: Batches | None) -> None:
+    def draw_from(self, source: Batches | None) -> None:
+        """From now on, beginning at a position that was loaded before if there is one."""
         if not (source is None or isinstance(source, Iterable) or callable(source)):
             raise TypeError(f"batches: expected an iterable of batches or a function, got {type(source).__name__}")
-        self._source = source
+        self.source = source
         self._iterator, self._position, self._began_at = None, 0, None
         if source is not None and self._saved is not None:
             self.load(self._saved)
@@ -46,12 +42,12 @@ class BatchSource:
 
     def draw(self, device: torch.device) -> Batch:
         """The next batch, its tensors moved to the device. Advances the host's random state."""
-        if self._source is None:
+        if self.source is None:
             raise TypeError(
                 "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
                 "or set geometry.batches"
             )
-        batch = self._next(self._source) if isinstance(self._source, Iterable) else self._source()
+        batch = self._next(self.source) if isinstance(self.source, Iterable) else self.source()
         if isinstance(batch, Mapping):
             batch = dict(batch)  # tokenizers return classes of their own
         moved: Batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
@@ -88,20 +84,20 @@ class BatchSource:
         return iterator
 
     def state(self) -> Mapping[str, Any] | None:
-        if self._source is None:
+        if self.source is None:
             return self._saved
-        if _keeps_state(self._source):
-            return {"source": self._source.state_dict()}  # type: ignore[union-attr]
+        if _keeps_state(self.source):
+            return {"source": self.source.state_dict()}  # type: ignore[union-attr]
         return {"position": self._position, "began_at": self._began_at}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Begin at a saved position at the next draw; without one, go on."""
-        if self._source is None or state is None:
+        if self.source is None or state is None:
             self._saved = state
             return
         self._iterator = None
-        if "source" in state and _keeps_state(self._source):
-            self._source.load_state_dict(state["source"])  # type: ignore[union-attr]
+        if "source" in state and _keeps_state(self.source):
+            self.source.load_state_dict(state["source"])  # type: ignore[union-attr]
         else:
             began_at = state.get("began_at")
             self._position = int(state.get("position", 0))

@@ -207,7 +207,7 @@ class Geometry:
 
     @batches.setter
     def batches(self, batches: Batches | None) -> None:
-        self._batches.source = batches
+        self._batches.draw_from(batches)
 
     def _draw(self) -> Batch:
         return self._batches.draw(self.linearizer.device)

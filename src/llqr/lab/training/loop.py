@@ -189,13 +189,10 @@ class Training:
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
         current = self.current
-        if not math.isfinite(current.mean_loss):
-            raise Diverged(f"{self.planned.label}: the training loss of {self._position} is {current.mean_loss}.")
+        self._check_finite("training loss", current.mean_loss)
         started = time.perf_counter()
         found = self.evaluate()
-        if not math.isfinite(found[self.task.metric]):
-            what = f"the {self.task.split} {self.task.metric} of {self._position} is {found[self.task.metric]}"
-            raise Diverged(f"{self.planned.label}: {what}.")
+        self._check_finite(f"{self.task.split} {self.task.metric}", found[self.task.metric])
         record = {
             "epoch": self.epochs,
             "step": self.optimizer.steps,
@@ -220,6 +217,10 @@ class Training:
         if self.board is not None:
             self.board.write(record)
         display.evaluated(self._position, f"{self.task.metric} {spread(found[self.task.metric])}", current.mean_loss)
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise Diverged(f"{self.planned.label}: the {what} of {self._position} is {value}.")
 
     @property
     def _position(self) -> str:
