@@ -188,6 +188,18 @@ def test_unused_frozen_tied_and_0d_parameters(engine, divergence):
     assert relative_error(flat(product), dense @ flat(v)) < TOLERANCE[engine]
 
 
+@pytest.mark.parametrize("engine", EXACT)
+def test_a_model_that_is_linear_in_its_weights_has_no_second_derivatives(engine):
+    """Its gradient in the weights does not depend on them, so that there is no graph for a second backward pass."""
+    torch.manual_seed(0)
+    drawn = Case(nn.Linear(4, 3).double(), F.cross_entropy, case("mlp").batch)
+    curvature = curvature_of(drawn, NEWTON, engine)
+    v = {name: torch.randn_like(p) for name, p in trainable(drawn.model).items()}
+    with torch.no_grad():
+        product = flat(curvature.product(v))
+    assert relative_error(product, dense_newton(drawn.model, drawn.loss_fn, drawn.batch) @ flat(v)) < TOLERANCE[engine]
+
+
 @pytest.mark.parametrize("structure", ["diagonal", "e-kfac", "dense", "scalar"])
 def test_a_parameter_without_a_gradient_keeps_the_identity(structure):
     drawn = Case(Odd().double(), F.cross_entropy, case("mlp").batch)

@@ -119,6 +119,14 @@ def test_micro_batches_are_refused():
         flat_geometry(network(), F.cross_entropy, engine="linearised", micro_batch=4)
 
 
+def test_micro_batches_are_refused_after_loading_the_state_of_a_run_without_them():
+    geometry = flat_geometry(network(), F.cross_entropy, micro_batch=4)
+    saved = flat_geometry(network(), F.cross_entropy, engine="linearised").state_dict()
+    geometry.load_state_dict(saved)
+    with pytest.raises(ValueError, match="micro_batch: not with a traced product"):
+        geometry.refresh(batch())
+
+
 class Branching(nn.Linear):
     def forward(self, x):
         return super().forward(x if x.sum() > 0 else -x)

@@ -148,6 +148,17 @@ def test_an_output_that_is_no_tensor_is_named():
         flat_geometry(Pair(*mlp()), F.cross_entropy).refresh(case("mlp").batch)
 
 
+def test_a_type_error_inside_the_model_is_its_own():
+    """The inputs fit its signature: the sentence about the batch would point at the wrong place."""
+
+    class Broken(nn.Sequential):
+        def forward(self, x):
+            raise TypeError("units do not match")
+
+    with pytest.raises(TypeError, match=r"^units do not match$"):
+        flat_geometry(Broken(*mlp()), F.cross_entropy).refresh(case("mlp").batch)
+
+
 @pytest.mark.parametrize("loss_fn", [lambda z, t: F.cross_entropy(z, t, reduction="none"), lambda z, t: 1.0])
 def test_a_loss_that_is_not_one_number_is_named(loss_fn):
     with pytest.raises(ValueError, match=r"^loss_fn: expected one number, the mean loss over the batch"):

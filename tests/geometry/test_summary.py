@@ -49,6 +49,15 @@ def test_before_the_first_refresh_it_says_so():
     assert geometry.summary() == "U is the identity: no refresh has been accepted yet (structure: e-kfac)."
 
 
+def test_a_gradient_of_zero_has_no_change_to_measure():
+    """As where all targets of a batch are ignored."""
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, lambda z, t: 0.0 * z.square().mean(), structure="diagonal")
+    with warnings.catch_warnings(action="ignore"):
+        assert geometry.refresh(drawn.batch).accepted
+    assert geometry.summary().startswith("The last inner gradient was zero: U has no effect to measure")
+
+
 def test_a_metric_that_does_nearly_nothing_names_the_way_out():
     _, geometry, report = learned("diagonal", lr=1e-5)
     assert 0 < report.change < 0.01

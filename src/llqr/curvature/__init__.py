@@ -1,4 +1,10 @@
-"""Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`."""
+"""Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`.
+
+In reading order: `problem` (model, loss and batch as a function of the weights), with `attached`, `writes` and
+`whole_weights`, which leave the model as it was; `quadratic` (what a refresh learns from); `divergence`, `derivatives`
+and `curvature` (the mathematics of a product); `engine` and `engines` (ways to compute it), of which `linearised`
+traces the product and `passes` uses FSDP's own passes; `ranks` (the models of several ranks as one).
+"""
 
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named

@@ -31,7 +31,7 @@ def holders(root: nn.Module) -> list[dict[str, Any]]:
 
 
 def reattach(held: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> None:
-    """Also after an interrupt that came while torch put the model's own tensors back."""
+    """Put back what the modules held before, also if an interrupt came while torch was doing so."""
     for now, own in zip(held, before, strict=True):
         if len(now) == len(own) and all(map(is_, now.values(), own.values())):
             continue

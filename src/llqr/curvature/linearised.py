@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,12 +72,10 @@ class Trace:
         sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
         saved = rest[count * len(sets) :]
 
-        def product(v: Mapping[str, Tensor]) -> Named:
-            return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
+        def multiply(graph: Callable[..., Any], v: Mapping[str, Tensor]) -> Named:
+            return dict(zip(self._names, graph(*saved, *(v[name] for name in self._names)), strict=True))
 
-        def products(v: Mapping[str, Tensor]) -> Named:
-            return dict(zip(self._names, self._several(*saved, *(v[name] for name in self._names)), strict=True))
-
+        product, products = partial(multiply, self._each), partial(multiply, self._several)
         return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms, products)
 
 

@@ -8,6 +8,7 @@ together, because FSDP communicates in every pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from llqr.collectives import all_reduce
 from llqr.curvature.curvature import Curvature
-from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError, slope
+from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError
 from llqr.curvature.engine import Engine
 from llqr.curvature.problem import Batch, Forward, Loss, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
@@ -139,14 +140,15 @@ class Passes(FiniteDifferences):
             self._problem.return_()
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        def product(v: Mapping[str, Tensor]) -> Named:
-            h = self._step(v)
+        product = super().second(w)
+
+        def returning(v: Mapping[str, Tensor]) -> Named:
             try:
-                return slope(self._vjp_at(self._moved(v, h), w), self._vjp_at(self._moved(v, -h), w), 2 * h)
+                return product(v)
             finally:
                 self._problem.return_()
 
-        return product
+        return returning
 
     def _vjp_at(self, theta: Named, w: Tensor) -> Named:
         with torch.enable_grad():
@@ -175,8 +177,7 @@ class PassesEngine(Engine):
 
         curvature = Curvature(problem, self.divergence, derivatives, self.scale)
         model = curvature.model(self.gradients)
-        loss = problem.total(problem.weighed(model.loss))
-        return QuadraticModel(loss, model.gradient, model.product, model.gradients, model.terms)
+        return replace(model, loss=problem.total(problem.weighed(model.loss)))
 
 
 def _examined(model: nn.Module) -> set[torch.dtype]:

@@ -83,7 +83,7 @@ class Problem:
         self._holders = holders(self._caller)
 
     def taken(self, parameter: Tensor) -> Tensor:
-        """What outputs are a function of: the whole of it, if the model has shards."""
+        """The tensor that outputs are a function of: the parameter, gathered if the model is sharded."""
         return whole(parameter)
 
     def fixed_tensors(self) -> list[Tensor]:
@@ -201,9 +201,9 @@ class Problem:
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
     def bypassed(self) -> list[str]:
-        """The parameters that the model read from somewhere else than from its modules, and so not as they were given.
+        """The parameters that the model did not read from its modules, so that the values given for them had no effect.
 
-        Known of outputs that were kept; such parameters would have no gradient.
+        Their gradient would be zero. Only known where outputs were kept.
         """
         names = {id(tensor): name for name, tensor in self._caller.named_parameters()}
         found = (names.get(id(leaf), "").removeprefix("model.") for leaf in self._leaves)
@@ -373,8 +373,6 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _split(inputs: Any, size: int) -> list[Any]:
     """Cut every tensor that has the batch dimension into pieces of `size` rows."""
-    if size < 1:
-        raise ValueError(f"micro_batch: expected a positive number of samples, got {size}")
     # Tokenizers return mappings of their own, which are leaves to torch's trees.
     inputs = pytree.tree_map(lambda leaf: dict(leaf) if isinstance(leaf, Mapping) else leaf, inputs)
     rows = samples_in(inputs)

@@ -20,34 +20,47 @@ class BatchSource:
     A saved position is found again by beginning with the random state of that time and skipping the batches that were
     drawn, which is exact for a `DataLoader` that shuffles with torch's generator. A source with a `state_dict` and a
     `load_state_dict` (torchdata's `StatefulDataLoader`) is asked for its own position instead. A function is only
-    called again.
+    called again. A position may be loaded before there is a source.
     """
 
-    def __init__(self, source: Batches) -> None:
-        if not isinstance(source, Iterable) and not callable(source):
-            raise TypeError(f"batches: expected an iterable of batches or a function, got {type(source).__name__}")
-        self.source = source
+    def __init__(self) -> None:
+        self.source: Batches | None = None
+        self._saved: Mapping[str, Any] | None = None  # a position without a source yet
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._began_at: Tensor | None = None
 
+    def draw_from(self, source: Batches | None) -> None:
+        """From now on, beginning at a position that was loaded before if there is one."""
+        if not (source is None or isinstance(source, Iterable) or callable(source)):
+            raise TypeError(f"batches: expected an iterable of batches or a function, got {type(source).__name__}")
+        self.source = source
+        self._iterator, self._position, self._began_at = None, 0, None
+        if source is not None and self._saved is not None:
+            self.load(self._saved)
+            self._saved = None
+
     def draw(self, device: torch.device) -> Batch:
         """The next batch, its tensors moved to the device. Advances the host's random state."""
-        batch = self._next() if isinstance(self.source, Iterable) else self.source()
+        if self.source is None:
+            raise TypeError(
+                "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
+                "or set geometry.batches"
+            )
+        batch = self._next(self.source) if isinstance(self.source, Iterable) else self.source()
         if isinstance(batch, Mapping):
             batch = dict(batch)  # tokenizers return classes of their own
         moved: Batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
         return moved
 
-    def _next(self) -> Any:
+    def _next(self, source: Iterable[Any]) -> Any:
         if self._iterator is None:
-            self._begin_again()
-        assert self._iterator is not None
+            self._iterator = self._begin_again(source)
         try:
             batch = next(self._iterator)
         except StopIteration:
             self._began_at, self._position = None, 0
-            self._begin_again()
+            self._iterator = self._begin_again(source)
             try:
                 batch = next(self._iterator)
             except StopIteration:
@@ -57,26 +70,31 @@ class BatchSource:
         self._position += 1
         return batch
 
-    def _begin_again(self) -> None:
+    def _begin_again(self, source: Iterable[Any]) -> Iterator[Any]:
         """Iterate from the start; after loading, up to the saved position."""
-        assert isinstance(self.source, Iterable)
         now = torch.get_rng_state()
         if self._began_at is not None:
             torch.set_rng_state(self._began_at)
         self._began_at = torch.get_rng_state()
-        self._iterator = iter(self.source)
+        iterator = iter(source)
         for _ in range(self._position):
-            next(self._iterator, None)
+            next(iterator, None)
         if self._position:
             torch.set_rng_state(now)
+        return iterator
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any] | None:
+        if self.source is None:
+            return self._saved
         if _keeps_state(self.source):
             return {"source": self.source.state_dict()}  # type: ignore[union-attr]
         return {"position": self._position, "began_at": self._began_at}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Begin at a saved position at the next draw."""
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Begin at a saved position at the next draw; without one, go on."""
+        if self.source is None or state is None:
+            self._saved = state
+            return
         self._iterator = None
         if "source" in state and _keeps_state(self.source):
             self.source.load_state_dict(state["source"])  # type: ignore[union-attr]

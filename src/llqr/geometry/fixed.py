@@ -37,8 +37,7 @@ class FixedGeometry:
         pass
 
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-        unchanged: Callable[[Tensor], Tensor] = lambda g: g  # noqa: E731
-        return [self._apply.get(p, unchanged)(g) for p, g in zip(parameters, grads, strict=True)]
+        return [self._apply[p](g) if p in self._apply else g for p, g in zip(parameters, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -9,10 +9,10 @@ from llqr.geometry.linearizer import Linearizer
 
 
 def for_this_rank(state: Mapping[str, Any], linearizer: Linearizer) -> Mapping[str, Any]:
-    """A saved state without what only the rank that saved it can go on with.
+    """A saved state without what only the rank that saved it can continue.
 
-    That is the position in its own batches, and a spread refresh under way, which has a batch of its own too; all
-    ranks must have the latter, so that they ask one another. It begins again at the next step.
+    That is the position in its own batches, and a spread refresh under way, because that has a batch of its own. A
+    refresh needs all ranks: if one of them cannot continue it, none does, and it begins again at the next step.
     """
     foreign = state.get("saved_by", linearizer.place()) != linearizer.place()
     if state.get("refresh") is not None and linearizer.on_any_rank(foreign):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_fsdp(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse sharded weights of which no metric can be learned: those of tensor parallelism, or only some of them."""
+    """Refuse sharded weights for which no metric can be learned: tensor parallelism, or only some weights sharded."""
     from torch.distributed.fsdp import FSDPModule
 
     for name, parameter in parameters.items():
@@ -34,7 +34,7 @@ def check_fsdp(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
 
 
 def _by_fsdp(parameters: Mapping[str, Tensor]) -> bool:
-    """Whether all are split along the last dimension of one mesh, of which the others hold copies (HSDP)."""
+    """Whether all are split along the last dimension of one mesh, and copied along the others (HSDP)."""
     mesh = _mesh(parameters)
     for parameter in cast("list[DTensor]", list(parameters.values())):
         *others, last = parameter.placements

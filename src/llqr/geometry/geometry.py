@@ -89,15 +89,11 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
-        for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
-            if not (given is None or isinstance(given, kind)):
-                raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
+        _check_types(inner, runtime, on_refresh)
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
         ema = self.divergence.ema if ema is None else ema
-        if on_refresh is not None and not callable(on_refresh):
-            raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
         check("every", every, 1)
         check("ema", ema, 0, 1)
         self.linearizer = Linearizer(
@@ -132,8 +128,7 @@ class Geometry:
         self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
-        self._source: BatchSource | None = None
-        self._source_state: Mapping[str, Any] | None = None
+        self._batches = BatchSource()
 
     def _check_capturable(self) -> None:
         if self.metric.whole is not self.metric:
@@ -208,22 +203,14 @@ class Geometry:
             >>> geometry.refresh().accepted
             True
         """
-        return None if self._source is None else self._source.source
+        return self._batches.source
 
     @batches.setter
     def batches(self, batches: Batches | None) -> None:
-        self._source = None if batches is None else BatchSource(batches)
-        if self._source is not None and self._source_state is not None:
-            self._source.load(self._source_state)
-            self._source_state = None
+        self._batches.draw_from(batches)
 
     def _draw(self) -> Batch:
-        if self._source is None:
-            raise TypeError(
-                "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
-                "or set geometry.batches"
-            )
-        return self._source.draw(next(iter(self.parameters.values())).device)
+        return self._batches.draw(self.linearizer.device)
 
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
@@ -388,7 +375,7 @@ class Geometry:
             "engine": self.engine,
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
-            "batches": self._source_state if self._source is None else self._source.state(),
+            "batches": self._batches.state(),
             "saved_by": self.linearizer.place(),
         }
 
@@ -406,10 +393,14 @@ class Geometry:
         self.metric.load_state_dict(state["metric"])
         restore()
         self.linearizer.resume(state["engine"])
-        position = state.get("batches")
-        if self._source is None or position is None:
-            self._source_state = position
-        else:
-            self._source.load(position)
+        self._batches.load(state.get("batches"))
         self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
+
+
+def _check_types(inner: Any, runtime: Any, on_refresh: Any) -> None:
+    for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
+        if not (given is None or isinstance(given, kind)):
+            raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
+    if on_refresh is not None and not callable(on_refresh):
+        raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")

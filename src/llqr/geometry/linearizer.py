@@ -102,6 +102,11 @@ class Linearizer:
         self.use(runtime.engine)
 
     @property
+    def device(self) -> torch.device:
+        """That of the first parameter."""
+        return next(iter(self.parameters.values())).device
+
+    @property
     def engine(self) -> str:
         """The engine's name; "auto" until the first refresh has chosen one."""
         return "auto" if self._engine is None else self._engine.name
@@ -115,7 +120,7 @@ class Linearizer:
         self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def resume(self, engine: str) -> None:
-        """Take the engine of a saved run, unless only one of them leaves shards as they are, as `Runtime` says."""
+        """Take the engine of a saved run, unless only one of the two works on shards: that is for `Runtime` to say."""
         if self._of_shards == (engine != "auto" and ENGINES[engine].of_shards):
             self.use(engine)
 
@@ -166,12 +171,12 @@ class Linearizer:
     def on_any_rank(self, flag: bool) -> bool:
         """Whether it is so on any of them."""
         ranks = self.ranks
-        return flag if ranks is None else bool(ranks.largest(flag, next(iter(self.parameters.values())).device))
+        return flag if ranks is None else bool(ranks.largest(flag, self.device))
 
     def agreed(self, action: Callable[[], T]) -> T:
         """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
         ranks = self.ranks
-        return action() if ranks is None else ranks.all_or_none(action, next(iter(self.parameters.values())).device)
+        return action() if ranks is None else ranks.all_or_none(action, self.device)
 
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""
@@ -181,7 +186,6 @@ class Linearizer:
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
-        device = next(iter(self.parameters.values())).device
         ranks = self.ranks
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
@@ -190,12 +194,12 @@ class Linearizer:
         problem.written, problem.replaced = self._written
         if self._engine is None:
             self._warn_of_own_metrics()
-            self._engine = self._made(self._choose(problem, ranks, device))
+            self._engine = self._made(self._choose(problem, ranks))
         if ranks is None:
             return self._local(problem)
         if self._of_shards:
             return ranks.carried(self._local(problem), problem.parameters)
-        return ranks.joined(lambda: self._local(problem), device)
+        return ranks.joined(lambda: self._local(problem), self.device)
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
@@ -216,7 +220,7 @@ class Linearizer:
         return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """At the first refresh: refuse a model or warn of a loss from which no metric, or another one, is learned."""
+        """At the first refresh: refuse a model, or warn of a loss, from which the wrong metric or none is learned."""
         if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
             return
         if bypassed := problem.bypassed():
@@ -237,7 +241,7 @@ class Linearizer:
                 )
 
     def _zero(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a vector is zero; if it is one of shards, that of all ranks, of which some may hold nothing."""
+        """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
 
@@ -263,13 +267,13 @@ class Linearizer:
         )
 
     def _announce(self, names: AbstractSet[str], what: str) -> None:
-        """Say once of each parameter that it has changed sides."""
+        """Warn once about each of these parameters."""
         new = names - self._announced
         if new:
             self._announced |= new
             warn(f"model: {', '.join(sorted(new))} {what}", RefreshWarning)
 
-    def _choose(self, problem: Problem, ranks: Ranks | None, device: torch.device) -> type[Engine]:
+    def _choose(self, problem: Problem, ranks: Ranks | None) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
 
         def choice() -> tuple[type[Engine], list[str]]:
@@ -280,10 +284,10 @@ class Linearizer:
             _check_loss(problem)  # here, so that its error does not show that of the engines
             raise failure
 
-        kind, refused = choice() if ranks is None else ranks.all_or_none(choice, device)
+        kind, refused = self.agreed(choice)
         if ranks is not None:
             order = list(ENGINES.values())
-            kind = order[ranks.largest(order.index(kind), device)]
+            kind = order[ranks.largest(order.index(kind), self.device)]
         if not kind.exact:
             warn(
                 f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
@@ -294,8 +298,7 @@ class Linearizer:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """While entered, the model is in eval mode, and the caller's precision does not count; put back at the end."""
-        device = next(iter(self.parameters.values())).device
-        with frozen(self.model, device), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with frozen(self.model, self.device), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from llqr.cuda_graphs import Branches, capturing, warming_up
 from llqr.metric.copying import copy_each
 from llqr.metric.metric import Metric
-from llqr.metric.structure import Factors
+from llqr.metric.structure import flattened
 
 NamedTensors = dict[str, Tensor]
 
@@ -70,7 +70,7 @@ class CapturedApply:
     def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
         if self._metric.factors() is not self._learned:
             self._learned = self._metric.factors()
-            copy_each(_tensors(self._factors), _tensors(self._learned))
+            copy_each(flattened(self._factors), flattened(self._learned))
         copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
         self._replay()
         return self._Ug
@@ -83,7 +83,3 @@ def capture(compute: Callable[[], NamedTensors]) -> tuple[Callable[[], None], Na
     with capturing() as graph:
         results = compute()
     return graph.replay, results
-
-
-def _tensors(factors: list[Factors]) -> list[Tensor]:
-    return [factor for own in factors for factor in own.values()]

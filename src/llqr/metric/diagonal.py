@@ -25,9 +25,6 @@ class Diagonal(Flat):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"diagonal": (sum(self.sizes),)}
 
-    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
-        return {"diagonal": torch.ones(sum(self.sizes), dtype=dtype, device=device)}
-
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["diagonal"] * g
 

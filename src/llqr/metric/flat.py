@@ -43,6 +43,10 @@ class Flat(Structure):
     def group_key(cls, block: Block) -> Hashable:
         return None
 
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        """Ones, as of factors that scale entries or layers."""
+        return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in self.shapes().items()}
+
     def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(sum(self.sizes), dtype=dtype, device=device)
 
@@ -88,8 +92,7 @@ class Flat(Structure):
 
     def by_layer(self, flat: Tensor) -> list[Tensor]:
         """The layers' parts of a packed vector, as views."""
-        ends = list(accumulate(self.layer_sizes))
-        return [flat[end - size : end] for end, size in zip(ends, self.layer_sizes, strict=True)]
+        return list(flat.split(self.layer_sizes))
 
     def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
         """Every layer's entries times the layer's number."""

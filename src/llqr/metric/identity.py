@@ -15,9 +15,6 @@ class Identity(Flat):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
-        return {}
-
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return g
 

@@ -136,12 +136,12 @@ class Metric:
 
         Unchanged if `g.Ug` is not positive on average.
         """
+        names = dict.fromkeys(block.parameter for block in self.blocks)
         squares, along = [], []
         for g in gradients:
-            Ug = self.apply(g, factors)
-            pairs = [(g[name], Ug[name]) for name in dict.fromkeys(block.parameter for block in self.blocks)]
-            along.append(self.dot([a for a, _ in pairs], [b for _, b in pairs]))
-            squares.append(self.dot([a for a, _ in pairs], [a for a, _ in pairs]))
+            Ug, own = self.apply(g, factors), [g[name] for name in names]
+            along.append(self.dot(own, [Ug[name] for name in names]))
+            squares.append(self.dot(own, own))
         ratio = torch.stack(squares).sum() / torch.stack(along).sum()
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]

@@ -46,9 +46,6 @@ class Lane:
         start = segment.storage_offset()
         return {b.name: segment.as_strided(b.native, b.strides, start + at) for b, s, at in rows if s == shard}
 
-    def dtype(self, like: Mapping[str, Tensor]) -> torch.dtype:
-        return travelling_dtype(self.blocks, like)
-
 
 class Owned(Placement):
     """Blocks shared out among `shards` ranks; where a group has more, every `shards` consecutive ones hold a copy.
@@ -105,7 +102,7 @@ class Owned(Placement):
     def mean(self, named: Mapping[str, Tensor], weight: Tensor | None = None) -> Named:
         own: Named = {}
         for lane in self._lanes:
-            buffer = self._buffer(lane, lane.dtype(named))
+            buffer = self._buffer(lane, named)
             _fill(lane.views(buffer), _pieces(lane.blocks, named))
             if weight is not None:
                 buffer.mul_(weight.to(buffer))
@@ -132,15 +129,16 @@ class Owned(Placement):
         """The pieces of all blocks, from their owners."""
         pieces: Named = {}
         for lane in self._lanes:
-            buffer = self._buffer(lane, lane.dtype(like))
+            buffer = self._buffer(lane, like)
             segment = buffer[self._shard * lane.width : (self._shard + 1) * lane.width]
             _fill(lane.own_views(segment, self._shard), own)
             all_gather(buffer, segment, self._row)
             pieces |= lane.views(buffer)
         return pieces
 
-    def _buffer(self, lane: Lane, dtype: torch.dtype) -> Tensor:
-        return torch.empty(self.shards * lane.width, dtype=dtype, device=lane.blocks[0].device)
+    def _buffer(self, lane: Lane, like: Mapping[str, Tensor]) -> Tensor:
+        dtype, device = travelling_dtype(lane.blocks, like), lane.blocks[0].device
+        return torch.empty(self.shards * lane.width, dtype=dtype, device=device)
 
 
 def travelling_dtype(blocks: Sequence[Block], like: Mapping[str, Tensor]) -> torch.dtype:

@@ -18,9 +18,6 @@ class Scalar(Flat):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"scalar": (len(self.layers),)}
 
-    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
-        return {"scalar": torch.ones(len(self.layers), dtype=dtype, device=device)}
-
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.scale_layers(g, factors["scalar"])
 

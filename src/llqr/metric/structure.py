@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from math import prod
 from typing import ClassVar
 
@@ -18,6 +18,11 @@ FactorSets = tuple[tuple[str, ...], ...]
 Bounds = tuple[float, float] | None
 #: `r -> ` the gradient of `<r, U g>` in every factor.
 Pull = Callable[[Tensor], Factors]
+
+
+def flattened(factors: Iterable[Factors]) -> list[Tensor]:
+    """All factors of some groups, in order."""
+    return [factor for own in factors for factor in own.values()]
 
 
 class Structure(ABC):

@@ -56,6 +56,6 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """A place where an interrupt does no harm."""
+    """Deliver a pending interrupt: called where it does no harm."""
     if _active and threading.current_thread() is threading.main_thread():
         _active[-1].deliver()

@@ -49,7 +49,7 @@ class Refresher:
         self._weights: WeightsCopy | None = None
 
     def begin(self, batch: Batch | Callable[[], Batch], step: int, until: int) -> Progress:
-        """A refresh of these optimizer steps; drops one under way. A spread one copies the batch and the weights."""
+        """Begin a refresh over these optimizer steps and drop one under way; a spread one copies batch and weights."""
         started = time.perf_counter()
         self.release()
         drawn = batch() if callable(batch) else batch

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from llqr.metric import Factors, Metric
 from llqr.metric.clipping import clip
+from llqr.metric.structure import flattened
 from llqr.solvers.extrapolation import Extrapolation
 from llqr.solvers.fused_descent import descend, is_fused
 from llqr.solvers.objective import Objective
@@ -24,7 +25,7 @@ class Descent(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        flat = [factor for group in factors for factor in group.values()]
+        flat = flattened(factors)
         self.optimizer = self._optimizer(flat, on_cuda=all(factor.is_cuda for factor in flat))
         self._momenta = self._fused_momenta()
         self._products = Extrapolation(metric.quick_dot) if settings.extrapolates else None

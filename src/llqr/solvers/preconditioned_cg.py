@@ -11,6 +11,7 @@ from torch import Tensor
 
 from llqr.metric import Factors, Metric
 from llqr.metric.packed import Packed
+from llqr.metric.structure import flattened
 from llqr.solvers.objective import Objective
 from llqr.solvers.solver import Solver, SolverSettings
 
@@ -29,7 +30,7 @@ class PreconditionedCG(Solver):
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
-        self._u = [factor for group in factors for factor in group.values()]
+        self._u = flattened(factors)
         self._weights, self._slopes, self._direction = ([torch.zeros_like(u) for u in self._u] for _ in range(3))
         self._size = torch.zeros((), dtype=torch.float64, device=self._u[0].device)
         self._residual: Packed = []
@@ -57,7 +58,7 @@ class PreconditionedCG(Solver):
         if not self._residual:
             self._residual = [torch.empty_like(part) for part in here.residual]
         torch._foreach_copy_(self._residual, here.residual)
-        torch._foreach_copy_(self._weights, _listed(objective.pulled(here.pulls, objective.g)))
+        torch._foreach_copy_(self._weights, flattened(objective.pulled(here.pulls, objective.g)))
         return before
 
     def value(self, objective: Objective) -> Tensor:
@@ -65,7 +66,7 @@ class PreconditionedCG(Solver):
 
     def advance(self, objective: Objective) -> None:
         dot = self.metric.dot
-        slopes = _listed(objective.slopes(self.factors, self._residual))
+        slopes = flattened(objective.slopes(self.factors, self._residual))
         steepest = [torch.where(b > 0, slope / b, 0.0) for slope, b in zip(slopes, self._weights, strict=True)]
         size = dot(slopes, steepest)
         share = torch.where(self._size > 0, (size - dot(self._slopes, steepest)) / self._size, 0.0).clamp_min(0.0)
@@ -85,7 +86,3 @@ class PreconditionedCG(Solver):
             u.addcmul_(direction, length.to(u))
         for residual, part in zip(self._residual, HUg, strict=True):
             residual.addcmul_(part, length.to(part))
-
-
-def _listed(factors: list[Factors]) -> list[Tensor]:
-    return [factor for own in factors for factor in own.values()]

@@ -38,15 +38,14 @@ class Solver(ABC):
     capturable: ClassVar[bool] = False
     #: Whether a step can do with an extrapolated product.
     extrapolates: ClassVar[bool] = False
+    #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
+    tracks_residual: ClassVar[bool] = False
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         self.check(metric)
         self.metric = metric
         self.factors = factors
         self.settings = settings
-
-    #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
-    tracks_residual: ClassVar[bool] = False
 
     @classmethod
     def check(cls, metric: Metric) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, learns_metric, step_of
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.results import paper
@@ -31,12 +31,11 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     for network in setup.networks:
         workload = setup.workload(network, passes)
-        clock = Clock(workload.precision.device)
         refresh = MeasuredRefresh(workload, settings)
-        first = clock.seconds(refresh.run_once_for_steps)
+        first = workload.clock.seconds(refresh.run_once_for_steps)
         actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
         actions["refresh"] = Action(refresh.run, refresh_repeats, warm_up=1)
-        yield from rows(workload.network, interleaved(actions, clock), first, epoch_steps)
+        yield from rows(workload.network, interleaved(actions, workload.clock), first, epoch_steps)
 
 
 def rows(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import llqr
 from llqr.curvature import QuadraticModel
-from llqr.lab.bench.timing import Clock, Mark
+from llqr.lab.bench.timing import Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
@@ -53,7 +53,7 @@ class RefreshSettings:
         return replace(self, attention="unfused", inner=inner, runtime=runtime)
 
     def runtime_in(self, precision: Precision) -> llqr.Runtime:
-        """With the autocast of the passes, and going on however many refreshes on random images are rejected."""
+        """With the autocast of the passes, and without an error if many refreshes on random images are rejected."""
         autocast = torch.bfloat16 if precision.name == "bf16" else None
         return replace(self.runtime, autocast=autocast, max_failures=NEVER)
 
@@ -71,8 +71,7 @@ class MeasuredRefresh:
     """
 
     def __init__(self, workload: Workload, settings: RefreshSettings, shards: int = 1) -> None:
-        self._batch = workload.batch
-        self._clock = Clock(workload.precision.device)
+        self._batch, self._clock = workload.batch, workload.clock
         self.geometry = llqr.Geometry(
             workload.model,
             cross_entropy,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import llqr
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import NumberTable, number, times
@@ -65,7 +65,7 @@ def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: i
             "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, BURST),
             "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, BURST),
         }
-        seconds = interleaved(actions, Clock(mine.precision.device))
+        seconds = interleaved(actions, mine.clock)
         rows.append(
             {
                 "model": mine.network.label,

@@ -1,4 +1,4 @@
-"""A measurement on disk: what was asked for, by which command, commit and machine, and every row; and on a page."""
+"""A measurement as a file (every row, with its command, commit and machine) and as a table in Markdown."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.writing import make_folder
 
 KEPT = Path("results", "bench")
-"""Where measurements lie that pages show."""
+"""The folder of the measurements that pages show."""
 TABLES = {
     module.__name__.rpartition(".")[2]: module.as_table
     for module in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
@@ -91,13 +91,18 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     lines = [" | ".join(str(column.header) for column in table.columns)]
     lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
     lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
-    made_with, machine = record["versions"], record["machine"]
-    place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
     # Files from before commits were recorded say null.
     commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
     changed = ", changed" if commit and record["dirty"] else ""
-    source = f"`{record['command']}` on {place}, torch {made_with['torch']}{commit}{changed}."
+    source = f"`{record['command']}` on {measured_on(record)}{commit}{changed}."
     return "\n".join([*(f"| {line} |" for line in lines), "", source])
+
+
+def measured_on(record: Mapping[str, Any]) -> str:
+    """The device and the version of torch, in words."""
+    machine = record["machine"]
+    device = machine.get("gpu") or f"{machine['cpus']} CPU cores"
+    return f"{device}, torch {record['versions']['torch']}"
 
 
 def _matches(row: dict[str, Any], wanted: str) -> bool:

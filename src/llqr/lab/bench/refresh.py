@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, step_of
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.number_table import NumberTable, number, seconds
 from llqr.lab.passes.precision import Precision
@@ -123,10 +123,9 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
         "engine": settings.runtime.engine,
         "product_every": settings.inner.product_every,
     }
-    clock = Clock(workload.precision.device)
     try:
         refresh = MeasuredRefresh(workload, settings)
-        report, row["first_seconds"] = clock.timed(refresh.run)
+        report, row["first_seconds"] = workload.clock.timed(refresh.run)
     except ValueError as error:
         return row | {"refused": str(error)}
     row |= {"engine": report.engine, "accepted": report.accepted, "reason": report.reason}
@@ -136,7 +135,7 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
         "refresh": Action(refresh.run, repeats, warm_up=1),
         "SGD": Action(step_of("SGD", workload, None), STEPS_PER_REFRESH * repeats, BURST),
     }
-    measured = interleaved(actions, clock)
+    measured = interleaved(actions, workload.clock)
     spent, step = quartiles(measured["refresh"]), quartiles(measured["SGD"])
     return row | {
         "products": settings.products,

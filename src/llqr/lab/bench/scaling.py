@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.number_table import NumberTable, number, seconds
 from llqr.lab.results import paper
@@ -18,10 +18,9 @@ def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[d
 
 
 def _row(workload: Workload, settings: RefreshSettings, repeats: int) -> dict[str, Any]:
-    clock = Clock(workload.precision.device)
     refresh = MeasuredRefresh(workload, settings)
-    first = clock.seconds(refresh.run)
-    measured = interleaved({"refresh": Action(refresh.run, repeats, warm_up=1)}, clock)["refresh"]
+    first = workload.clock.seconds(refresh.run)
+    measured = interleaved({"refresh": Action(refresh.run, repeats, warm_up=1)}, workload.clock)["refresh"]
     return {
         "model": workload.network.label,
         "parameters": workload.parameters,

@@ -1,9 +1,11 @@
 """`llqr bench shards`: what a metric that is shared out among ranks holds, sends and computes on each of them.
 
-Three kinds of rows. "planned": the paper's networks on the meta device, the fullest rank's part of the metric. "one
-rank": a network on the device as the fullest rank of a process group that is imitated (torch's `fake` one), so that one
-device is enough: memory and time are those of a rank, the vectors of other ranks are not. "gloo": real processes on the
-CPU, whose collectives are counted; the largest count of any rank.
+There are three kinds of rows:
+
+* "planned": the fullest rank's part of the metric for the paper's networks, which are built on the meta device;
+* "one rank": a network on the device, as the fullest rank of an imitated process group (torch's `fake` one), so that
+  one device is enough. Memory and time are those of a rank; the vectors of the other ranks are not real;
+* "gloo": real processes on the CPU, whose collectives are counted. The row has the largest count of any rank.
 
 A vector of the weights' size `P` costs a rank `P (S - 1) / S`: one for every `U g` of a step, in a refresh two for
 every product (`U g` and `H U g`) and one for every gradient. Segments have the length of the longest, which is padding.
@@ -12,7 +14,7 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +24,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
+from llqr.lab.bench.payload import Payload
 from llqr.lab.bench.step import BURST
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles
+from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import NumberTable, number
 from llqr.lab.passes.precision import Precision
@@ -110,8 +112,8 @@ def one_rank(setup: Setup, network: Network, settings: RefreshSettings, shards: 
         counted = _payload(workload, refresh, settings, shards)
         metric = refresh.geometry.metric
         own = metric.placement.to_owner(_gradients(workload))
-        clock = Clock(device)
-        seconds = interleaved({"apply": Action(lambda: metric.apply(own), repeats, BURST)}, clock)["apply"]
+        action = Action(lambda: metric.apply(own), repeats, BURST)
+        seconds = interleaved({"apply": action}, workload.clock)["apply"]
         return {
             "model": network.label,
             "what": "one rank",
@@ -181,55 +183,11 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
     return found | {"apply_share": apply}
 
 
-# -- what a rank receives, counted where torch hands a collective to its process group ---------------------------------
-
-
-class Payload(TorchDispatchMode):
-    """Bytes that this rank receives while entered: of vectors, and of the few numbers that ranks agree about.
-
-    A ring brings a rank `(n - 1) / n` of a gathered or scattered buffer, and twice that of a reduced one.
-
-    Attributes:
-        vectors: bytes of buffers whose length in entries is one of `lengths`.
-        numbers: bytes of all others.
-    """
-
-    def __init__(self, lengths: Collection[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
-        self._lengths = set(lengths)
-        self.vectors = 0
-        self.numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        received = RECEIVED.get(func)
-        if received is not None:
-            buffer, count = received(*args)
-            if buffer.numel() in self._lengths:
-                self.vectors += count
-            else:
-                self.numbers += count
-        return func(*args, **(kwargs or {}))
-
-
-def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
-    ranks = dist.ProcessGroup.unbox(group).size()
-    return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
-
-
-RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
-    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
-    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
-    torch.ops.c10d.allreduce_.default: _reduced,
-}
-
-
 # -- real processes ----------------------------------------------------------------------------------------------------
 
 
 def gloo(setup: Setup, network: Network, settings: RefreshSettings, shards: int) -> Row:
-    """The same in so many processes on the CPU."""
+    """The payload counted in real processes on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (shards, folder, network, setup.batch, settings)
         spawn(_gloo_rank, args=arguments, nprocs=shards)

@@ -8,7 +8,7 @@ from typing import Any
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.timing import Action, Clock, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.config.settings import Base
 from llqr.lab.number_table import NumberTable, milliseconds, times
@@ -52,7 +52,7 @@ def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[d
     refresh = MeasuredRefresh(workload, settings)
     refresh.run_once_for_steps()
     actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
-    seconds = interleaved(actions, Clock(workload.precision.device))
+    seconds = interleaved(actions, workload.clock)
     return [
         {
             "model": workload.network.label,

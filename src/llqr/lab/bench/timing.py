@@ -96,7 +96,7 @@ def interleaved(actions: Mapping[str, Action], clock: Clock) -> dict[str, list[f
     for name, action in actions.items():
         for _ in range(action.warm_up):
             action.run()
-        runs[name] = max(1, math.ceil(action.burst / clock.seconds(action.run, 1))) if action.burst else 1
+        runs[name] = max(1, math.ceil(action.burst / clock.seconds(action.run))) if action.burst else 1
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     rounds = max(action.repeats for action in actions.values())
     for turn in range(rounds):

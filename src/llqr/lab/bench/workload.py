@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab import models
+from llqr.lab.bench.timing import Clock
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.passes.captured_pass import CapturedPass, Pass
@@ -106,6 +107,7 @@ class Workload:
 
     def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes = EAGER) -> None:
         self.network, self.precision, self.passes = network, precision, passes
+        self.clock = Clock(precision.device)
         device, arguments = precision.device, network.arguments
         precision.set_up()
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""From torchrun to a strategy: what the environment says, and what has to be written instead if it does not fit."""
+"""From the environment that torchrun sets to a strategy; an error says which command to write instead."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def check(strategy: str | None) -> None:
 
 
 def own_device(name: str) -> str:
-    """The device of this rank: on a machine with GPUs, the one of its number there."""
+    """The device of this rank: on a machine with GPUs, the one with its local rank."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if name not in ("auto", "cuda"):

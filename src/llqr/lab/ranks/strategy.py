@@ -1,7 +1,7 @@
 """How a model is trained by several processes: on copies (DDP), or on shards (FSDP2).
 
-Every rank draws the same batches and takes its share of each, so that a run does not depend on the number of ranks but
-for rounding, and a checkpoint, which is one file of whole tensors, is resumed on any number.
+Every rank draws the same batches and takes its share of each, so that up to rounding a run does not depend on the
+number of ranks. A checkpoint is one file of whole tensors, and can be resumed on any number of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def share(batch: Batch, team: Team) -> Batch:
-    """Every so many-th sample: shares differ by at most one sample, and padding at the end of a batch is spread."""
+    """Every n-th sample, for n ranks: shares differ by at most one sample, and padding at the end is spread evenly."""
     samples = samples_in(batch) or 0
     if samples < team.size:
         raise ConfigurationError(
@@ -71,7 +71,7 @@ class Strategy:
 
     name: str | None = None
     group: dist.ProcessGroup | None = None
-    """The ranks that learn one metric, where the model itself does not say."""
+    """The ranks that learn one metric together, if the model itself does not tell."""
     shards: Literal["all"] | None = None
     """Among how many ranks a metric is shared out, unless the command says otherwise."""
 
@@ -223,7 +223,7 @@ class FSDP2(SeveralRanks):
 
 
 def _on_host(state: Any) -> Any:
-    """Sharded tensors whole, and all of them in host memory, as soon as each is gathered."""
+    """Every tensor whole and in host memory; each is moved there as soon as it is gathered."""
     return pytree.tree_map_only(Tensor, lambda tensor: whole(tensor.detach()).cpu(), state)
 
 

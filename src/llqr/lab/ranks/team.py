@@ -23,14 +23,14 @@ LONGEST_WAIT = timedelta(days=1)
 
 
 class Team:
-    """One process alone, which is always of its own opinion."""
+    """A single process: there is nobody to agree with."""
 
     rank = 0
     size = 1
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def by_first(self, action: Callable[[], T]) -> T:
@@ -42,14 +42,14 @@ class Team:
         return action()
 
     def gathered(self, own: T) -> list[T]:
-        """What every rank has, by rank; small things, or tensors on the host."""
+        """The values of all ranks, in their order; small objects, or tensors on the host."""
         return [own]
 
     def mean(self, numbers: Tensor) -> Tensor:
         return numbers
 
     def agreed(self, stop: Stop) -> Stop:
-        """One that all ranks read alike, as often and in the same order."""
+        """A stop that answers all ranks alike; they must ask equally often and at the same points."""
         return stop
 
     @contextmanager
@@ -82,13 +82,15 @@ class Ranks(Team):
         sent: list[Any] = [(result, _told(error))]
         dist.broadcast_object_list(sent, src=0, group=self._control)
         result, told = sent[0]
-        _raise(error or told)
+        if failure := error or told:
+            raise failure
         return cast(T, result)
 
     def by_all(self, action: Callable[[], T]) -> T:
         result, error = _outcome(action)
         told = [other for other in self.gathered(_told(error)) if other is not None]
-        _raise(error or next(iter(told), None))
+        if failure := error or next(iter(told), None):
+            raise failure
         return cast(T, result)
 
     def gathered(self, own: T) -> list[T]:
@@ -106,9 +108,9 @@ class Ranks(Team):
 
 
 class AgreedStop(Stop):
-    """Requested on all ranks, as soon as it is on one.
+    """Requested on all ranks as soon as it is on one.
 
-    The answer is that of the question before: it travels while the device computes, so that no step waits for it.
+    It answers the previous question: that answer travelled while the device computed, so that no step waits for it.
     """
 
     def __init__(self, own: Stop, ranks: Ranks, group: dist.ProcessGroup) -> None:
@@ -132,7 +134,7 @@ class AgreedStop(Stop):
 
 
 class FailureElsewhere(RuntimeError):
-    """Another rank failed, which says how.
+    """Another rank failed, and has reported its error.
 
     Attributes:
         code: that rank's exit code.
@@ -156,8 +158,3 @@ def _told(error: Exception | None) -> Exception | None:
         return None
     code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     return FailureElsewhere(f"another rank failed ({type(error).__name__}: {error})", code)
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error

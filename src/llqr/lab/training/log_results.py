@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from llqr.lab.tasks import Task
 
+T = TypeVar("T")
 Records = Sequence[dict[str, Any]]
 
 
@@ -40,15 +41,15 @@ def results_of(records: Records, task: Task, steps_per_epoch: int) -> dict[str, 
     }
 
 
-def typical(records: Records) -> Records:
-    """Without the first interval, which pays for kernel selection and graph capture, unless it is the only one."""
-    return records[1:] or records
+def typical(intervals: Sequence[T]) -> Sequence[T]:
+    """Without the first, which pays for kernel selection and graph capture, unless it is the only one."""
+    return intervals[1:] or intervals
 
 
 def seconds_per_step(records: Records, since: int = 0) -> float | None:
     """The mean over typical intervals that began at step ``since`` or later, refreshes included."""
-    firsts = [0, *(record["step"] for record in records[:-1])]
-    lengths = {record["step"]: record["step"] - first for record, first in zip(records, firsts, strict=True)}
-    chosen = [record for record in typical(records) if record["step"] - lengths[record["step"]] >= since]
-    steps = sum(lengths[record["step"]] for record in chosen)
-    return sum(record["seconds"]["train"] for record in chosen) / steps if steps else None
+    starts = [0, *(record["step"] for record in records[:-1])]
+    intervals = list(zip(starts, records, strict=True))
+    chosen = [(start, record) for start, record in typical(intervals) if start >= since]
+    steps = sum(record["step"] - start for start, record in chosen)
+    return sum(record["seconds"]["train"] for _, record in chosen) / steps if steps else None

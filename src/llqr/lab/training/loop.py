@@ -77,8 +77,8 @@ class Training:
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
         self.model = self.strategy.prepare(task.place(task.new_model(run)).train())
-        if not self.team.first:  # every rank drops other units; the first one does it as a process alone
-            torch.manual_seed(independent_seeds(planned.seed, 3 + self.team.rank)[-1])
+        if not self.team.first:  # dropout differs between ranks; on the first it is that of a single process
+            torch.manual_seed(seed_of_rank(planned.seed, self.team.rank))
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
             self.model,
@@ -160,8 +160,11 @@ class Training:
         """The rest of the current interval; False if it was asked to stop before its end."""
         started = time.perf_counter()
         current, end = self.current, self.next_evaluation
-        while self.optimizer.steps < end and not self._train_in_epoch(end, stop, display):
-            pass
+        for batch in endless(self.batches):
+            self._step(batch)
+            display.advance(self.optimizer.steps)
+            if self.optimizer.steps == end or stop.requested:
+                break
         current.loss = self.team.mean(current.loss)
         current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
         current.seconds += time.perf_counter() - started
@@ -169,38 +172,27 @@ class Training:
         self._reports.clear()
         return self.optimizer.steps == end
 
-    def _train_in_epoch(self, end: int, stop: Stop, display: Display) -> bool:
-        """Steps up to ``end`` or to the end of the epoch; True if it was asked to stop before ``end``."""
+    def _step(self, batch: Batch) -> None:
         inner = None if self.inner is None else self._next_inner
-        for batch in self.batches:
-            self.closure.load(batch)
-            try:
-                self.current.loss += self.optimizer.step(self.closure, batch=inner)
-            except RefreshError as error:
-                raise Diverged(f"{self.planned.label}: {error}.") from error
-            self.scheduler.step()
-            self.current.count += self.task.size(batch)
-            display.advance(self.optimizer.steps)
-            if self.optimizer.steps == end:
-                return False
-            if stop.requested:
-                return True
-        return False
+        self.closure.load(batch)
+        try:
+            self.current.loss += self.optimizer.step(self.closure, batch=inner)
+        except RefreshError as error:
+            raise Diverged(f"{self.planned.label}: {error}.") from error
+        self.scheduler.step()
+        self.current.count += self.task.size(batch)
 
     def _next_inner(self) -> Batch:
-        """What the metric is learned from: one batch per refresh, of which a process takes its share."""
+        """This process's share of the next batch to learn the metric from."""
         return self.strategy.share(next(self._inner_batches))
 
     def _close_interval(self, display: Display) -> None:
         """Evaluate, and log what happened since the last evaluation."""
         current = self.current
-        if not math.isfinite(current.mean_loss):
-            raise Diverged(f"{self.planned.label}: the training loss of {self._position} is {current.mean_loss}.")
+        self._check_finite("training loss", current.mean_loss)
         started = time.perf_counter()
         found = self.evaluate()
-        if not math.isfinite(found[self.task.metric]):
-            what = f"the {self.task.split} {self.task.metric} of {self._position} is {found[self.task.metric]}"
-            raise Diverged(f"{self.planned.label}: {what}.")
+        self._check_finite(f"{self.task.split} {self.task.metric}", found[self.task.metric])
         record = {
             "epoch": self.epochs,
             "step": self.optimizer.steps,
@@ -226,6 +218,10 @@ class Training:
             self.board.write(record)
         display.evaluated(self._position, f"{self.task.metric} {spread(found[self.task.metric])}", current.mean_loss)
 
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise Diverged(f"{self.planned.label}: the {what} of {self._position} is {value}.")
+
     @property
     def _position(self) -> str:
         """The progress of the run, in words."""
@@ -236,7 +232,7 @@ class Training:
         return self.strategy.measured(self.model, lambda: self._measure(self.task.evaluate))
 
     def test(self) -> tuple[dict[str, float], float]:
-        """The test metrics of the best weights, and the seconds it took; the current ones are restored."""
+        """The test metrics of the best weights, and how many seconds that took; then restores the current weights."""
         assert self.best is not None
         started = time.perf_counter()
         current = checkpoint.to_host(self.strategy.weights(self.model))
@@ -301,7 +297,7 @@ class Training:
         return result | task.facts()
 
     def layer_effects(self) -> dict[str, dict[str, float]]:
-        """What `U` did to each layer's part of a gradient at the last accepted refresh, also one before a resume."""
+        """What `U` did to each layer's part of a gradient at the last accepted refresh, before a resume or after it."""
         found = {} if self.geometry is None else self.geometry.layer_effects()
         if found:
             self._effects = {
@@ -365,11 +361,11 @@ class Training:
         self._set_random_state(state["random"])
 
     def _set_random_state(self, saved: list[dict[str, torch.Tensor]]) -> None:
-        """That of this rank, by rank; a rank that was not there begins a stream of its own."""
+        """Each rank gets its own state back; a rank that did not exist then begins a new stream."""
         if self.team.rank < len(saved):
             checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
         else:
-            torch.manual_seed(independent_seeds(self.planned.seed + self.optimizer.steps, 3 + self.team.rank)[-1])
+            torch.manual_seed(seed_of_rank(self.planned.seed + self.optimizer.steps, self.team.rank))
 
 
 def endless(batches: Batches) -> Iterator[Batch]:
@@ -380,3 +376,8 @@ def endless(batches: Batches) -> Iterator[Batch]:
 def independent_seeds(seed: int, count: int) -> list[int]:
     """Seeds for the independent random streams of one run."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def seed_of_rank(seed: int, rank: int) -> int:
+    """For the dropout of a rank other than the first: a stream beside the three that all ranks share."""
+    return independent_seeds(seed, 3 + rank)[-1]

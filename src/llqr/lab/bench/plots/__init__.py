@@ -1,19 +1,19 @@
 """Pictures of measurements: `llqr bench COMMAND --plot FILE`, and `llqr bench plot` for recorded ones."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llqr.lab import pictures
 from llqr.lab.bench.plots.bars import memory, peers, refresh, step
 from llqr.lab.bench.plots.lines import cadence, scaling, shards, solvers
+from llqr.lab.bench.plots.rows import Rows
+from llqr.lab.bench.record import measured_on
 from llqr.lab.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Rows = Sequence[dict[str, Any]]
 
 TITLES = {
     "cadence": "Epoch time relative to SAM, by refresh interval",
@@ -33,9 +33,7 @@ DRAWINGS: "dict[str, Callable[[Rows], Figure]]" = {
 def save(record: Mapping[str, Any], path: Path, source: str = "") -> None:
     """Draw the rows of a record, in the form it has on disk, with the machine they were measured on."""
     figure = DRAWINGS[record["bench"]](record["rows"])
-    machine = record["machine"]
-    place = machine.get("gpu") or f"{machine['cpus']} CPU cores"
-    pictures.note_below(figure, f"{place}, torch {record['versions']['torch']}")
+    pictures.note_below(figure, measured_on(record))
     pictures.save(figure, path, TITLES[record["bench"]], source)
 
 

@@ -1,15 +1,15 @@
 """Measurements with one number per row, as bars or as points with quartiles."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llqr.lab import pictures
+from llqr.lab.bench.plots.rows import Row, Rows, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = Sequence[dict[str, Any]]
 ROW = 0.22
 """Inches per bar."""
 GIB = 2**30
@@ -18,7 +18,7 @@ GIB = 2**30
 @pictures.styled
 def memory(rows: Rows) -> "Figure":
     """One panel per network; the part of the factors of U is darker."""
-    groups = _grouped(rows, "model")
+    groups = grouped(rows, "model")
     figure, panels = pictures.column([_height(own) for own in groups.values()])
     for axes, (network, own) in zip(panels, groups.items(), strict=True):
         names = [row["what"] if row["structure"] is None else f"{row['what']}, {row['structure']}" for row in own]
@@ -50,7 +50,7 @@ def refresh(rows: Rows) -> "Figure":
 @pictures.styled
 def step(rows: Rows) -> "Figure":
     """One panel for every network and form of the passes."""
-    groups = _grouped(rows, "model", "passes")
+    groups = grouped(rows, "model", "passes")
     figure, panels = pictures.column([_height(own) for own in groups.values()])
     for axes, (title, own) in zip(panels, groups.items(), strict=True):
         ratios = [row["vs_sgd"]["median"] for row in own]
@@ -63,7 +63,7 @@ def step(rows: Rows) -> "Figure":
 @pictures.styled
 def peers(rows: Rows) -> "Figure":
     """Medians with quartiles; left of 1 ours is faster."""
-    groups = _grouped(rows, "model")
+    groups = grouped(rows, "model")
     figure, panels = pictures.column([_height(own) for own in groups.values()])
     kinds = {"step": (pictures.ORANGE, "o", "whole step"), "alone": (pictures.BLUE, "s", "optimizer alone")}
     for axes, (network, own) in zip(panels, groups.items(), strict=True):
@@ -81,14 +81,7 @@ def peers(rows: Rows) -> "Figure":
     return figure
 
 
-def _grouped(rows: Rows, *keys: str) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(", ".join(row[key] for key in keys), []).append(row)
-    return groups
-
-
-def _way(row: dict[str, Any]) -> str:
+def _way(row: Row) -> str:
     """What distinguishes one refresh from another; older files do not know how often it makes a product."""
     every = row.get("product_every")
     return "\n".join([f"{row['structure']}, {row['engine']}", *([f"a product every {every}"] if every else [])])

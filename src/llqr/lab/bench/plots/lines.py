@@ -8,13 +8,13 @@ import numpy as np
 from llqr.lab import pictures
 from llqr.lab.bench import scaling as measured
 from llqr.lab.bench.cadence import printed
+from llqr.lab.bench.plots.rows import Rows, grouped
 from llqr.lab.bench.workload import Network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = Sequence[dict[str, Any]]
 COLOURS = {"LLQR+SAM": pictures.ORANGE, "LLQR": pictures.BLUE}
 LABELLED = 500
 """The interval whose numbers are written beside the points: that of the paper's CIFAR runs."""
@@ -26,10 +26,9 @@ MIB = 2**20
 @pictures.styled
 def cadence(rows: Rows) -> "Figure":
     """One panel per network; the paper's ratios are dashed."""
-    networks = list(dict.fromkeys(row["model"] for row in rows))
+    networks = grouped(rows, "model")
     figure, panels = pictures.column([2.5] * len(networks))
-    for axes, network in zip(panels, networks, strict=True):
-        own = [row for row in rows if row["model"] == network]
+    for axes, (network, own) in zip(panels, networks.items(), strict=True):
         for method, colour in COLOURS.items():
             learned = [row for row in own if row["method"] == method]
             _line(axes, learned, f"{method}, here", colour, theirs=False)
@@ -97,16 +96,14 @@ def shards(rows: Rows) -> "Figure":
     counted = [row for row in rows if row.get("step_payload") is not None and row["what"] == "one rank"]
     figure, panels = pictures.column([2.6, 2.0] if counted else [2.6])
     planned = [row for row in rows if row["what"] == "planned"]
-    for colour, network in zip(pictures.COLOURS, dict.fromkeys(row["model"] for row in planned), strict=False):
-        own = [row for row in planned if row["model"] == network]
+    for colour, (network, own) in zip(pictures.COLOURS, grouped(planned, "model").items(), strict=False):
         sizes = [row["metric_bytes"] / MIB for row in own]
         panels[0].plot([row["shards"] for row in own], sizes, "o-", color=colour, markersize=4, label=network)
     theirs = [row for row in planned if row["paper_mib"] is not None]
     places, printed = [row["shards"] for row in theirs], [row["paper_mib"] for row in theirs]
     panels[0].plot(places, printed, "s", color=pictures.INK, markerfacecolor="none", markersize=8, label="paper")
     panels[0].set(title="metric on the fullest rank", ylabel="MiB", yscale="log")
-    for colour, network in zip(pictures.COLOURS, dict.fromkeys(row["model"] for row in counted), strict=False):
-        own = [row for row in counted if row["model"] == network]
+    for colour, (network, own) in zip(pictures.COLOURS, grouped(counted, "model").items(), strict=False):
         for key, look, label in (("step_payload", "o-", network.partition(":")[0]), ("step_formula", "--", None)):
             received = [row[key] / MIB for row in own]
             panels[1].plot([row["shards"] for row in own], received, look, color=colour, markersize=4, label=label)
@@ -126,10 +123,10 @@ def solvers(rows: Rows) -> "Figure":
     """One panel for every network and structure; solvers that refused a structure are not in its panel."""
     drawn = [row for row in rows if "objective" in row]
     looks = {name: number for number, name in enumerate(dict.fromkeys(row["solver"] for row in drawn))}
-    places = list(dict.fromkeys((row["model"], row["structure"]) for row in drawn))
+    places = grouped(drawn, "model", "structure")
     figure, panels = pictures.column([1.7] * len(places))
-    for axes, place in zip(panels, places, strict=True):
-        for row in (row for row in drawn if (row["model"], row["structure"]) == place):
+    for axes, (place, own) in zip(panels, places.items(), strict=True):
+        for row in own:
             number = looks[row["solver"]]
             axes.plot(
                 [int(count) for count in row["objective"]],
@@ -141,7 +138,7 @@ def solvers(rows: Rows) -> "Figure":
             )
         # J falls by four decades and can end below 0.
         axes.set_yscale("symlog", linthresh=1)
-        axes.set(title=f"{place[0]}, {place[1]}", ylabel="J")
+        axes.set(title=place, ylabel="J")
     panels[-1].set_xlabel("products with H")
     fullest = max(panels, key=lambda axes: len(axes.get_lines()))
     pictures.legend_above(figure, fullest)
