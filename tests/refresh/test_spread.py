@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import llqr
 from geometries import flat_geometry
 from llqr import Inner
-from llqr.refresh.inner_loop import InnerLoop, InnerProblem, solve
+from llqr.refresh.inner_loop import InnerLoop, InnerProblem
+from quadratics import solution_of
 from small_models import batch_norm_cnn, case
 
 STEPS = 5  # of the inner loop: with the last objective, six products
@@ -125,7 +126,7 @@ def test_a_loop_taken_product_by_product_is_the_solver(structure, solver, dtype,
         loop = InnerLoop(problem, quadratic)
         while loop.done < len(loop.plan):
             loop.advance()
-        stepwise, whole = loop.solution(), solve(problem, quadratic)
+        stepwise, whole = loop.solution(), solution_of(problem, quadratic)
     assert len(loop.plan) == STEPS + 1
     assert (stepwise.before, stepwise.after) == (whole.before, whole.after)
     for own, expected in zip(stepwise.factors, whole.factors, strict=True):

@@ -3,8 +3,7 @@
 import torch
 
 from llqr import Metric
-from llqr.refresh import inner_loop
-from llqr.refresh.inner_loop import InnerProblem
+from llqr.refresh.inner_loop import InnerLoop, InnerProblem
 from references import dense_metric, flat, trainable, unflat
 from small_models import mlp
 
@@ -44,7 +43,14 @@ def setting(kind, definite=True):
 
 def solve(metric, quadratic, inner, damping=0.0, precision=None):
     """The inner loop to its end, on a quadratic model that is given."""
-    return inner_loop.solve(InnerProblem(metric, inner, damping, precision), quadratic)
+    return solution_of(InnerProblem(metric, inner, damping, precision), quadratic)
+
+
+def solution_of(problem, quadratic):
+    loop = InnerLoop(problem, quadratic)
+    while loop.done < len(loop.plan):
+        loop.advance()
+    return loop.solution()
 
 
 def solver_for(metric, inner, **options):

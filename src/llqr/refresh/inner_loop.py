@@ -120,14 +120,6 @@ def solution_of(solver: Solver | None, objective: Objective, values: dict[Step, 
     return Solution(factors_of(solver, objective), values.get(Step.FIRST, after), after)
 
 
-def solve(problem: InnerProblem, quadratic: QuadraticModel) -> Solution:
-    """Run the inner loop to its end."""
-    loop = InnerLoop(problem, quadratic)
-    while loop.done < len(loop.plan):
-        loop.advance()
-    return loop.solution()
-
-
 def working_copy(metric: Metric) -> list[Factors]:
     """The metric's factors in the dtype they are learned in, free to be changed."""
     return [
