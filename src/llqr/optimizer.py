@@ -17,6 +17,7 @@ from llqr.random_state import RandomState
 from llqr.step import amp, gradients
 from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
 from llqr.step.modules import OwningModules
+from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
 from llqr.step.snapshot import Snapshot
@@ -105,6 +106,7 @@ class Optimizer(Wrapper):
         if model is None and geometry is not None:
             model = geometry.model
         self._modules = OwningModules(model)
+        self._others = OtherGradients()
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -112,6 +114,7 @@ class Optimizer(Wrapper):
             self.base.add_param_group(param_group)
             check_parameters(self._order(), own_probes=self._no_sync is not None)
             self._modules.forget()
+            self._others.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -202,6 +205,7 @@ class Optimizer(Wrapper):
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
+            self._others.hold(self._modules.parameters(), self._order())
             if zero_grad:
                 gradients.clear(self._order())
         except BaseException:
@@ -240,6 +244,7 @@ class Optimizer(Wrapper):
         self._modules.restore_buffers()
         self._run.between = False
         torch.clear_autocast_cache()
+        self._others.restore()
 
     @property
     def _probing(self) -> bool:
@@ -307,6 +312,8 @@ class Optimizer(Wrapper):
             loss = closure()
             if search is not None:
                 search.loss = loss
+        if self._probing:
+            self._others.reached_by(loss)
         # A copy, because a captured closure writes the losses of both passes into the same memory.
         return loss.detach().clone() if isinstance(loss, Tensor) else loss
 
@@ -321,6 +328,7 @@ class Optimizer(Wrapper):
             self._modules.hold_buffers()
         if random is not None:
             random.restore()
+        self._others.hold(self._modules.parameters(), self._order())
         gradients.clear(self._order())
         with torch.enable_grad():
             closure()

@@ -110,6 +110,10 @@ class OwningModules:
             self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
         return self._owners
 
+    def parameters(self) -> list[Tensor]:
+        """All of them, the optimizer's and others."""
+        return [p for owner in self._all() for p in owner._parameters.values() if p is not None]
+
     def gather_again(self) -> None:
         """Let FSDP2 drop the weights that it has gathered: they are not those of shards that move, or have moved."""
         drop_gathered(self._all())
@@ -141,6 +145,12 @@ class OwningModules:
 def _living_modules() -> list[nn.Module]:
     # `type` rather than `isinstance`, which would load lazy proxies; modules still under construction are left out.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
+
+
+def living_parameters() -> list[tuple[str, Tensor]]:
+    """Those of all modules in memory, with the names that these have for them."""
+    owned = [(type(module).__name__, module._parameters) for module in _living_modules()]
+    return [(f"{kind}.{name}", p) for kind, held in owned for name, p in held.items() if p is not None]
 
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
