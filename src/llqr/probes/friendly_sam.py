@@ -40,7 +40,7 @@ class FriendlySAMProbe(SAMProbe):
 
     def filtered(self, point: Point) -> list[Tensor]:
         means = [
-            self._mean[parameter] if parameter in self._mean else torch.zeros_like(g)
+            self._mean[parameter].to(g.device, g.dtype) if parameter in self._mean else torch.zeros_like(g)
             for parameter, g in zip(point.parameters, point.grads, strict=True)
         ]
         v = list(torch._foreach_sub(point.grads, means))
