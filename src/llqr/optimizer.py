@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
@@ -315,7 +316,7 @@ class Optimizer(Wrapper):
         if self._probing:
             self._others.reached_by(loss)
         # A copy, because a captured closure writes the losses of both passes into the same memory.
-        return loss.detach().clone() if isinstance(loss, Tensor) else loss
+        return pytree.tree_map_only(Tensor, lambda part: part.detach().clone(), loss)
 
     def _second_pass(self, closure: Closure, random: RandomState | None) -> None:
         """The closure again, with the same random numbers.

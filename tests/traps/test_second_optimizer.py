@@ -52,9 +52,13 @@ def left(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters()}
 
 
+RETURNS = {"loss": lambda loss: loss, "tuple": lambda loss: (loss, 1.0), "dict": lambda loss: {"loss": loss}}
+
+
+@pytest.mark.parametrize("returned", RETURNS)
 @pytest.mark.parametrize("make", [sam, llqr_sam])
 @pytest.mark.parametrize("kind", [Both, Apart])
-def test_a_head_keeps_the_gradients_of_the_first_pass(kind, make):
+def test_a_head_keeps_the_gradients_of_the_first_pass(kind, make, returned):
     model = kind()
     opt, plain = make(model.body), torch.optim.SGD(model.head.parameters(), lr=0.1)
     for batch in batches(3):
@@ -64,7 +68,7 @@ def test_a_head_keeps_the_gradients_of_the_first_pass(kind, make):
             opt.zero_grad()
             loss = model.loss(batch)
             loss.backward()
-            return loss
+            return RETURNS[returned](loss)
 
         plain.zero_grad()
         opt.step(closure)
