@@ -33,8 +33,6 @@ TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 INPUTS = "inputs"
 #: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
 ROUNDING = 0.05
-#: The smallest batch for which it is asked whether the loss is a sum.
-FEWEST = 4
 
 
 class Problem:
@@ -318,26 +316,6 @@ def summed(loss_fn: Loss) -> bool:
     if isinstance(loss_fn, functools.partial):
         return bool(loss_fn.keywords["reduction"] == "sum" if "reduction" in loss_fn.keywords else summed(loss_fn.func))
     return getattr(loss_fn, "reduction", None) == "sum"
-
-
-def doubles_with_the_batch(problem: Problem) -> bool:
-    """Whether the loss of every sample taken twice is twice the loss, as that of a sum is, and not that of a mean.
-
-    Computed from the outputs that the problem has kept; False if it cannot be told.
-    """
-    loss_fn, targets, outputs = problem.loss_fn, problem.targets, problem.seen
-    if outputs is None or not isinstance(targets, Tensor) or not targets.ndim or not outputs.ndim:
-        return False
-    if not FEWEST <= len(outputs) == len(targets):
-        return False
-    if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers()):
-        return False  # a loss that keeps statistics must not see a batch that is not one
-    once = loss_fn(outputs, targets)
-    try:
-        twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
-    except Exception:  # one that knows the size of its batch, as one with a weight for every sample does
-        return False
-    return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
 
 def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:

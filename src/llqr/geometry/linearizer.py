@@ -29,8 +29,9 @@ from llqr.curvature import (
 )
 from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
+from llqr.curvature.loss_checks import doubles_with_the_batch, ignored_but_counted
 from llqr.curvature.passes import ShardedProblem
-from llqr.curvature.problem import doubles_with_the_batch, summed
+from llqr.curvature.problem import summed
 from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
@@ -228,11 +229,19 @@ class Linearizer:
                     "batch, where the mean is expected",
                     RefreshWarning,
                 )
+            if self._summed and (silent := ignored_but_counted(problem)):
+                warn(
+                    f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they "
+                    "count as terms of its mean, by which the curvature is scaled; pass "
+                    f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
+                    RefreshWarning,
+                )
             problem.keeps_outputs, problem.seen = False, None
             if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
                 warn(
                     "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
-                    "outputs is (does forward= return the loss itself?), so that U only grows",
+                    "outputs is (does forward= return the loss itself?), so that U only grows; instead of nll_loss of "
+                    "log-probabilities pass cross_entropy, which is the same number and has a curvature",
                     RefreshWarning,
                 )
 
@@ -346,14 +355,23 @@ def _check_loss(problem: Problem) -> None:
             outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
         with torch.enable_grad():
             whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
-            connected = problem.loss(whole).requires_grad
+            loss = problem.loss(whole)
+            slope = torch.autograd.grad(loss, whole, create_graph=True)[0] if loss.requires_grad else None
     except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         return
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"loss_fn: it cannot be computed from the outputs and the targets ({reason})") from error
-    if not connected:
+    if slope is None:
         raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
+    try:
+        torch.autograd.grad(slope, whole, slope.detach(), materialize_grads=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(
+            f"loss_fn: torch cannot differentiate it twice ({reason}), which the curvature is made of; write it in "
+            "elementary operations"
+        ) from error
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
