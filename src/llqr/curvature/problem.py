@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, places, reattach
+from llqr.curvature.uncompiled import uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
@@ -157,7 +157,7 @@ class Problem:
         inputs = {f"{INPUTS}.{i}": tensor for i, tensor in enumerate(tensors_of(self.pieces[0]))}
         writes = Writes(tensors | inputs)
         try:
-            with _uncompiled(), writes:
+            with uncompiled(), writes:
                 self._outputs(tensors, self.pieces[0], plain=True)
         finally:
             writes.undo()
@@ -223,12 +223,6 @@ class Problem:
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """torch cannot compile where every operation is looked at, and would not try again what has failed once."""
-    used = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if used else nullcontext()
 
 
 def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
