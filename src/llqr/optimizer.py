@@ -100,6 +100,7 @@ class Optimizer(Wrapper):
             )
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
+        self._run.parameters = len(self._order())
         self.transport = transport
         self._no_sync = no_sync
         self._same_dropout = same_dropout
@@ -113,6 +114,13 @@ class Optimizer(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
+            self._notice_groups()
+
+    def _notice_groups(self) -> None:
+        """Other parameters may be those of a new part of the model. The base may have got them past this wrapper."""
+        count = len(self._order())
+        if count != self._run.parameters:
+            self._run.parameters = count
             check_parameters(self._order(), own_probes=self._no_sync is not None)
             self._modules.forget()
             self._others.forget()
@@ -164,13 +172,14 @@ class Optimizer(Wrapper):
             self._update(scaler)
             return None
         amp.start_again(scaler, (self, self.base))
+        self._notice_groups()
         random = RandomState(self._order()) if self._probing and self._same_dropout else None
         try:
+            if self._probing:
+                self._modules.mark()
             if self._probing and self._buffers_of_probe:
                 self._find_modules()
                 self._modules.hold_buffers()
-            elif self._probing:
-                self._modules.mark_frozen()
             loss = self._first_pass(closure)
             if self._probing and self._has_gradients():
                 try:
@@ -184,6 +193,7 @@ class Optimizer(Wrapper):
             raise
         finally:
             self._modules.restore_buffers()  # those held for a second pass that did not take place
+            self._modules.unmark()
             gradients.leave(self._order())
         return loss
 
@@ -291,6 +301,7 @@ class Optimizer(Wrapper):
             self.geometry.keep_up(batch)
 
     def _find_modules(self) -> None:
+        self._notice_groups()
         if not self._modules.known:
             with self._modules.finding(self._order()):
                 pass
@@ -331,7 +342,7 @@ class Optimizer(Wrapper):
             random.restore()
         self._others.hold(self._modules.parameters(), self._order())
         gradients.clear(self._order())
-        with torch.enable_grad():
+        with torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
             closure()
 
     def _perturb(self, scaler: Any) -> None:

@@ -222,12 +222,14 @@ def test_the_model_is_found_in_the_two_call_form_and_among_added_parameters():
     assert (model[1].num_batches_tracked, head[0].num_batches_tracked) == (2, 1)
 
 
-def test_a_part_that_a_given_model_gets_later_is_protected_too():
+@pytest.mark.parametrize("past_the_wrapper", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_part_that_a_model_gets_later_is_protected_too(given, past_the_wrapper):
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), model=model if given else None)
     opt.step(closure_of(opt, model, batch))
     model.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-    opt.add_param_group({"params": list(model[-1].parameters())})
+    (opt.base if past_the_wrapper else opt).add_param_group({"params": list(model[-1].parameters())})
     opt.step(closure_of(opt, model, batch))
     assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
 

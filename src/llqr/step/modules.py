@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
+from llqr.step.attributes import Kept, kept_by, may_keep, put_back
 from llqr.step.snapshot import Snapshot
 
 #: Tensors of other classes, such as quantized ones, may have no memory of their own.
@@ -39,9 +40,11 @@ class OwningModules:
         self.known = self.given = model is not None
         self._places: dict[Tensor, tuple[int, str]] | None = None
         self._owners: list[nn.Module] | None = None
+        self._stateful: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
         self._marks: dict[Tensor, tuple[int, int]] = {}
+        self._before: list[Kept] = []
         # Statistics are many and small: allocating their copies takes longer than copying.
         self._contents = Snapshot(keep_memory=True)
 
@@ -54,7 +57,7 @@ class OwningModules:
         """
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
-        self._marks = _marks_of(alive)
+        self._marks, self._before = _marks_of(alive), kept_by(may_keep(alive))
         versions = [_version(buffer) for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
@@ -67,14 +70,16 @@ class OwningModules:
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
         self.known = True
-        self._places = self._owners = self._roles = None
+        self._places = self._owners = self._stateful = self._roles = None
         own = {parameter for owner in self._all() for parameter in owner._parameters.values()}
         self._marks = {parameter: mark for parameter, mark in self._marks.items() if parameter in own}
+        places = {id(held) for owner in self._keepers() for held in (owner.__dict__, owner._buffers)}
+        self._before = [kept for kept in self._before if id(kept[0]) in places]
 
     def forget(self) -> None:
         """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
         self.known = self.given
-        self._places = self._owners = self._roles = None
+        self._places = self._owners = self._stateful = self._roles = None
 
     def name(self, parameter: Tensor) -> str | None:
         """The name a parameter has in its model, if that is known."""
@@ -90,12 +95,31 @@ class OwningModules:
                     self._places.setdefault(parameter, (i, name))
         return self._places
 
-    def mark_frozen(self) -> None:
+    def mark(self) -> None:
         """Before the first pass. What it writes to of the frozen parameters is held like a buffer, see `hold_buffers`.
 
-        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys.
+        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys. The states that
+        modules have now are those that the second pass starts from, see `rewound`.
         """
-        self._marks = _marks_of(self._all()) if self.known else {}
+        self.unmark()
+        if self.known:
+            self._marks, self._before = _marks_of(self._all()), kept_by(self._keepers())
+
+    def unmark(self) -> None:
+        self._marks, self._before = {}, []
+
+    @contextmanager
+    def rewound(self, *, keep: bool) -> Iterator[None]:
+        """While entered, for the second pass, the states that modules keep as attributes are those before the first.
+
+        With `keep`, they are those after the first one in the end.
+        """
+        after = kept_by(self._keepers()) if keep else []
+        put_back(self._before)
+        try:
+            yield
+        finally:
+            put_back(after)
 
     def hold_buffers(self) -> None:
         """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
@@ -109,6 +133,11 @@ class OwningModules:
         if self._owners is None:
             self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
         return self._owners
+
+    def _keepers(self) -> list[nn.Module]:
+        if self._stateful is None:
+            self._stateful = may_keep(self._all())
+        return self._stateful
 
     def parameters(self) -> list[Tensor]:
         """All of them, the optimizer's and others."""
