@@ -35,3 +35,29 @@ def test_a_learned_metric_says_at_once_that_its_model_has_moved():
     model.double()
     with pytest.raises(RuntimeError, match=r"^model: '0\.weight' moved from .*make the geometry after"):
         opt.step(closure_of(opt, model, (batch[0].double(), batch[1])))
+
+
+def grow(model):
+    """A class more, in the place of the old weights."""
+    model[2].weight.data, model[2].bias.data = torch.randn(4, 8), torch.randn(4)
+
+
+def test_friendly_sam_begins_anew_where_a_shape_has_changed():
+    model, data = mlp(), batches(3)
+    opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    train(opt, model, data[:2])
+    grow(model)
+    opt.step(closure_of(opt, model, data[2]))
+    mean = opt.state_dict()["llqr"]["probe"]["mean"]
+    assert [tuple(mean[i].shape) for i in range(4)] == [(8, 5), (8,), (4, 8), (4,)]
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "kfac", "e-kfac", "dense"])
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_metric_says_that_a_shape_has_changed(structure, every):
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), quick_geometry(model, structure, every=every))
+    opt.step(closure_of(opt, model, batch), batch=batch)
+    grow(model)
+    with pytest.raises(RuntimeError, match=r"^model: '2\.weight' had the shape \(3, 8\) .* make a new geometry"):
+        opt.step(closure_of(opt, model, batch), batch=batch)

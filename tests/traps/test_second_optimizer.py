@@ -8,7 +8,7 @@ from torch import nn
 
 import llqr
 
-from .training import assert_same_bits, batches, cross_entropy, mlp, quick_geometry, sgd, weights
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
 
 
 class Both(nn.Module):
@@ -131,6 +131,18 @@ def test_a_tensor_that_is_in_no_module():
     (expected,) = torch.autograd.grad(cross_entropy(model(batch[0]) + shift, batch[1]), shift)
     opt.step(closure)
     assert shift.grad.equal(expected)
+
+
+def test_inputs_that_want_a_gradient():
+    """They are new ones in every step."""
+    model = mlp()
+    opt = sam(model)
+    for x, y in batches(3):
+        x = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(cross_entropy(model(x), y), x)
+        opt.step(closure_of(opt, model, (x, y)))
+        assert x.grad.equal(expected)
+        del x
 
 
 def test_an_embedding_whose_gradient_is_sparse():

@@ -385,7 +385,11 @@ class Geometry:
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
         placement = self.metric.placement
-        Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        try:
+            Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        except RuntimeError:
+            self._check_place()
+            raise
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:

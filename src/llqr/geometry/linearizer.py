@@ -90,6 +90,7 @@ class Linearizer:
                 f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
                 "let it track them, or leave micro_batch out"
             )
+        self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
@@ -259,6 +260,11 @@ class Linearizer:
                 raise RuntimeError(
                     f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
                     "assign=True, or a wrapper, replaces them); make the geometry after that"
+                )
+            if parameter.shape != self._shapes[name]:
+                raise RuntimeError(
+                    f"model: {name!r} had the shape {tuple(self._shapes[name])} when the geometry was made, and has "
+                    f"{tuple(parameter.shape)} now; make a new geometry"
                 )
         moving = {name for name, parameter in now.items() if parameter.requires_grad}
         self._announce(

@@ -18,7 +18,7 @@ from llqr.step.snapshot import Snapshot
 class OtherGradients:
     """Keeps what the first pass has left in the gradients of others, to which the second pass would add.
 
-    Others are what the loss of the first step depends on, and the rest of the model. In the two-call form, and with a
+    Others are what the loss depends on, and the rest of the model. In the two-call form, and with a
     closure that returns a number, nobody tells what the loss depends on: a warning then names what is not kept.
     """
 
@@ -29,8 +29,10 @@ class OtherGradients:
         self._looked = False
 
     def reached_by(self, loss: Any) -> None:
-        """The first time, find out what the loss depends on."""
-        if self._reached is None and (leaves := leaves_of(loss)) is not None:
+        """The first time, find out what the loss depends on, and again when some of it has gone, such as inputs."""
+        if self._reached is not None and all(found() is not None for found in self._reached):
+            return
+        if (leaves := leaves_of(loss)) is not None:
             self._reached = [ref(leaf) for leaf in leaves]
 
     def forget(self) -> None:
