@@ -1,6 +1,7 @@
 """Normalisation statistics are updated once per step, by the first pass, whatever the class that keeps them."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -272,15 +273,25 @@ def test_a_network_that_another_thread_trains_is_not_adopted():
     """Its statistics must not be rolled back with ours."""
     ours, theirs = network(nn.BatchNorm1d), network(nn.BatchNorm1d)
     opt, (batch,) = llqr.SAM(sgd(ours), rho=0.5), batches(1)
+    with ThreadPoolExecutor(1) as other_thread:
 
-    def closure():
-        theirs(batch[0])  # as if at the same time
-        return closure_of(opt, ours, batch)()
+        def closure():
+            other_thread.submit(theirs, batch[0]).result()
+            return closure_of(opt, ours, batch)()
 
-    opt.step(closure)
-    opt.step(closure)
+        opt.step(closure)
+        opt.step(closure)
     assert theirs[1].num_batches_tracked == 4
     assert ours[1].num_batches_tracked == 2
+
+
+def test_a_network_whose_outputs_are_detached_is():
+    """Such as the generator in the discriminator's step."""
+    generator, critic = network(nn.BatchNorm1d), nn.Sequential(nn.Linear(3, 3))
+    opt, (batch,) = llqr.SAM(sgd(critic), rho=0.5), batches(1)
+    for _ in range(2):
+        opt.step(closure_of(opt, lambda x: critic(generator(x).detach()), batch))
+    assert generator[1].num_batches_tracked == 2
 
 
 def test_a_network_that_the_loss_goes_through_is():

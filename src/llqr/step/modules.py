@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,8 +53,8 @@ class OwningModules:
     def finding(self, parameters: Iterable[Tensor]) -> Iterator[Search]:
         """Find the modules that own the parameters, and others whose buffers are written to inside the context.
 
-        Except those of a network that another thread trains at the same time: one with parameters to train, none of
-        which the loss of this pass depends on.
+        Except those of a network that another thread may be training at the same time: one with parameters to train,
+        none of which the loss of this pass depends on.
         """
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
@@ -215,11 +216,16 @@ def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[
 
 
 def _trained_elsewhere(module: nn.Module, alive: Sequence[nn.Module], reached: set[Tensor] | None) -> bool:
-    if reached is None:
+    if reached is None or _only_thread():
         return False
     roots = _outermost([module], alive)
     trained = [p for root in roots for p in root.parameters() if p.requires_grad]
     return bool(trained) and reached.isdisjoint(trained)
+
+
+def _only_thread() -> bool:
+    """Whether no other thread can be training. Those that load data or draw progress bars are daemons."""
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 def _outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:
