@@ -16,7 +16,14 @@ from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.random_state import RandomState
 from llqr.step import amp, gradients
-from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
+from llqr.step.arguments import (
+    check_base,
+    check_closure,
+    check_geometry,
+    check_parameters,
+    check_settings,
+    refuse_class,
+)
 from llqr.step.modules import OwningModules
 from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
@@ -152,6 +159,7 @@ class Optimizer(Wrapper):
             grad_scaler: a `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update` after
                 the step, as usual. `grad_scaler.step(opt, closure)` does the same.
         """
+        check_closure(closure)
         scaler = self._scaler(grad_scaler, closure)
         if self._run.between:
             with torch.enable_grad():

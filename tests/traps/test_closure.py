@@ -142,6 +142,13 @@ def test_a_probe_without_closure_is_an_error_and_changes_nothing():
     assert geometry.due
 
 
+def test_a_batch_in_the_place_of_the_closure_is_named():
+    model, (batch,) = mlp(), batches(1)
+    for opt in (llqr.SAM(sgd(model)), llqr.LLQR(sgd(model), quick_geometry(model))):
+        with pytest.raises(TypeError, match=r"^closure: expected a function .*, got tuple; .*batch="):
+            opt.step(batch)
+
+
 def test_without_a_probe_gradients_may_be_computed_before_the_step():
     data = batches(4)
     given, called = mlp(), mlp()

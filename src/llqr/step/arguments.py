@@ -47,6 +47,14 @@ def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, same_
         raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
 
 
+def check_closure(closure: Any) -> None:
+    if closure is not None and not callable(closure):
+        raise TypeError(
+            f"closure: expected a function that computes the loss, got {type(closure).__name__}; a batch to learn from "
+            "is step(closure, batch=...)"
+        )
+
+
 def check_parameters(parameters: Sequence[Tensor], *, own_probes: bool) -> None:
     """`own_probes` says whether the probe is to be each rank's own."""
     refuse_fsdp1(parameters)
