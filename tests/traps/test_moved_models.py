@@ -61,3 +61,17 @@ def test_a_metric_says_that_a_shape_has_changed(structure, every):
     grow(model)
     with pytest.raises(RuntimeError, match=r"^model: '2\.weight' had the shape \(3, 8\) .* make a new geometry"):
         opt.step(closure_of(opt, model, batch), batch=batch)
+
+
+def test_a_conversion_that_swaps_parameters():
+    """torch refuses it while anything has a weak reference to them."""
+    model, data = mlp(), batches(2)
+    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    train(opt, model, data[:1])
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    opt.step(closure_of(opt, model, (data[1][0].double(), data[1][1])))
+    assert all(p.dtype == torch.float64 for p in model.parameters())

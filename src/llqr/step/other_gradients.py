@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import ref
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import versions
@@ -23,29 +23,33 @@ class OtherGradients:
     """
 
     def __init__(self) -> None:
-        self._reached: list[ref[Tensor]] | None = None
+        self._parameters: list[Tensor] | None = None
+        self._inputs: list[ref[Tensor]] = []
         self._contents = Snapshot()
         self._strangers: list[tuple[str, Tensor, Tensor, int]] = []
         self._looked = False
 
     def reached_by(self, loss: Any) -> None:
         """The first time, find out what the loss depends on, and again when some of it has gone, such as inputs."""
-        if self._reached is not None and all(found() is not None for found in self._reached):
+        if self._parameters is not None and all(found() is not None for found in self._inputs):
             return
         if (leaves := leaves_of(loss)) is not None:
-            self._reached = [ref(leaf) for leaf in leaves]
+            # torch refuses to convert a parameter to another dtype while there are weak references to it.
+            self._parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
+            self._inputs = [ref(leaf) for leaf in leaves if not isinstance(leaf, nn.Parameter)]
 
     def forget(self) -> None:
         """The optimizer has got other parameters: ask again what the loss depends on."""
-        self._reached, self._looked = None, False
+        self._parameters, self._inputs, self._looked = None, [], False
 
     def hold(self, known: Iterable[Tensor], own: Iterable[Tensor]) -> None:
         """Remember the gradients of these tensors and of those that the loss depends on, but for one's own."""
-        reached = [leaf for found in self._reached or () if (leaf := found()) is not None]
+        inputs = [tensor for found in self._inputs if (tensor := found()) is not None]
         mine = set(map(id, own))
-        others = {id(one): one for one in (*known, *reached) if id(one) not in mine and one.requires_grad}
+        candidates = (*known, *(self._parameters or ()), *inputs)
+        others = {id(one): one for one in candidates if id(one) not in mine and one.requires_grad}
         self._contents.take([gradient for one in others.values() if (gradient := one.grad) is not None])
-        if self._reached is None and not self._looked:
+        if self._parameters is None and not self._looked:
             self._looked = True
             mine |= others.keys()
             rest = [(name, one) for name, one in living_parameters() if id(one) not in mine]
