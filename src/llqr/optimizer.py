@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +32,6 @@ from llqr.step.snapshot import Snapshot
 from llqr.step.wrapper import Wrapper
 
 Closure = Callable[[], Any]
-
-
-class Settings(TypedDict, total=False):
-    """Keyword arguments every named method passes on to `Optimizer`."""
-
-    model: nn.Module | None
-    no_sync: Callable[[], AbstractContextManager[Any]] | None
-    same_dropout: bool
-    buffers: Literal["centre", "probe"]
 
 
 class Optimizer(Wrapper):
@@ -278,14 +269,7 @@ class Optimizer(Wrapper):
     def _scaler(self, given: Any, closure: Closure | None = None) -> Any:
         """The scaler of the loss: given, calling, or known only by what it has written on this optimizer."""
         scaler = self._run.scaler if given is None else given
-        if scaler is None:
-            scaler = amp.scaler_of(self)
-            if scaler is not None and closure is not None:
-                raise ValueError(
-                    "grad_scaler: this scaler has looked for overflows before the closure computes gradients; "
-                    "call opt.step(closure, grad_scaler=scaler)"
-                )
-        return scaler
+        return amp.scaler_of(self, has_closure=closure is not None) if scaler is None else scaler
 
     @contextmanager
     def _called_by(self, scaler: Any) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,15 @@ from llqr.step.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments every named method passes on to `Optimizer`."""
+
+    model: nn.Module | None
+    no_sync: Callable[[], AbstractContextManager[Any]] | None
+    same_dropout: bool
+    buffers: Literal["centre", "probe"]
 
 
 def refuse_class(method: str, given: Iterable[Any]) -> None:
