@@ -21,6 +21,15 @@ class Both(nn.Module):
     def loss(self, batch) -> torch.Tensor:
         return cross_entropy(self.head(self.body(batch[0])), batch[1])
 
+    def closure(self, opt: torch.optim.Optimizer, batch, returned=lambda loss: loss):
+        def closure():
+            opt.zero_grad()
+            loss = self.loss(batch)
+            loss.backward()
+            return returned(loss)
+
+        return closure
+
     def head_gradients(self, batch) -> dict[str, torch.Tensor]:
         grads = torch.autograd.grad(self.loss(batch), list(self.head.parameters()))
         return dict(zip(dict(self.head.named_parameters()), grads, strict=True))
@@ -63,15 +72,8 @@ def test_a_head_keeps_the_gradients_of_the_first_pass(kind, make, returned):
     opt, plain = make(model.body), torch.optim.SGD(model.head.parameters(), lr=0.1)
     for batch in batches(3):
         expected = model.head_gradients(batch)
-
-        def closure(batch=batch):
-            opt.zero_grad()
-            loss = model.loss(batch)
-            loss.backward()
-            return RETURNS[returned](loss)
-
         plain.zero_grad()
-        opt.step(closure)
+        opt.step(model.closure(opt, batch, RETURNS[returned]))
         assert_same_bits(left(model.head), expected)
         plain.step()
 
@@ -84,12 +86,9 @@ def test_a_closure_that_clears_them_leaves_those_of_the_second_pass(kind, return
     at_the_probe = []
 
     def closure():
-        opt.zero_grad()
         plain.zero_grad()
         at_the_probe[:] = [model.head_gradients(batch)]
-        loss = model.loss(batch)
-        loss.backward()
-        return returned(loss)
+        return model.closure(opt, batch, returned)()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -105,14 +104,7 @@ def test_gradients_that_were_there_before_are_kept_too():
     for p in model.head.parameters():
         p.grad = torch.ones_like(p)
     own = model.head.weight.grad
-
-    def closure():
-        opt.zero_grad()
-        loss = model.loss(batch)
-        loss.backward()
-        return loss
-
-    opt.step(closure)
+    opt.step(model.closure(opt, batch))
     assert_same_bits(left(model.head), expected)
     assert model.head.weight.grad is own
 
@@ -121,15 +113,8 @@ def test_a_tensor_that_is_in_no_module():
     model, (batch,) = mlp(), batches(1)
     shift = torch.zeros(3, requires_grad=True)
     opt = sam(model)
-
-    def closure():
-        opt.zero_grad()
-        loss = cross_entropy(model(batch[0]) + shift, batch[1])
-        loss.backward()
-        return loss
-
     (expected,) = torch.autograd.grad(cross_entropy(model(batch[0]) + shift, batch[1]), shift)
-    opt.step(closure)
+    opt.step(closure_of(opt, lambda x: model(x) + shift, batch))
     assert shift.grad.equal(expected)
 
 
@@ -149,15 +134,8 @@ def test_an_embedding_whose_gradient_is_sparse():
     model, table = nn.Linear(5, 3), nn.Embedding(4, 5, sparse=True)
     opt, plain = sam(model), torch.optim.SparseAdam(table.parameters())
     rows, targets = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2])
-
-    def closure():
-        opt.zero_grad()
-        loss = cross_entropy(model(table(rows)), targets)
-        loss.backward()
-        return loss
-
     (expected,) = torch.autograd.grad(cross_entropy(model(table(rows)), targets), list(table.parameters()))
-    opt.step(closure)
+    opt.step(closure_of(opt, lambda rows: model(table(rows)), (rows, targets)))
     assert table.weight.grad.to_dense().equal(expected.to_dense())
     plain.step()
 
@@ -168,9 +146,7 @@ def test_they_are_put_back_when_the_second_pass_fails():
     expected, before = model.head_gradients(batch), weights(model)
 
     def closure():
-        opt.zero_grad()
-        loss = model.loss(batch)
-        loss.backward()
+        loss = model.closure(opt, batch)()
         calls.append(loss)
         if len(calls) == 2:
             raise ArithmeticError
@@ -216,13 +192,7 @@ def test_what_nobody_can_know_is_said_once(make):
     """A closure that returns a number does not tell which gradients are its own."""
     model, (batch,) = Apart(), batches(1)
     opt = make(model.body)
-
-    def closure():
-        opt.zero_grad()
-        loss = model.loss(batch)
-        loss.backward()
-        return loss.item()
-
+    closure = model.closure(opt, batch, torch.Tensor.item)
     with pytest.warns(UserWarning, match=ADDED):
         opt.step(closure)
     with warnings.catch_warnings():
