@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def leaves_of(result: Any) -> set[Tensor] | None:
-    """The tensors at the start of an autograd graph; None if there is no graph, as for a number."""
-    start = getattr(result, "grad_fn", None)
-    if start is None:
+    """The tensors at the start of the autograd graphs of what a pass returns; None if there are none."""
+    tensors = [part for part in pytree.tree_leaves(result) if isinstance(part, Tensor)]
+    ahead = [part.grad_fn for part in tensors if part.grad_fn is not None]
+    if not ahead:
         return None
-    leaves, visited, ahead = set(), {start}, [start]
+    leaves, visited = set(), set(ahead)
     while ahead:
         node = ahead.pop()
         if hasattr(node, "variable"):

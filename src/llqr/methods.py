@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import torch
 
 from llqr.geometry import Geometry, GeometryLike
-from llqr.optimizer import Optimizer, Settings
+from llqr.optimizer import Optimizer
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm
 from llqr.schedule import Schedule
+from llqr.step.arguments import Settings
 
 Base = torch.optim.Optimizer
 

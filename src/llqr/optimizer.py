@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
@@ -15,23 +16,22 @@ from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.random_state import RandomState
 from llqr.step import amp, gradients
-from llqr.step.arguments import check_base, check_geometry, check_parameters, check_settings, refuse_class
+from llqr.step.arguments import (
+    check_base,
+    check_closure,
+    check_geometry,
+    check_parameters,
+    check_settings,
+    refuse_class,
+)
 from llqr.step.modules import OwningModules
+from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
 from llqr.step.snapshot import Snapshot
 from llqr.step.wrapper import Wrapper
 
 Closure = Callable[[], Any]
-
-
-class Settings(TypedDict, total=False):
-    """Keyword arguments every named method passes on to `Optimizer`."""
-
-    model: nn.Module | None
-    no_sync: Callable[[], AbstractContextManager[Any]] | None
-    same_dropout: bool
-    buffers: Literal["centre", "probe"]
 
 
 class Optimizer(Wrapper):
@@ -98,6 +98,7 @@ class Optimizer(Wrapper):
             )
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
+        self._run.parameters = len(self._order())
         self.transport = transport
         self._no_sync = no_sync
         self._same_dropout = same_dropout
@@ -105,13 +106,22 @@ class Optimizer(Wrapper):
         if model is None and geometry is not None:
             model = geometry.model
         self._modules = OwningModules(model)
+        self._others = OtherGradients()
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
+            self._notice_groups()
+
+    def _notice_groups(self) -> None:
+        """Other parameters may be those of a new part of the model. The base may have got them past this wrapper."""
+        count = len(self._order())
+        if count != self._run.parameters:
+            self._run.parameters = count
             check_parameters(self._order(), own_probes=self._no_sync is not None)
             self._modules.forget()
+            self._others.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -140,6 +150,7 @@ class Optimizer(Wrapper):
             grad_scaler: a `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update` after
                 the step, as usual. `grad_scaler.step(opt, closure)` does the same.
         """
+        check_closure(closure)
         scaler = self._scaler(grad_scaler, closure)
         if self._run.between:
             with torch.enable_grad():
@@ -160,13 +171,14 @@ class Optimizer(Wrapper):
             self._update(scaler)
             return None
         amp.start_again(scaler, (self, self.base))
+        self._notice_groups()
         random = RandomState(self._order()) if self._probing and self._same_dropout else None
         try:
+            if self._probing:
+                self._modules.mark()
             if self._probing and self._buffers_of_probe:
                 self._find_modules()
                 self._modules.hold_buffers()
-            elif self._probing:
-                self._modules.mark_frozen()
             loss = self._first_pass(closure)
             if self._probing and self._has_gradients():
                 try:
@@ -180,6 +192,7 @@ class Optimizer(Wrapper):
             raise
         finally:
             self._modules.restore_buffers()  # those held for a second pass that did not take place
+            self._modules.unmark()
             gradients.leave(self._order())
         return loss
 
@@ -202,6 +215,7 @@ class Optimizer(Wrapper):
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
+            self._others.hold(self._modules.parameters(), self._order())
             if zero_grad:
                 gradients.clear(self._order())
         except BaseException:
@@ -240,6 +254,7 @@ class Optimizer(Wrapper):
         self._modules.restore_buffers()
         self._run.between = False
         torch.clear_autocast_cache()
+        self._others.restore()
 
     @property
     def _probing(self) -> bool:
@@ -254,14 +269,7 @@ class Optimizer(Wrapper):
     def _scaler(self, given: Any, closure: Closure | None = None) -> Any:
         """The scaler of the loss: given, calling, or known only by what it has written on this optimizer."""
         scaler = self._run.scaler if given is None else given
-        if scaler is None:
-            scaler = amp.scaler_of(self)
-            if scaler is not None and closure is not None:
-                raise ValueError(
-                    "grad_scaler: this scaler has looked for overflows before the closure computes gradients; "
-                    "call opt.step(closure, grad_scaler=scaler)"
-                )
-        return scaler
+        return amp.scaler_of(self, has_closure=closure is not None) if scaler is None else scaler
 
     @contextmanager
     def _called_by(self, scaler: Any) -> Iterator[None]:
@@ -285,6 +293,7 @@ class Optimizer(Wrapper):
             self.geometry.keep_up(batch)
 
     def _find_modules(self) -> None:
+        self._notice_groups()
         if not self._modules.known:
             with self._modules.finding(self._order()):
                 pass
@@ -307,8 +316,10 @@ class Optimizer(Wrapper):
             loss = closure()
             if search is not None:
                 search.loss = loss
+        if self._probing:
+            self._others.reached_by(loss)
         # A copy, because a captured closure writes the losses of both passes into the same memory.
-        return loss.detach().clone() if isinstance(loss, Tensor) else loss
+        return pytree.tree_map_only(Tensor, lambda part: part.detach().clone(), loss)
 
     def _second_pass(self, closure: Closure, random: RandomState | None) -> None:
         """The closure again, with the same random numbers.
@@ -321,8 +332,9 @@ class Optimizer(Wrapper):
             self._modules.hold_buffers()
         if random is not None:
             random.restore()
+        self._others.hold(self._modules.parameters(), self._order())
         gradients.clear(self._order())
-        with torch.enable_grad():
+        with torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
             closure()
 
     def _perturb(self, scaler: Any) -> None:

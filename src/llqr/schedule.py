@@ -11,7 +11,11 @@ Schedule = float | Callable[[int], float]
 
 def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float = inf) -> float:
     """The value of a setting at a step; a function of the step may not give infinity, NaN, or leave the range."""
-    value = float(schedule(step)) if callable(schedule) else float(schedule)
+    given = schedule(step) if callable(schedule) else schedule
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{argument}: expected a number, got {given!r} at step {step}") from None
     if not isfinite(value):
         raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")
     if not lower <= value <= upper:

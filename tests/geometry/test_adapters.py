@@ -129,6 +129,46 @@ def test_a_loss_may_know_the_size_of_its_batch(loss_fn):
         assert flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0]).accepted
 
 
+PAD = 0
+PADDED = functools.partial(cross_entropy, ignore_index=PAD)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_targets_that_a_loss_ignores_without_saying_so_are_named(tokens):
+    """They would count as terms of the mean, by which the curvature of ngd is scaled."""
+    (x, y), loss_fn = batches(1)[0], lambda z, t: PADDED(z.flatten(0, -2), t.flatten())
+    batch = (x.view(4, 4, 5), y.view(4, 4)) if tokens else (x, y)
+    with pytest.warns(llqr.RefreshWarning, match=r"loss_fn: it ignores the targets 0, but .*ignore_index=0"):
+        flat_geometry(mlp(), loss_fn, steps=2).refresh(batch)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [PADDED, nn.CrossEntropyLoss(ignore_index=PAD), nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 2.0]))],
+    ids=["partial", "module", "weights"],
+)
+def test_those_that_say_so_are_not(loss_fn):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
+
+
+def test_log_probabilities_get_the_loss_that_has_a_curvature():
+    """As an equivalent of `nll_loss`, which is linear in them; the metric is that of the scores."""
+    scores = mlp(torch.float64)
+    model, (batch,) = nn.Sequential(*scores, nn.LogSoftmax(1)), batches(1, dtype=torch.float64)
+    with pytest.warns(llqr.RefreshWarning, match=r"nll_loss of log-probabilities pass cross_entropy"):
+        flat_geometry(model, nn.functional.nll_loss, steps=2).refresh(batch)
+    found, expected = (flat_geometry(one, cross_entropy, steps=2, lr=0.1) for one in (model, scores))
+    assert found.refresh(batch).loss == pytest.approx(expected.refresh(batch).loss)
+    torch.testing.assert_close(found.metric.named_factors(), expected.metric.named_factors())
+
+
+def test_a_loss_without_second_derivatives_is_named():
+    with pytest.raises(RuntimeError, match=r"^loss_fn: torch cannot differentiate it twice \(.*multi_margin_loss"):
+        flat_geometry(mlp(), nn.functional.multi_margin_loss, steps=2).refresh(batches(1)[0])
+
+
 @pytest.mark.parametrize("per_sample", [True, False])
 def test_a_forward_that_returns_the_loss_is_named(per_sample):
     def forward(model, inputs):

@@ -223,6 +223,36 @@ def test_ngd_of_outputs_that_are_not_class_scores() -> None:
         costs(linear, "ngd")
 
 
+ONE_HOT = F.one_hot(TARGETS).double()
+
+
+@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.binary_cross_entropy_with_logits])
+def test_ngd_of_a_loss_that_is_not_of_a_softmax(loss_fn: object) -> None:
+    linear = linearised(mlp(), (INPUTS, ONE_HOT), loss_fn)
+    with pytest.warns(UserWarning, match=r"`divergence` 'ngd' is the Fisher matrix of a softmax.*take 'gauss-newton'"):
+        costs(linear, "ngd")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ngd_of_other_losses_of_a_softmax(dtype: torch.dtype, scale: float) -> None:
+    """Smoothed and soft labels, class weights, and log-probabilities."""
+    model, inputs = mlp().to(dtype), scale * INPUTS.to(dtype)
+    weight = torch.tensor([1.0, 3.0], dtype=dtype)
+    for loss_fn, targets in [
+        (nn.CrossEntropyLoss(label_smoothing=0.1), TARGETS),
+        (nn.CrossEntropyLoss(weight=weight, ignore_index=0), TARGETS),
+        (F.cross_entropy, (0.8 * ONE_HOT + 0.1).to(dtype)),
+    ]:
+        costs(linearised(model, (inputs, targets), loss_fn), "ngd")
+    normalised = nn.Sequential(*model, nn.LogSoftmax(dim=1)).eval()
+    torch.testing.assert_close(
+        costs(linearised(normalised, (inputs, TARGETS), F.nll_loss), "ngd").Q_N,
+        costs(linearised(model, (inputs, TARGETS)), "ngd").Q_N,
+    )
+
+
 def test_delta_of_other_names_shapes_or_dtypes() -> None:
     problem = lqr()
     with pytest.raises(ValueError, match=r"`delta` must name.*missing \['2\.bias'\], unknown \['head'\]"):

@@ -251,6 +251,18 @@ def test_a_custom_norm():
     assert max(np.abs(part).max() for part in numbers(eps)) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("returned", [None, torch.ones(()), [torch.ones(())], [1.0, 1.0]])
+def test_a_custom_norm_that_returns_something_else_is_named(returned):
+    with pytest.raises(TypeError, match=r"^norm: expected the function to return a list of \d tensors, one divisor"):
+        llqr.SAMProbe(0.1, norm=lambda v, d: returned).displacement(point(), same, step=0)
+
+
+@pytest.mark.parametrize("value", [None, "much"])
+def test_a_schedule_that_returns_no_number_is_named(value):
+    with pytest.raises(TypeError, match=r"^rho: expected a number, got .* at step 7"):
+        llqr.SAMProbe(lambda step: value).displacement(point(), same, step=7)
+
+
 def test_a_norm_for_every_row_of_one_parameter():
     """Many trajectories in one tensor, or only one."""
     for rows in (1, 3):

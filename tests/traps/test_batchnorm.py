@@ -1,6 +1,7 @@
 """Normalisation statistics are updated once per step, by the first pass, whatever the class that keeps them."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -222,12 +223,14 @@ def test_the_model_is_found_in_the_two_call_form_and_among_added_parameters():
     assert (model[1].num_batches_tracked, head[0].num_batches_tracked) == (2, 1)
 
 
-def test_a_part_that_a_given_model_gets_later_is_protected_too():
+@pytest.mark.parametrize("past_the_wrapper", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_part_that_a_model_gets_later_is_protected_too(given, past_the_wrapper):
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), model=model if given else None)
     opt.step(closure_of(opt, model, batch))
     model.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-    opt.add_param_group({"params": list(model[-1].parameters())})
+    (opt.base if past_the_wrapper else opt).add_param_group({"params": list(model[-1].parameters())})
     opt.step(closure_of(opt, model, batch))
     assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
 
@@ -270,15 +273,25 @@ def test_a_network_that_another_thread_trains_is_not_adopted():
     """Its statistics must not be rolled back with ours."""
     ours, theirs = network(nn.BatchNorm1d), network(nn.BatchNorm1d)
     opt, (batch,) = llqr.SAM(sgd(ours), rho=0.5), batches(1)
+    with ThreadPoolExecutor(1) as other_thread:
 
-    def closure():
-        theirs(batch[0])  # as if at the same time
-        return closure_of(opt, ours, batch)()
+        def closure():
+            other_thread.submit(theirs, batch[0]).result()
+            return closure_of(opt, ours, batch)()
 
-    opt.step(closure)
-    opt.step(closure)
+        opt.step(closure)
+        opt.step(closure)
     assert theirs[1].num_batches_tracked == 4
     assert ours[1].num_batches_tracked == 2
+
+
+def test_a_network_whose_outputs_are_detached_is():
+    """Such as the generator in the discriminator's step."""
+    generator, critic = network(nn.BatchNorm1d), nn.Sequential(nn.Linear(3, 3))
+    opt, (batch,) = llqr.SAM(sgd(critic), rho=0.5), batches(1)
+    for _ in range(2):
+        opt.step(closure_of(opt, lambda x: critic(generator(x).detach()), batch))
+    assert generator[1].num_batches_tracked == 2
 
 
 def test_a_network_that_the_loss_goes_through_is():

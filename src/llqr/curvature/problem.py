@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, places, reattach
+from llqr.curvature.uncompiled import uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
@@ -33,8 +33,6 @@ TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 INPUTS = "inputs"
 #: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
 ROUNDING = 0.05
-#: The smallest batch for which it is asked whether the loss is a sum.
-FEWEST = 4
 
 
 class Problem:
@@ -159,7 +157,7 @@ class Problem:
         inputs = {f"{INPUTS}.{i}": tensor for i, tensor in enumerate(tensors_of(self.pieces[0]))}
         writes = Writes(tensors | inputs)
         try:
-            with _uncompiled(), writes:
+            with uncompiled(), writes:
                 self._outputs(tensors, self.pieces[0], plain=True)
         finally:
             writes.undo()
@@ -225,12 +223,6 @@ class Problem:
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """torch cannot compile where every operation is looked at, and would not try again what has failed once."""
-    used = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if used else nullcontext()
 
 
 def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
@@ -318,26 +310,6 @@ def summed(loss_fn: Loss) -> bool:
     if isinstance(loss_fn, functools.partial):
         return bool(loss_fn.keywords["reduction"] == "sum" if "reduction" in loss_fn.keywords else summed(loss_fn.func))
     return getattr(loss_fn, "reduction", None) == "sum"
-
-
-def doubles_with_the_batch(problem: Problem) -> bool:
-    """Whether the loss of every sample taken twice is twice the loss, as that of a sum is, and not that of a mean.
-
-    Computed from the outputs that the problem has kept; False if it cannot be told.
-    """
-    loss_fn, targets, outputs = problem.loss_fn, problem.targets, problem.seen
-    if outputs is None or not isinstance(targets, Tensor) or not targets.ndim or not outputs.ndim:
-        return False
-    if not FEWEST <= len(outputs) == len(targets):
-        return False
-    if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers()):
-        return False  # a loss that keeps statistics must not see a batch that is not one
-    once = loss_fn(outputs, targets)
-    try:
-        twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
-    except Exception:  # one that knows the size of its batch, as one with a weight for every sample does
-        return False
-    return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
 
 def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
 from llqr.geometry.shards import Shards, own_part
 from llqr.metric import Metric, StructureSpec
+from llqr.metric.block import Block
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.refresh import interrupts
@@ -245,6 +246,8 @@ class Geometry:
     def keep_up(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher
+        if self.metric.learned and not self._in_place(self.metric.whole.blocks[0]):
+            self._check_place()
         if refresher.progress is not None:
             self._work(refresher.progress, self._step)
         if not self.due:
@@ -349,12 +352,16 @@ class Geometry:
         if moved and not metric.learned and metric.whole is metric:
             metric.move_to(places.pop())
         for block in self.metric.whole.blocks:
-            parameter = self.parameters[block.parameter]
-            if (parameter.device, parameter.dtype) != (block.device, block.dtype):
+            if not self._in_place(block):
+                parameter = self.parameters[block.parameter]
                 raise RuntimeError(
                     f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {parameter.device}, "
                     f"{parameter.dtype}; make the geometry after moving the model"
                 )
+
+    def _in_place(self, block: Block) -> bool:
+        parameter = self.parameters[block.parameter]
+        return (parameter.device, parameter.dtype) == (block.device, block.dtype)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
@@ -365,7 +372,11 @@ class Geometry:
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
         placement = self.metric.placement
-        Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        try:
+            Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        except RuntimeError:
+            self._check_place()
+            raise
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:

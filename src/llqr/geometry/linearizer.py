@@ -29,8 +29,9 @@ from llqr.curvature import (
 )
 from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
+from llqr.curvature.loss_checks import doubles_with_the_batch, ignored_but_counted
 from llqr.curvature.passes import ShardedProblem
-from llqr.curvature.problem import doubles_with_the_batch, summed
+from llqr.curvature.problem import summed
 from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
@@ -89,6 +90,7 @@ class Linearizer:
                 f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
                 "let it track them, or leave micro_batch out"
             )
+        self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
@@ -232,11 +234,19 @@ class Linearizer:
                     "batch, where the mean is expected",
                     RefreshWarning,
                 )
+            if self._summed and (silent := ignored_but_counted(problem)):
+                warn(
+                    f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they "
+                    "count as terms of its mean, by which the curvature is scaled; pass "
+                    f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
+                    RefreshWarning,
+                )
             problem.keeps_outputs, problem.seen = False, None
             if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
                 warn(
                     "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
-                    "outputs is (does forward= return the loss itself?), so that U only grows",
+                    "outputs is (does forward= return the loss itself?), so that U only grows; instead of nll_loss of "
+                    "log-probabilities pass cross_entropy, which is the same number and has a curvature",
                     RefreshWarning,
                 )
 
@@ -254,6 +264,11 @@ class Linearizer:
                 raise RuntimeError(
                     f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
                     "assign=True, or a wrapper, replaces them); make the geometry after that"
+                )
+            if parameter.shape != self._shapes[name]:
+                raise RuntimeError(
+                    f"model: {name!r} had the shape {tuple(self._shapes[name])} when the geometry was made, and has "
+                    f"{tuple(parameter.shape)} now; make a new geometry"
                 )
         moving = {name for name, parameter in now.items() if parameter.requires_grad}
         self._announce(
@@ -349,14 +364,23 @@ def _check_loss(problem: Problem) -> None:
             outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
         with torch.enable_grad():
             whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
-            connected = problem.loss(whole).requires_grad
+            loss = problem.loss(whole)
+            slope = torch.autograd.grad(loss, whole, create_graph=True)[0] if loss.requires_grad else None
     except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         return
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"loss_fn: it cannot be computed from the outputs and the targets ({reason})") from error
-    if not connected:
+    if slope is None:
         raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
+    try:
+        torch.autograd.grad(slope, whole, slope.detach(), materialize_grads=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(
+            f"loss_fn: torch cannot differentiate it twice ({reason}), which the curvature is made of; write it in "
+            "elementary operations"
+        ) from error
 
 
 def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:

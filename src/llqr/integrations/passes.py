@@ -79,7 +79,7 @@ class Passes:
         if not self._recorded:
             gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
             self._optimizer._find_modules()
-            self._optimizer._modules.mark_frozen()
+            self._optimizer._modules.mark()
         self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
 
     def forget(self) -> None:
@@ -121,11 +121,12 @@ class Passes:
         try:
             optimizer.zero_grad()
             after = RandomState(self._parameters())
-            for i, one in enumerate(recorded, start=1):
-                if optimizer._same_dropout:
-                    one.random.restore()
-                with nullcontext() if i == len(recorded) else unsynced():
-                    one.repeat()
+            with optimizer._modules.rewound(keep=not optimizer._buffers_of_probe):
+                for i, one in enumerate(recorded, start=1):
+                    if optimizer._same_dropout:
+                        one.random.restore()
+                    with nullcontext() if i == len(recorded) else unsynced():
+                        one.repeat()
             if optimizer._same_dropout:
                 after.restore()
         except BaseException:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
+from llqr.caller_warnings import warn
 from llqr.lqr.linearisation import Linearisation, LinearStage
 from llqr.lqr.stages import Stage
 
@@ -58,8 +59,9 @@ def costs(
     - "newton": H is the Hessian of the loss. Q_N = ∇²ℓ, and the block of stage i is the second derivative of
       λ_{i+1} . f_i(x_i, θ_i): the contribution of the stage's own curvature.
     - "gauss-newton": Q_N = ∇²ℓ and no stage costs, H = J^T ∇²ℓ J.
-    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. It does not
-      depend on the loss, which should be a cross-entropy; for others take "gauss-newton". Outputs are (batch, classes).
+    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. For a
+      loss that does not take the outputs as scores of one, which a warning says, take "gauss-newton". Outputs are
+      (batch, classes).
       `curvature_scale` is "sum" over the batch (the default, although the loss is a mean), "mean", or a number that
       multiplies the sum.
 
@@ -83,6 +85,7 @@ def costs(
 
     with torch.no_grad():
         if divergence == "ngd":
+            _warn_of_other_loss(linearisation)
             Q_N = _softmax_fisher(linearisation.outputs, "sum" if curvature_scale is None else curvature_scale)
         else:
             Q_N = _hessian(linearisation.loss_of_state, linearisation.outputs.reshape(-1))
@@ -108,6 +111,20 @@ def _stage_hessian(stage: Stage, costate: Tensor) -> Tensor:
         return costate @ stage(z).reshape(-1)
 
     return _hessian(weighted, stage.point)
+
+
+def _warn_of_other_loss(linearisation: Linearisation) -> None:
+    """A loss of softmax scores, or of their log-probabilities, is the same for both of them."""
+    scores = linearisation.outputs
+    if scores.ndim != 2:
+        return
+    difference = linearisation.loss_of_state(scores.log_softmax(dim=1).reshape(-1)) - linearisation.loss
+    rounding = 1e3 * torch.finfo(scores.dtype).eps * (1 + linearisation.loss.abs() + scores.abs().max())
+    if not bool(difference.abs() <= rounding):
+        warn(
+            "`divergence` 'ngd' is the Fisher matrix of a softmax, but `loss_fn` does not take the outputs as its "
+            "scores; take 'gauss-newton'."
+        )
 
 
 def _softmax_fisher(outputs: Tensor, scale: CurvatureScale) -> Tensor:

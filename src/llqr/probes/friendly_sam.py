@@ -39,15 +39,17 @@ class FriendlySAMProbe(SAMProbe):
         self._before: dict[Tensor, Tensor] | None = None  # until the step is done
 
     def filtered(self, point: Point) -> list[Tensor]:
-        means = [
-            self._mean[parameter] if parameter in self._mean else torch.zeros_like(g)
-            for parameter, g in zip(point.parameters, point.grads, strict=True)
-        ]
+        means = [self._mean_of(parameter, g) for parameter, g in zip(point.parameters, point.grads, strict=True)]
         v = list(torch._foreach_sub(point.grads, means))
         moved = torch._foreach_lerp(means, point.grads, 1 - self.lam)
         self._before = self._mean
         self._mean = self._mean | dict(zip(point.parameters, moved, strict=True))
         return v
+
+    def _mean_of(self, parameter: Tensor, g: Tensor) -> Tensor:
+        """Follows a model to another device or dtype; a parameter that has got another shape begins anew."""
+        mean = self._mean.get(parameter)
+        return torch.zeros_like(g) if mean is None or mean.shape != g.shape else mean.to(g.device, g.dtype)
 
     def settle(self) -> None:
         self._before = None

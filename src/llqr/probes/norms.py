@@ -91,7 +91,9 @@ def divisors(
     With `sharding`, `v` and `d` are this rank's parts of tensors, whose norms are those of all parts together.
     """
     if callable(norm):
-        return norm(v, d) if sharding is None else sharding.parts(norm(sharding.joined(v), sharding.joined(d)))
+        if sharding is None:
+            return _checked(norm(v, d), len(d))
+        return sharding.parts(_checked(norm(sharding.joined(v), sharding.joined(d)), len(d)))
     if norm in GLOBAL:
         root = _root(GLOBAL[norm](v, d) if sharding is None else _added(sharding.sums(GLOBAL[norm], v, d)))
         places = {device: root.to(device) for device in {part.device for part in d}}
@@ -105,6 +107,13 @@ def divisors(
         sums = _added([_by_layer(own, [layers[place] for place in places], count) for own, places in squares])
     roots = (_root(sums) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(layers, d, strict=True)]
+
+
+def _checked(given: Divisors, count: int) -> Divisors:
+    """What a user's own norm returns: one divisor for every parameter, also where all of them are the same."""
+    if isinstance(given, list | tuple) and len(given) == count and all(isinstance(one, Tensor) for one in given):
+        return list(given)
+    raise TypeError(f"norm: expected the function to return a list of {count} tensors, one divisor per parameter")
 
 
 def _by_layer(squares: Tensor, layers: Sequence[int], count: int) -> Tensor:

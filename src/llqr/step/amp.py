@@ -41,10 +41,17 @@ class ScaledByAttributes:
             optimizer.step()
 
 
-def scaler_of(optimizer: torch.optim.Optimizer) -> ScaledByAttributes | None:
-    """What a scaler has written on the optimizer, if one has."""
+def scaler_of(optimizer: torch.optim.Optimizer, *, has_closure: bool) -> ScaledByAttributes | None:
+    """What a scaler has written on the optimizer, if one has; refused if a closure is to compute other gradients."""
     own = optimizer.__dict__
-    return ScaledByAttributes(own["grad_scale"], own["found_inf"]) if "found_inf" in own else None
+    if "found_inf" not in own:
+        return None
+    if has_closure:
+        raise ValueError(
+            "grad_scaler: this scaler has looked for overflows before the closure computes gradients; "
+            "call opt.step(closure, grad_scaler=scaler)"
+        )
+    return ScaledByAttributes(own["grad_scale"], own["found_inf"])
 
 
 def start_again(scaler: Any, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:

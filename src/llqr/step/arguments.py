@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,15 @@ from llqr.step.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments every named method passes on to `Optimizer`."""
+
+    model: nn.Module | None
+    no_sync: Callable[[], AbstractContextManager[Any]] | None
+    same_dropout: bool
+    buffers: Literal["centre", "probe"]
 
 
 def refuse_class(method: str, given: Iterable[Any]) -> None:
@@ -45,6 +55,14 @@ def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, same_
         raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if no_sync is not None and not callable(no_sync):
         raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
+
+
+def check_closure(closure: Any) -> None:
+    if closure is not None and not callable(closure):
+        raise TypeError(
+            f"closure: expected a function that computes the loss, got {type(closure).__name__}; a batch to learn from "
+            "is step(closure, batch=...)"
+        )
 
 
 def check_parameters(parameters: Sequence[Tensor], *, own_probes: bool) -> None:

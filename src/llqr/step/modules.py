@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.metric.layout import layer_of
+from llqr.step.attributes import Kept, kept_by, may_keep, put_back
 from llqr.step.snapshot import Snapshot
 
 #: Tensors of other classes, such as quantized ones, may have no memory of their own.
@@ -39,9 +41,11 @@ class OwningModules:
         self.known = self.given = model is not None
         self._places: dict[Tensor, tuple[int, str]] | None = None
         self._owners: list[nn.Module] | None = None
+        self._stateful: list[nn.Module] | None = None
         self._roles: tuple[list[int], list[int], list[bool]] | None = None
         self._held: list[Slot] = []
         self._marks: dict[Tensor, tuple[int, int]] = {}
+        self._before: list[Kept] = []
         # Statistics are many and small: allocating their copies takes longer than copying.
         self._contents = Snapshot(keep_memory=True)
 
@@ -49,12 +53,12 @@ class OwningModules:
     def finding(self, parameters: Iterable[Tensor]) -> Iterator[Search]:
         """Find the modules that own the parameters, and others whose buffers are written to inside the context.
 
-        Except those of a network that another thread trains at the same time: one with parameters to train, none of
-        which the loss of this pass depends on.
+        Except those of a network that another thread may be training at the same time: one with parameters to train,
+        none of which the loss of this pass depends on.
         """
         alive, search = _living_modules(), Search()
         slots = _buffers_of(alive)
-        self._marks = _marks_of(alive)
+        self._marks, self._before = _marks_of(alive), kept_by(may_keep(alive))
         versions = [_version(buffer) for _, _, buffer in slots]
         yield search
         if any_sharded(parameters):
@@ -67,14 +71,16 @@ class OwningModules:
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
         self.known = True
-        self._places = self._owners = self._roles = None
+        self._places = self._owners = self._stateful = self._roles = None
         own = {parameter for owner in self._all() for parameter in owner._parameters.values()}
         self._marks = {parameter: mark for parameter, mark in self._marks.items() if parameter in own}
+        places = {id(held) for owner in self._keepers() for held in (owner.__dict__, owner._buffers)}
+        self._before = [kept for kept in self._before if id(kept[0]) in places]
 
     def forget(self) -> None:
         """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
         self.known = self.given
-        self._places = self._owners = self._roles = None
+        self._places = self._owners = self._stateful = self._roles = None
 
     def name(self, parameter: Tensor) -> str | None:
         """The name a parameter has in its model, if that is known."""
@@ -90,12 +96,31 @@ class OwningModules:
                     self._places.setdefault(parameter, (i, name))
         return self._places
 
-    def mark_frozen(self) -> None:
+    def mark(self) -> None:
         """Before the first pass. What it writes to of the frozen parameters is held like a buffer, see `hold_buffers`.
 
-        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys.
+        A model may move them by itself whenever it is called, as MoCo does with its encoder of keys. The states that
+        modules have now are those that the second pass starts from, see `rewound`.
         """
-        self._marks = _marks_of(self._all()) if self.known else {}
+        self.unmark()
+        if self.known:
+            self._marks, self._before = _marks_of(self._all()), kept_by(self._keepers())
+
+    def unmark(self) -> None:
+        self._marks, self._before = {}, []
+
+    @contextmanager
+    def rewound(self, *, keep: bool) -> Iterator[None]:
+        """While entered, for the second pass, the states that modules keep as attributes are those before the first.
+
+        With `keep`, they are those after the first one in the end.
+        """
+        after = kept_by(self._keepers()) if keep else []
+        put_back(self._before)
+        try:
+            yield
+        finally:
+            put_back(after)
 
     def hold_buffers(self) -> None:
         """Remember every buffer: its content, and which tensor it is, because a module may replace it by a new one."""
@@ -109,6 +134,15 @@ class OwningModules:
         if self._owners is None:
             self._owners = list(dict.fromkeys(owner for module in self._modules for owner in module.modules()))
         return self._owners
+
+    def _keepers(self) -> list[nn.Module]:
+        if self._stateful is None:
+            self._stateful = may_keep(self._all())
+        return self._stateful
+
+    def parameters(self) -> list[Tensor]:
+        """All of them, the optimizer's and others."""
+        return [p for owner in self._all() for p in owner._parameters.values() if p is not None]
 
     def gather_again(self) -> None:
         """Let FSDP2 drop the weights that it has gathered: they are not those of shards that move, or have moved."""
@@ -141,6 +175,12 @@ class OwningModules:
 def _living_modules() -> list[nn.Module]:
     # `type` rather than `isinstance`, which would load lazy proxies; modules still under construction are left out.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and hasattr(thing, "_buffers")]
+
+
+def living_parameters() -> list[tuple[str, Tensor]]:
+    """Those of all modules in memory, with the names that these have for them."""
+    owned = [(type(module).__name__, module._parameters) for module in _living_modules()]
+    return [(f"{kind}.{name}", p) for kind, held in owned for name, p in held.items() if p is not None]
 
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
@@ -176,11 +216,16 @@ def _owners(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> dict[
 
 
 def _trained_elsewhere(module: nn.Module, alive: Sequence[nn.Module], reached: set[Tensor] | None) -> bool:
-    if reached is None:
+    if reached is None or _only_thread():
         return False
     roots = _outermost([module], alive)
     trained = [p for root in roots for p in root.parameters() if p.requires_grad]
     return bool(trained) and reached.isdisjoint(trained)
+
+
+def _only_thread() -> bool:
+    """Whether no other thread can be training. Those that load data or draw progress bars are daemons."""
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 def _outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:

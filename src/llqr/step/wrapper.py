@@ -24,6 +24,7 @@ class StepState:
     but would keep for themselves what is assigned to them.
 
     Attributes:
+        parameters: how many there are.
         between: whether `first_step` has been called, and `second_step` not yet.
         scaler: the `GradScaler` that is calling `step`.
         called: whether there has been a step, whichever way it was called; schedulers ask for it.
@@ -31,6 +32,7 @@ class StepState:
     """
 
     steps: int = 0
+    parameters: int = 0
     between: bool = False
     scaler: Any = None
     called: bool = False
