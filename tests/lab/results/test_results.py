@@ -98,8 +98,8 @@ def test_damaged_lines_are_named(tmp_path, line, said):
         results.read(tmp_path)
 
 
-def test_lines_of_another_kind_are_passed_over(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"kind": "benchmark"}\n')
+def test_lines_of_another_kind_and_empty_ones_are_passed_over(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"kind": "benchmark"}\n\n')
     assert results.read(tmp_path) == []
 
 
