@@ -9,6 +9,7 @@ from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.results import measurements as results
+from llqr.lab.results.decimals import spread
 from llqr.lab.runs.stored import find, read
 
 
@@ -127,3 +128,8 @@ def test_without_a_metric_the_norm_of_a_probe_is_the_euclidean_one(theirs, ours,
     if theirs["norm"] == "metric":
         with_metric = [run | {"geometry": {"divergence": "ngd"}} for run in (one, other)]
         assert results.differences(*with_metric)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (0.005, "0.005000"), (0.5, "0.5000"), (50.0, "50.00")])
+def test_decimals_follow_the_size_of_a_number(value, text):
+    assert spread(value) == text

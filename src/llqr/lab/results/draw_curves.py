@@ -99,4 +99,5 @@ def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Lin
         x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
         y = [float("nan") if value is None else value for value in run[column]]
         label = "_" if place else pictures.literal(name)
-        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, label=label)
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)
