@@ -22,5 +22,5 @@ def test_no_number_of_a_table_is_cut_off(llqr, monkeypatch):
     code, out, _ = llqr("storage")
     assert (code, max(map(len, out.splitlines()))) == (0, 60)
     assert "…" not in out
-    first = [line.split() for line in out.splitlines() if "ViT-L" in line][0]
+    first = next(line.split() for line in out.splitlines() if "ViT-L" in line)
     assert first[2:4] == ["1", "304,326,"]  # and "632" below it

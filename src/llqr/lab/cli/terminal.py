@@ -14,7 +14,7 @@ def width() -> int:
 
 
 def show(table: Table) -> None:
-    """As wide as the terminal, with cells on several lines where that is too narrow; in a file as wide as it must be."""
+    """As wide as the terminal, where long cells take several lines; in a file as wide as it needs to be."""
     for column in table.columns:
         column.overflow = "fold"  # a number that is cut off is another number
         column.no_wrap = False
