@@ -1,4 +1,4 @@
-"""`llqr recipes` on narrow terminals: whole names, one recipe below the other."""
+"""Narrow terminals: names of recipes stay whole, and nothing of a table is cut off."""
 
 import pytest
 
@@ -15,3 +15,12 @@ def test_recipes_are_readable(llqr, monkeypatch, columns):
     assert [line for line in lines if not line.startswith(" ")] == recipe.names()
     start = lines.index("digits/mlp")
     assert lines[start + 1].startswith("  Digits / MLP; 3 seeds; sgdm, llqr-ngd, sam, llqr-ngd+sam;")
+
+
+def test_no_number_of_a_table_is_cut_off(llqr, monkeypatch):
+    monkeypatch.setattr("llqr.lab.cli.terminal.width", lambda: 60)
+    code, out, _ = llqr("storage")
+    assert (code, max(map(len, out.splitlines()))) == (0, 60)
+    assert "…" not in out
+    first = next(line.split() for line in out.splitlines() if "ViT-L" in line)
+    assert first[2:4] == ["1", "304,326,"]  # and "632" below it

@@ -3,15 +3,17 @@
 import json
 import re
 
+import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import llqr as library
 from llqr.lab import Experiment, compare
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
+from llqr.lab.runs.folder import RunFolder
 from llqr.lab.stop import Stop
 
 FILE = """
@@ -144,6 +146,67 @@ def test_a_changed_file_is_refused_and_a_comment_is_no_change(llqr, tmp_path):
     code, _, err = llqr("report", "runs", "--samples", "8", "--quiet")
     assert code == 0
     assert "mine.py has changed since the run was made" in (tmp_path / "runs/report.html").read_text()
+
+
+READS = """
+import torch
+from torch import nn
+from llqr.lab import Experiment
+
+
+def experiment():
+    x, y = torch.load(PLACE)
+    return Experiment(
+        model=nn.Linear(6, 3), loss=nn.functional.cross_entropy, train=(x, y), test=(x, y), epochs=1, batch_size=8
+    )
+"""
+
+
+def test_data_that_have_changed_are_refused(tmp_path):
+    """Methods would be compared on other data: the code is the same, what it reads is not."""
+    place = tmp_path / "data.pt"
+    (tmp_path / "reads.py").write_text(READS.replace("PLACE", repr(str(place))))
+    how = {"seeds": 1, "device": "cpu", "samples": 0, "quiet": True, "out": tmp_path / "runs"}
+    x, y = classes()
+    torch.save((x, y), place)
+    compare(tmp_path / "reads.py", methods=["sgdm"], **how)
+    compare(tmp_path / "reads.py", methods=["sgdm"], **how)
+    y = y.clone()
+    y[20] = (y[20] + 1) % 3
+    torch.save((x, y), place)
+    with pytest.raises(ConfigurationError, match="before its code or data changed"):
+        compare(tmp_path / "reads.py", methods=["sgdm", "sam"], **how)
+    found = RunFolder(tmp_path / "runs/reads/sgdm/seed0")
+    with pytest.raises(DataError, match=r"reads\.py has changed since the run was made, or its data have"):
+        found.run().load_task(torch.device("cpu"))
+
+
+class Augmented(Dataset):
+    """Draws from a generator of its own, which nothing seeds."""
+
+    def __init__(self):
+        self.x, self.y = classes()
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return self.x[index] + float(numpy.random.default_rng().normal()), self.y[index]
+
+
+def test_random_augmentation_is_no_change_of_the_data(tmp_path):
+    for _ in range(2):
+        compare(**given(train=Augmented(), methods=["sgdm"], out=tmp_path))
+    changed = Augmented()
+    changed.y = changed.y.flip(0)
+    with pytest.raises(ConfigurationError, match="before its code or data changed"):
+        compare(**given(train=changed, methods=["sgdm"], out=tmp_path))
+
+
+def test_arrays_are_taken_as_tensors():
+    train, test = ([part.numpy() for part in data] for data in (classes(), classes(16, 1)))
+    found, same = (compare(**given(methods=["sgdm"], **data)) for data in ({"train": train, "test": test}, {}))
+    assert found.runs[0].result["last"] == same.runs[0].result["last"]
 
 
 def test_a_change_in_a_module_that_the_file_imports_is_noticed(llqr, tmp_path):

@@ -142,6 +142,15 @@ class Two(nn.Linear):
         ({"structure": {"nowhere*": "kfac"}}, "geometries.ngd: .*nowhere"),
         ({"name": "../away"}, "name names a folder"),
         ({"settings": {"training.epoch": 3}}, "^settings: unknown key training.epoch; .* did you mean epochs"),
+        (
+            {"train": (torch.randn(300, 4), torch.arange(300) // 299 * 3)},
+            "train has the class 3, but the model has 3 outputs, of the classes 0 to 2",
+        ),
+        ({"test": (torch.randn(300, 4), torch.arange(300) // 299 * -1)}, "test has the class -1"),
+        (
+            {"loss": nn.MSELoss(), "model": nn.Linear(4, 1), "train": (torch.randn(8, 4), torch.randn(8))},
+            r"loss cannot be computed on a batch of train \(UserWarning: Using a target size \(torch.Size\(\[8\]",
+        ),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )

@@ -54,6 +54,15 @@ def test_a_folder_is_trained_on_with_a_network_of_the_laboratory(flowers, tmp_pa
     assert "model must be one of mlp, cnn" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
+    (flowers / "rose/3.png").write_bytes(b"no image")
+    size = ("--set", "data.options.image_size=8", "--set", f"data.options.workers={workers}")
+    assert run("compare", "flowers", "--model", "cnn", *size, "--seeds", "1", "--device", "cpu", "--quiet") == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"llqr: {flowers}/rose/3.png is not a readable image: ")
+
+
 def test_no_more_processes_than_cores_read_images(flowers):
     """Torch warns of more whenever a loader is made, which is in every epoch."""
     options = FolderOptions(image_size=8, workers=1000)

@@ -79,6 +79,8 @@ def test_a_file_that_does_not_fit_is_named(measured, tmp_path):
         (tmp_path / "weights.pt").write_text(garbage)
         code, _, err = measured(None)
         assert (code, "weights.pt is not a readable file of weights" in err) == (3, True)
-    assert "is not a readable file of weights" in measured(nn.Linear(4, 2))[2]  # a network, not its weights
+    said = measured(nn.Linear(4, 2))[2]  # a network, not its weights
+    assert "is not a readable file of weights" in said
+    assert ("weights_only" in said, "\x1b" in said) == (False, False)  # torch's advice is to trust the file
     (tmp_path / "weights.pt").unlink()
     assert measured(None)[2] == "llqr: weights.pt is not there.\n"

@@ -209,6 +209,50 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
     assert [cell.text for cell in table.rows[0].cells[:2]] == ["sam", "0.1, 0.2"]
 
 
+def test_only_seeds_are_averaged(tmp_path):
+    """A sweep in folders of one's own, `--out runs/rho-0.1`: other settings are other methods, and no further seeds."""
+    for rho, best in ((0.1, 80.0), (0.2, 90.0)):
+        for seed in range(2):
+            folder = write_run(tmp_path / f"rho-{rho}", "sam", seed, best=best + seed)
+            config = json.loads((folder / "config.json").read_text())
+            config["run"]["probe"]["rho"] = rho
+            (folder / "config.json").write_text(json.dumps(config))
+        write_run(tmp_path / f"rho-{rho}", "sgdm", 0, best=85.0)
+    found = page(tmp_path)
+    rows = found.table("method", "best accuracy")
+    assert {method: (row["best accuracy"]["text"], row["n"]["text"]) for method, row in rows.items()} == {
+        "sgdm": ("85.00", "1"),
+        "sam, probe.rho=0.1": ("80.50 ± 0.71", "2"),
+        "sam, probe.rho=0.2": ("90.50 ± 0.71", "2"),
+    }
+    assert found.table("setting", "sgdm")["probe.rho"]["sam, probe.rho=0.2"]["text"] == "0.2"
+    repeated = tmp_path / "rho-0.2" / "digits/mlp" / "sgdm" / "seed0"
+    assert f"Not counted, because another folder has the same run: {repeated}." in found.text
+
+
+def test_a_run_that_is_finished_stands_for_one_that_is_not(tmp_path):
+    write_run(tmp_path / "first", "sgdm", 0, finished=False)
+    write_run(tmp_path / "second", "sgdm", 0, best=85.0)
+    assert page(tmp_path).table("method", "best accuracy")["sgdm"]["best accuracy"]["text"] == "85.00"
+
+
+def test_a_number_that_is_not_finite_is_said_to_be_none(tmp_path):
+    """The accuracy decides the run; the test loss may be NaN beside it, which JSON holds as null."""
+    for seed in range(2):
+        write_run(tmp_path, "sgdm", seed, result={"test": {"accuracy": 90.0, "loss": None if seed else 0.5}})
+    rows = page(tmp_path).table("method", "best accuracy")
+    assert rows["sgdm"]["last test loss"]["text"] == "not finite"
+
+
+def test_a_tie_has_no_winner(tmp_path):
+    for method in ("sgdm", "sam"):
+        for seed in range(2):
+            write_run(tmp_path, method, seed, best=90.0 + seed)
+    assert opening(tmp_path).startswith(
+        "sgdm and sam came out equal, with a best accuracy of 90.50 ± 0.71 (n = 2). One epoch of "
+    )
+
+
 def test_every_number_links_to_its_file(found, unchanged):
     cell = found.table("method", "best accuracy")["sgdm"]["best accuracy"]
     assert cell["title"].splitlines() == [

@@ -91,6 +91,26 @@ def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, capsys)
     assert "llqr-ngd" not in text
 
 
+def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own(tmp_path):
+    for epochs in (4, 6):
+        write_run(tmp_path / f"{epochs}", "sam", 0, epochs=epochs)
+    write_run(tmp_path / "4", "sam", 1)
+    assert keep(tmp_path / "4", tmp_path / "6", "--to", tmp_path / "curves") == 0
+    lines = [line for seed in (0, 1) for line in curves.read(tmp_path / f"curves/digits-mlp-seed{seed}.jsonl").values()]
+    accuracy = draw_curves.draw(lines).axes[0]
+    assert accuracy.get_legend_handles_labels()[1] == ["sam, training.epochs=4", "sam, training.epochs=6"]
+    assert len({line.get_color() for line in accuracy.get_lines()}) == 2
+
+
+def test_a_run_that_has_just_begun_keeps_no_other_from_being_kept(tmp_path, capsys):
+    write_run(tmp_path / "runs", "sam", 0)
+    begun = write_run(tmp_path / "runs", "sgdm", 0, finished=False)
+    (begun / "log.jsonl").write_text("")
+    assert keep(tmp_path / "runs", "--to", tmp_path / "curves") == 0
+    assert capsys.readouterr().err == f"left out: {begun} has no evaluation yet\n"
+    assert len(curves.read(tmp_path / "curves/digits-mlp-seed0.jsonl")) == 1
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path, capsys):
     run = write_run(tmp_path / "runs", "sam", 0)
     keep(run, "--to", tmp_path / "curves")

@@ -41,3 +41,8 @@ def test_runs_with_other_settings_are_another_row(tmp_path):
 def test_a_name_that_no_run_has_is_refused(tmp_path):
     with pytest.raises(ValueError, match="TABLE must be one of"):
         build_table.build("other", runs_of(tmp_path))
+
+
+def test_a_misspelt_name_is_guessed_from_the_kept_runs(tmp_path):
+    with pytest.raises(ValueError, match="got 'mnie'; did you mean mine"):
+        build_table.build("mnie", runs_of(tmp_path))

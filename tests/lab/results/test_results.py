@@ -9,6 +9,7 @@ from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
 from llqr.lab.results import measurements as results
+from llqr.lab.results.decimals import spread
 from llqr.lab.runs.stored import find, read
 
 
@@ -98,8 +99,8 @@ def test_damaged_lines_are_named(tmp_path, line, said):
         results.read(tmp_path)
 
 
-def test_lines_of_another_kind_are_passed_over(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"kind": "benchmark"}\n')
+def test_lines_of_another_kind_and_empty_ones_are_passed_over(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"kind": "benchmark"}\n\n')
     assert results.read(tmp_path) == []
 
 
@@ -136,3 +137,8 @@ def test_without_a_metric_the_norm_of_a_probe_is_the_euclidean_one(theirs, ours,
 def test_the_longest_side_matters_to_structures_that_have_sides(structure, same):
     sides = [{"geometry": {"structure": structure, "runtime": {"max_side": side}}} for side in (8192, 4096)]
     assert (results.differences(*sides) == []) == same
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (0.005, "0.005000"), (0.5, "0.5000"), (50.0, "50.00")])
+def test_decimals_follow_the_size_of_a_number(value, text):
+    assert spread(value) == text

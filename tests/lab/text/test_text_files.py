@@ -168,3 +168,6 @@ def test_a_damaged_archive_is_named(tmp_path):
     archive.write_bytes(archive.read_bytes()[:200])
     with pytest.raises(ValueError, match=re.escape(str(archive)) + " is damaged"):
         corpus.from_folder(archive)
+    archive.write_text("no archive")
+    with pytest.raises(ValueError, match=r"or no archive: file could not be opened.*; expected IWSLT14 as de-en\.tgz"):
+        corpus.from_folder(archive)

@@ -12,9 +12,9 @@ from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
-Exit codes: 0 done; 2 bad arguments; 3 data or a run file missing or damaged; 4 the training diverged; 73 results cannot
-be written; 75 stopped by a signal or by --max-minutes with a checkpoint, from which the same command resumes; 130
-interrupted. Results go to stdout, everything else to stderr.
+Exit codes: 0 done; 1 an error in code of your own, or a bug; 2 bad arguments; 3 data or a run file missing or
+damaged; 4 the training diverged; 73 results cannot be written; 75 stopped by a signal or by --max-minutes with a
+checkpoint, from which the same command resumes; 130 interrupted. Results go to stdout, everything else to stderr.
 """
 UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS)
 

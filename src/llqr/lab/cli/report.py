@@ -1,6 +1,7 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -202,7 +203,14 @@ def curve(
 ) -> None:
     """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
     check_folder("--to", to)
-    for path in curves.write(stored.find(runs), to):
+    found = stored.find(runs)
+    evaluated = [run for run in found if run.records]
+    if not evaluated:
+        raise DataError(f"{found[0].path} has no evaluation yet.")
+    for run in found:
+        if not run.records:
+            print(f"left out: {run.path} has no evaluation yet", file=sys.stderr)
+    for path in curves.write(evaluated, to):
         print(path)
 
 

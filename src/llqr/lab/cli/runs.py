@@ -19,7 +19,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
-from llqr.lab.names import unknown
+from llqr.lab.names import suggestion, unknown
 from llqr.lab.own import load as own
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
@@ -105,6 +105,12 @@ class RunOptions:
             if self.data_dir is not None:
                 raise ConfigurationError(f"--data-dir belongs to built-in data sets, and {name} brings its own.")
             return own.load(name, [*overrides, *(self.overrides or [])])
+        plain, known = name.partition("@")[0], recipe.names()
+        if plain not in known and not plain.endswith(".toml"):
+            raise ConfigurationError(
+                "recipe must be one that `llqr recipes` lists, a .toml file, file.py, module:function or a folder that "
+                f"is there, got {name!r}{suggestion(plain, known)}"
+            )
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
         return recipe.load(name, [*overrides, *(self.overrides or []), *root])
 

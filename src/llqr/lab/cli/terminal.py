@@ -14,5 +14,8 @@ def width() -> int:
 
 
 def show(table: Table) -> None:
-    """As wide as the terminal; in a file as wide as it needs to be."""
+    """As wide as the terminal, where long cells take several lines; in a file as wide as it needs to be."""
+    for column in table.columns:
+        column.overflow = "fold"  # a number that is cut off is another number
+        column.no_wrap = False
     Console(width=width()).print(table)

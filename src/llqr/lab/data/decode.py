@@ -3,10 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llqr.lab.errors import DataError
 from llqr.lab.extras import extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+class UnreadableImage(DataError, ValueError):
+    """An image file that is damaged. A worker process hands it over with its traceback before the sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence.strip().rpartition("\n")[2].rpartition(f"{type(self).__name__}: ")[2])
 
 
 def decode(path: Path) -> "Image":
@@ -20,4 +28,4 @@ def decode(path: Path) -> "Image":
         raise
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable image: {error}.") from error
+        raise UnreadableImage(f"{path} is not a readable image: {error}.") from error

@@ -30,6 +30,7 @@ from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.own import sources
 from llqr.lab.tasks.own.experiment import Experiment
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
@@ -189,6 +190,7 @@ def _recipe(
             raise ConfigurationError(
                 f"experiment must be a Python file, package.module:function or a folder of images, got {name!r}."
             )
+        sources.forget()
         return load.label(name), load.load(name, overrides), []
     if experiment is not None and not isinstance(experiment, Experiment):
         raise TypeError(f"experiment: expected an Experiment or the name of a file, got {type(experiment).__name__}")

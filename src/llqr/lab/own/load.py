@@ -75,13 +75,11 @@ def load(name: str, overrides: Iterable[Override] = ()) -> Recipe:
 def hold(experiment: Experiment, name: str, overrides: Iterable[Override] = ()) -> Recipe:
     """The recipe of an object of this program."""
     functions = (experiment.loss, experiment.metric, experiment.evaluate, experiment.forward)
-    held_out = [experiment.test] if experiment.valid is None else [experiment.test, experiment.valid]
-    data = [understood("train", experiment.train, 0), *(understood("test", one, 0) for one in held_out)]
     digest = fingerprint.of_texts(
         [
             fingerprint.of_model(experiment.model),
             *map(fingerprint.of_function, functions),
-            *(fingerprint.of_data(getattr(one, "dataset", one), first(one)) for one in data),
+            sources.data_digest(experiment),
         ]
     )
     source = sources.hold(name, experiment, digest)

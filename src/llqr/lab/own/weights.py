@@ -33,11 +33,10 @@ def _read(path: Path, device: torch.device) -> Any:
         raise DataError(f"{path} is not there.")
     try:
         return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # a file of anything raises anything
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+    except Exception as error:  # a file of anything raises anything, and torch's advice is to load it unsafely
         raise DataError(
-            f"{path} is not a readable file of weights ({type(error).__name__}: {reason}); "
-            "write it with torch.save(model.state_dict(), ...)."
+            f"{path} is not a readable file of weights: it is damaged, of another format, or holds more than tensors, "
+            f"such as a whole network ({type(error).__name__}); write it with torch.save(model.state_dict(), ...)."
         ) from error
 
 

@@ -12,6 +12,7 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Section
 from llqr.lab.report.solutions import sharpness, slices
+from llqr.lab.runs.apart import told_apart
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.writing import make_folder, write_text
 
@@ -32,9 +33,10 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
 
     ``notes`` say why the solution of a run, given by its path, was not measured.
     """
+    runs, repeated = told_apart(runs)
     names = list(dict.fromkeys(run.recipe for run in runs))
     groups = {name: [run for run in runs if run.recipe == name] for name in names}
-    sections = [Section(name, own, home, notes or {}) for name, own in groups.items()]
+    sections = [Section(name, own, home, notes or {}, repeated) for name, own in groups.items()]
     finished = sum(run.result is not None for run in runs)
     counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
     environment = Environment(

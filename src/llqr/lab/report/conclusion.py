@@ -37,20 +37,30 @@ def conclusion(section: Section) -> str:
     said = f"{best.method} came out best, with a best {best.metric} of {_mean(best)}"
     if len(found) == 1:
         return f"{said}; it is the only method. One {best.counted_in} took {_seconds(best)}."
-    other = first if best is not first else order[1]
+    tied = [one for one in order if one.best_mean == best.best_mean]
+    other = tied[1] if len(tied) > 1 else first if best is not first else order[1]
     distance = format(abs(best.best_mean - other.best_mean), digits(best.best_mean))
     direction = "above" if result["larger_is_better"] else "below"
     times = f"{best.seconds / other.seconds:.2f} times as long as one of {other.method}"
     unfinished = len(section.runs) - len(section.finished)
-    sentences = [
+    compared = [
         f"{said}, {distance} {direction} {other.method}, which has {_mean(other)}.",
         _certainty(best, other),
         "" if order[1] is other else f"Next is {order[1].method} with {_mean(order[1])}. {_certainty(best, order[1])}",
+    ]
+    sentences = [
+        *([_equal(tied)] if len(tied) > 1 else compared),
         _tested(best, other),
         f"One {best.counted_in} of {best.method} took {times} ({_seconds(best)} against {_seconds(other)}).",
         f"{unfinished} of {len(section.runs)} runs are not finished." if unfinished else "",
     ]
     return " ".join(filter(None, sentences))
+
+
+def _equal(tied: Sequence[Summary]) -> str:
+    *others, last = (one.method for one in tied)
+    means = " and ".join(dict.fromkeys(map(_mean, tied)))
+    return f"{', '.join(others)} and {last} came out equal, with a best {tied[0].metric} of {means}."
 
 
 def deciding(section: Section) -> HtmlTable:

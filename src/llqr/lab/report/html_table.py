@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
@@ -31,6 +32,7 @@ class HtmlCell:
 
 
 EMPTY = HtmlCell("–")
+NOT_FINITE = "not finite"
 
 
 def plain_cell(value: Any) -> HtmlCell:
@@ -93,9 +95,12 @@ def mean(several: Sequence[Sourced], link: str = "", *, strong: bool = False) ->
     if not several:
         return EMPTY
     values = [one.value for one in several]
+    source = "\n".join(map(str, several))
+    if not all(map(isfinite, values)):
+        return HtmlCell(NOT_FINITE, source=source, link=link)
     centre = fmean(values)
     text = spread(centre, stdev(values) if len(values) > 1 else None)
-    return HtmlCell(text, centre, "\n".join(map(str, several)), link, strong)
+    return HtmlCell(text, centre, source, link, strong)
 
 
 def spread(centre: float, deviation: float | None) -> str:

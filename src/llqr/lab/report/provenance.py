@@ -36,7 +36,8 @@ def every_run(section: Section) -> Part:
         *(["change of g"] if shown else []),
         "files",
     ]
-    return Part("Runs", tables=[HtmlTable(headings, rows)])
+    repeated = [f"Not counted, because another folder has the same run: {run.path}." for run in section.repeated]
+    return Part("Runs", repeated, [HtmlTable(headings, rows)])
 
 
 def _cells(section: Section, run: StoredRun, effects: Mapping[Path, Sourced | None]) -> list[HtmlCell]:

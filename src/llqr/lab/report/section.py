@@ -33,10 +33,17 @@ class Section:
     """The runs of one recipe, in the order in which methods are shown; times are compared with those of the first.
 
     The folder ``home`` holds the page: links are relative to it. ``notes`` say what could not be measured, by the path
-    of a run, which may be another recipe's.
+    of a run, which may be another recipe's. ``repeated`` runs are those that others stand for.
     """
 
-    def __init__(self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        runs: Sequence[StoredRun],
+        home: Path,
+        notes: dict[Path, str],
+        repeated: Sequence[StoredRun] = (),
+    ) -> None:
         self.name = name
         self.anchor = anchor(name)
         self.runs = runs
@@ -44,6 +51,7 @@ class Section:
         self.notes = {run.path: notes[run.path] for run in runs if run.path in notes}
         self.methods = list(dict.fromkeys(run.method for run in runs))
         self.looks = looks(self.methods)
+        self.repeated = [run for run in repeated if run.recipe == name]
         self.finished = [run for run in runs if run.result is not None]
         self.measured = [run for run in runs if run.analysis is not None]
         self.axis = "step" if any(run.counted_in == "step" for run in runs) else "epoch"
@@ -61,7 +69,9 @@ class Section:
         return [self.result(run, *keys) for run in self.finished if run.method == method]
 
     def result(self, run: StoredRun, *keys: str) -> Sourced:
-        return Sourced(_at(run.result, keys), self.link(run, "result.json"), ".".join(keys))
+        value = _at(run.result, keys)
+        number = float("nan") if value is None else value  # JSON has no NaN and no infinity
+        return Sourced(number, self.link(run, "result.json"), ".".join(keys))
 
     def analyses(self, runs: Iterable[StoredRun], *keys: str) -> list[Sourced]:
         """One number of the analyses, for those of these runs that have it."""

@@ -42,7 +42,8 @@ def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> Pa
     if plain not in names() and own:
         return own_table(name, own, measure)
     if plain not in names() or (plain == "storage" and at):
-        raise ConfigurationError(unknown("TABLE", name, names(), ", or TABLE@VARIANT"))
+        ours = dict.fromkeys(run.recipe for run in runs if run.recipe.partition("/")[0] not in names())
+        raise ConfigurationError(unknown("TABLE", name, [*names(), *ours], ", or TABLE@VARIANT"))
     if plain == "storage":
         return PaperTable(name, "count, and MiB for each device", list(_storage_cells()))
     printed = paper().get(plain, {"rows": {}, "seeds": None})

@@ -57,9 +57,7 @@ def _identity(line: dict[str, Any]) -> str:
 
 
 def line_of(run: StoredRun) -> dict[str, Any]:
-    """A run with its columns: one number per evaluation, then one per refresh."""
-    if not run.records:
-        raise DataError(f"{run.path} has no evaluation yet.")
+    """A run that was evaluated, with its columns: one number per evaluation, then one per refresh."""
     split = "valid" if "valid" in run.records[0] else "test"
     columns = {name: [record[name] for record in run.records] for name in ("epoch", "step")}
     for name in run.records[0][split]:

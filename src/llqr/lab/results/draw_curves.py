@@ -8,6 +8,7 @@ from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import unknown
 from llqr.lab.results import curves
+from llqr.lab.runs.apart import settings_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,8 @@ Line = dict[str, Any]
 HEIGHT = 1.9
 """Inches per panel."""
 CHANGE = "refresh_change"
+LONG = 28
+"""Characters of a name, of which two do not stand side by side in a legend."""
 
 
 def save(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
@@ -29,17 +32,14 @@ def save(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None
     chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")
-    title = ", ".join(dict.fromkeys(_name(line, several_recipes=True) for line in chosen))
+    title = ", ".join(_named(chosen, several_recipes=True))
     pictures.save(draw(chosen), path, title, ", ".join(map(pictures.digest, files)))
 
 
 @pictures.styled
 def draw(lines: Sequence[Line]) -> "Figure":
-    """One panel per quantity, one line per run, one colour per method."""
-    several = len({line["recipe"] for line in lines}) > 1
-    named: dict[str, list[Line]] = {}
-    for line in lines:
-        named.setdefault(_name(line, several_recipes=several), []).append(line)
+    """One panel per quantity, one line per run, one colour per method and setting."""
+    named = _named(lines, several_recipes=len({line["recipe"] for line in lines}) > 1)
     panels = dict(_panels(lines))
     figure, places = pictures.column([HEIGHT] * len(panels))
     for axes, (column, label) in zip(places, panels.items(), strict=True):
@@ -50,7 +50,7 @@ def draw(lines: Sequence[Line]) -> "Figure":
             pictures.focus(axes, late)
         axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
     places[-1].set_xlabel("epoch")
-    pictures.legend_above(figure, places[0])
+    pictures.legend_above(figure, places[0], columns=2 if max(map(len, named)) <= LONG else 1)
     stopped = [
         f"{name}, seed {run['seed']}, stopped at epoch {run['epoch'][-1]:g}"
         for name, runs in named.items()
@@ -61,9 +61,17 @@ def draw(lines: Sequence[Line]) -> "Figure":
     return figure
 
 
-def _name(line: Line, *, several_recipes: bool) -> str:
-    method: str = line["run"]["method"]
-    return f"{line['recipe']} {method}" if several_recipes else method
+def _named(lines: Sequence[Line], *, several_recipes: bool) -> dict[str, list[Line]]:
+    """The curves by what they are called: runs of one name differ in nothing but their seed."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        method: str = line["run"]["method"]
+        groups.setdefault(f"{line['recipe']} {method}" if several_recipes else method, []).append(line)
+    named: dict[str, list[Line]] = {}
+    for name, own in groups.items():
+        for line, setting in zip(own, settings_apart([line["run"] for line in own]), strict=True):
+            named.setdefault(f"{name}, {setting}" if setting else name, []).append(line)
+    return named
 
 
 def _panels(lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
@@ -91,4 +99,5 @@ def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Lin
         x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
         y = [float("nan") if value is None else value for value in run[column]]
         label = "_" if place else pictures.literal(name)
-        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, label=label)
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)

@@ -147,11 +147,13 @@ def read_file(path: Path) -> list[RunRecord]:
 def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a file, whatever their kind, each with its place."""
     for number, text in enumerate(path.read_text().splitlines(), start=1):
+        if not text.strip():
+            continue
         origin = f"{path.name}, line {number}"
         try:
             line = json.loads(text)
         except ValueError as error:
-            raise DataError(f"{origin} is damaged: {error}.") from error
+            raise DataError(f"{origin} is damaged: {error}; delete it and add its run again.") from error
         if not isinstance(line, dict) or "kind" not in line:
             raise DataError(f"{origin} is no result: it has no kind.")
         yield origin, line

@@ -1,15 +1,11 @@
 """The kept runs of an experiment of one's own as a table: no recipe says what belongs to it, so that all of them do."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from llqr.lab.results.averages import measured_cell
 from llqr.lab.results.paper_table import PaperCell, PaperTable
-from llqr.lab.runs.json_files import flatten, plain
+from llqr.lab.runs.apart import settings_apart
 from llqr.lab.runs.record import RunRecord
-
-IDENTITY = ("data.root", "method")
-"""Settings in which runs of one row may differ."""
 
 
 def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
@@ -34,15 +30,7 @@ def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperC
 
 def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """The runs of a method by the settings in which they differ, the first one of every seed."""
-    settings = [_settings(run) for run in runs]
-    keys = dict.fromkeys(key for own in settings for key in own)
-    differing = [key for key in keys if len({str(own.get(key)) for own in settings}) > 1]
     groups: dict[str, dict[int, RunRecord]] = {}
-    for run, own in zip(runs, settings, strict=True):
-        label = ", ".join(f"{key.removeprefix('task.options.')}={own.get(key)}" for key in differing)
+    for run, label in zip(runs, settings_apart([run.run.to_dict() for run in runs]), strict=True):
         groups.setdefault(label, {}).setdefault(run.seed, run)
     return {label: list(own.values()) for label, own in groups.items()}
-
-
-def _settings(run: RunRecord) -> dict[str, Any]:
-    return {key: value for key, value in flatten(plain(run.run.to_dict())) if key not in IDENTITY}

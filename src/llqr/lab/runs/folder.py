@@ -83,7 +83,7 @@ class RunFolder:
         """Write down what is about to happen; a later command on the same run is added to the first one."""
         make_folder(self.path)
         now = {
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="milliseconds"),  # runs are shown in this order
             "command": command(),
             **source_state(),
             "versions": versions(),

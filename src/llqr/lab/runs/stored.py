@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ class StoredRun(RunRecord):
     def __repr__(self) -> str:
         """One line: a notebook shows lists of runs, and the log of one fills pages."""
         return f"StoredRun('{self.path}', {self.state})"
+
+    def renamed(self, method: str) -> "StoredRun":
+        """The same run under another name of its method."""
+        config = self.config | {"run": self.config["run"] | {"method": method}}
+        return replace(self, config=config, result=None if self.result is None else self.result | {"method": method})
 
     @property
     def state(self) -> str:

@@ -79,7 +79,8 @@ def _from_archive(archive: Path, pair: str) -> Distributed:
             files = {name: tar.extractfile(member) for member, name in names.items() if pair in name}
             contents = {name: file.read() for name, file in files.items() if file is not None}
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} is damaged: {error}.") from error
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every format that it is not
+        raise ValueError(f"{archive} is damaged, or no archive: {reason}; expected IWSLT14 as {EXPECTED}.") from error
 
     def read(name: str) -> bytes:
         if name not in contents:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
@@ -12,9 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from llqr.curvature.problem import samples_in, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.tasks.own import fingerprint
 from llqr.lab.tasks.own.random_states import RandomStates
 
 Pair = tuple[Any, Any]
+SAMPLED = 8
+"""So many samples of a data set stand for all of them in its fingerprint."""
 
 
 def as_pair(batch: Any, device: torch.device) -> Pair:
@@ -165,6 +169,21 @@ def first(data: Samples | Iterable[Any]) -> Any:
     return next(read_once(data, RandomStates(0, own_generators(data))), None)
 
 
+def fingerprint_of(data: Samples | Iterable[Any]) -> str:
+    """Changes with the data: with any number of tensors, otherwise with a few samples or the first batch."""
+    if not isinstance(data, Samples):
+        return fingerprint.of_data(data, lambda: first(data))
+    if type(data.dataset) is TensorDataset:
+        return fingerprint.of_texts(map(fingerprint.of_tensor, data.dataset.tensors))
+    places = torch.linspace(0, data.count - 1, min(data.count, SAMPLED)).long().tolist()
+
+    def some() -> list[Any]:
+        with RandomStates(0).inside():
+            return [data.dataset[place] for place in places]
+
+    return fingerprint.of_data(data.dataset, some)
+
+
 def length(loader: Any) -> int:
     try:
         return len(loader)
@@ -185,10 +204,10 @@ def understood(name: str, data: Any, workers: int) -> Samples | Iterable[Any]:
             found = Samples(data.dataset, data.collate_fn, data.num_workers)
     elif isinstance(data, IterableDataset):
         raise ConfigurationError(f"{name} must be put into a DataLoader: an IterableDataset has no batches of its own.")
-    elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+    elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor | ndarray) for part in data):
         if len(data[0]) != len(data[1]):
             raise ConfigurationError(f"{name} has {len(data[0])} inputs and {len(data[1])} targets.")
-        found = Samples(TensorDataset(*data), default_collate, workers)
+        found = Samples(TensorDataset(*map(torch.as_tensor, data)), default_collate, workers)
     elif isinstance(data, Sequence) and not isinstance(data, str):
         found = data
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):

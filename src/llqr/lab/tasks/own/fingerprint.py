@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ def of_files(files: Iterable[Path]) -> str:
     return of_texts(ast.unparse(ast.parse(path.read_text())) for path in sorted(files))
 
 
-def of_data(data: Any, first_batch: Any) -> str:
-    """Of the number of samples or batches, and of the first batch."""
+def of_data(data: Any, read: Callable[[], Any]) -> str:
+    """Of the number of samples or batches, and of what ``read`` returns of them.
+
+    It is read twice: what the data draw from random numbers of their own is not the same again, and does not count.
+    """
     count = len(data) if hasattr(data, "__len__") else -1
-    return of_texts([str(count), *(_text(leaf) for leaf in pytree.tree_leaves(first_batch))])
+    once, again = ([_text(leaf) for leaf in pytree.tree_leaves(read())] for _ in range(2))
+    return of_texts([str(count), *(one for one, other in zip(once, again, strict=False) if one == other)])
 
 
 def of_model(model: Any) -> str:
@@ -50,9 +54,11 @@ def of_function(function: Any) -> str:
 
 
 def _text(leaf: Any) -> str:
-    if not isinstance(leaf, Tensor) or leaf.is_meta:
-        return repr(leaf)
-    numbers = leaf.detach().cpu().contiguous()
+    return of_tensor(leaf) if isinstance(leaf, Tensor) and not leaf.is_meta else repr(leaf)
+
+
+def of_tensor(tensor: Tensor) -> str:
+    numbers = tensor.detach().cpu().contiguous()
     raw = numbers.reshape(-1).view(torch.uint8).numpy().tobytes() if numbers.numel() else b""
     return f"{numbers.dtype} {tuple(numbers.shape)} {hashlib.sha256(raw).hexdigest()}"
 

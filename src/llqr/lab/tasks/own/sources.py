@@ -20,6 +20,7 @@ import torch
 
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.tasks.own import fingerprint
+from llqr.lab.tasks.own.batches import fingerprint_of, understood
 from llqr.lab.tasks.own.experiment import Experiment
 from llqr.lab.tasks.own.random_states import RandomStates
 
@@ -30,6 +31,7 @@ HERE = "object:"
 
 _objects: dict[str, tuple[Experiment, str]] = {}
 _functions: dict[str, Function] = {}
+_data: dict[Function, str] = {}
 _latest: dict[tuple[str, int], Experiment] = {}  # at most one: its data may be large
 
 
@@ -86,19 +88,37 @@ def hold(name: str, experiment: Experiment, digest: str) -> str:
 
 
 def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
-    """What the user gives for a seed; with ``digest``, only if its code has not changed since."""
+    """What the user gives for a seed; with ``digest``, only if its code and data have not changed since."""
+    if digest is not None and digest != digest_of(source):
+        raise DataError(f"{_place(source)} has changed since the run was made, or its data have.")
     if (source, seed) not in _latest:
         made = _held(source)[0] if source.startswith(HERE) else _made(_function(source), seed)
         _latest.clear()
         _latest[source, seed] = made
-    if digest is not None and digest != digest_of(source):
-        raise DataError(f"{_place(source)} has changed since the run was made.")
     return _latest[source, seed]
 
 
+def forget() -> None:
+    """Ask functions again for their experiments: a program may change the data between two comparisons."""
+    _latest.clear()
+    _data.clear()
+
+
 def digest_of(source: str) -> str:
-    """Changes with the code of the experiment."""
-    return _held(source)[1] if source.startswith(HERE) else _function(source).digest
+    """Changes with the code of the experiment, and with the data that it gives for seed 0."""
+    if source.startswith(HERE):
+        return _held(source)[1]
+    function = _function(source)
+    if function not in _data:
+        _data[function] = _explained(function.place, lambda: data_digest(experiment(source, 0)))
+    return fingerprint.of_texts([function.digest, _data[function]])
+
+
+def data_digest(experiment: Experiment) -> str:
+    """Changes with the data of an experiment."""
+    given = {"train": experiment.train, "test": experiment.test, "valid": experiment.valid}
+    found = [understood(name, data, 0) for name, data in given.items() if name != "valid" or data is not None]
+    return fingerprint.of_texts(map(fingerprint_of, found))
 
 
 def _held(source: str) -> tuple[Experiment, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as pytree
+from torch.utils.data import TensorDataset
 
-from llqr.curvature.problem import call_model
+from llqr.curvature.problem import call_model, ignore_index
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.tasks.own import fingerprint, sources
+from llqr.lab.tasks.own import sources
 from llqr.lab.tasks.own.batches import (
     LoaderBatches,
     Pair,
     SampleBatches,
     Samples,
     as_pair,
+    fingerprint_of,
     own_generators,
     read_once,
     rows,
@@ -35,13 +39,14 @@ from llqr.lab.tasks.task import Batch, Task
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
 
+CLASS_LOSSES = (cross_entropy, nll_loss)
 EVALUATION_SEED = 0
 """Evaluations draw random numbers, if any, from a stream of their own, always the same."""
 
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """``digest`` changes with the code of the experiment: its runs are not mixed with those of other code."""
+    """``digest`` changes with the code and the data of the experiment: its runs are not mixed with those of others."""
 
     digest: str
 
@@ -146,7 +151,7 @@ class OwnTask(Task):
 
     @cached_property
     def data_key(self) -> str:  # type: ignore[override]  # read once
-        return fingerprint.of_data(self.experiment.train, self._first("train", self._train))
+        return fingerprint_of(self._train)
 
     def _batches_of(self, data: Samples | Iterable[Any]) -> Iterator[Pair]:
         """All samples once, in the order of the data."""
@@ -189,11 +194,28 @@ class OwnTask(Task):
             raise ConfigurationError(
                 f"model must return a tensor, got {type(outputs).__name__}; give forward(model, inputs) that does."
             )
-        loss = _tried("loss cannot be computed", name, self.loss, outputs, targets)
+        axis = class_axis(outputs, targets)
+        if axis is not None:
+            self._check_classes(name, outputs.shape[axis], _all_targets(data, targets))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using a target size")  # that is broadcast to the outputs'
+            loss = _tried("loss cannot be computed", name, self.loss, outputs, targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigurationError(f"loss must return one number, the mean over the batch, got {got}.")
         return outputs, targets
+
+    def _check_classes(self, name: str, count: int, targets: Tensor) -> None:
+        """Refuse classes without an output before a loss meets one of them, which on a GPU ends the process."""
+        if self.loss not in CLASS_LOSSES and not isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss):
+            return
+        real = targets[targets != ignore_index(self.loss)]
+        strange = real[(real < 0) | (real >= count)]
+        if len(strange):
+            raise ConfigurationError(
+                f"{name} has the class {int(strange[0])}, but the model has {count} outputs, of the classes 0 to "
+                f"{count - 1}."
+            )
 
     def _first(self, name: str, data: Samples | Iterable[Any]) -> Pair:
         for batch in self._batches_of(data):
@@ -205,6 +227,12 @@ def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int
     if isinstance(data, Samples):
         return SampleBatches(data, batch_size, seed=seed, last=run.training.last, device=device)
     return LoaderBatches(data, seed=seed, device=device)
+
+
+def _all_targets(data: Samples | Iterable[Any], first: Tensor) -> Tensor:
+    """Those of a pair of tensors; of other data only the ``first`` ones, which were read already."""
+    tensors = data.dataset.tensors if isinstance(data, Samples) and type(data.dataset) is TensorDataset else ()
+    return tensors[1] if len(tensors) == 2 else first
 
 
 def _joined(one: Batch, other: Batch) -> Batch | None:
