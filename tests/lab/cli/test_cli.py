@@ -62,7 +62,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr
     one_cell = ("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
     code, out, _ = llqr(*one_cell)
     assert code == 0
-    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 105,221,773 numbers, 401.4 MiB"):
+    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.1", "# metric: 41,520,781 numbers, 158.4 MiB"):
         assert line in out.splitlines()
     code, diagonal, _ = llqr(*one_cell, "--variant", "paper")
     assert (code, "# metric: 11,220,132 numbers, 42.8 MiB" in diagonal.splitlines()) == (0, True)
