@@ -33,9 +33,15 @@ def dense(name, divergence):
     return dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
 
 
-# Tracing second derivatives takes many seconds on all but the smallest network.
+# Tracing takes many seconds: that of second derivatives on all but the smallest networks, any on the largest.
 COMBINATIONS = [
-    pytest.param(name, engine, divergence, id=f"{name}-{engine}-{divergence.name}")
+    pytest.param(
+        name,
+        engine,
+        divergence,
+        id=f"{name}-{engine}-{divergence.name}",
+        marks=[pytest.mark.slow] if (name, engine) == ("translator", "linearised") else [],
+    )
     for name in MODELS
     for engine in TOLERANCE
     for divergence in (NGD, NEWTON)

@@ -44,6 +44,7 @@ def test_the_remaining_cells_are_explained_by_the_finite_learning_rate(diagram):
     assert result.agreement_with(threshold) >= max(0.98, result.agreement)
 
 
+@pytest.mark.slow
 def test_the_envelope_argument_fails_at_large_learning_rates():
     rates = np.array([0.1, 0.5, 1.0, 1.5, 2.2])
     result = rate_diagram(rates, np.geomspace(0.1, 4, 24))
@@ -53,6 +54,7 @@ def test_the_envelope_argument_fails_at_large_learning_rates():
     assert result.agreement_with(finite_rate_envelope(rates, SETTINGS)) >= 0.97
 
 
+@pytest.mark.slow
 def test_a_probe_that_reaches_past_the_flat_basin_traps_again():
     # The bowl's minimum lies 8 well radii downhill; a probe of 20 ends on the far side, where the gradient points back.
     escaped = simulated_escapes("sam", np.array([2.0, 2.0]), np.array([2.0, 20.0]), PhaseSettings(steps=2000))

@@ -42,6 +42,7 @@ def test_the_simulation_agrees_with_renewal_reward():
     assert result.simulated[0] == pytest.approx(shares[0], rel=0.05)
 
 
+@pytest.mark.slow
 def test_mean_exit_times_have_the_thresholds_of_the_envelopes():
     settings = ExitSettings(steps=600)
     rho = np.array([0.2, 0.65, 1.3])

@@ -70,6 +70,7 @@ def test_noise_figure_total_path_is_shorter_too(ejected):
     assert float(total["llqr+sam"]) < float(total["sam"])
 
 
+@pytest.mark.slow
 def test_anisotropic_variant_still_traps_and_escapes():
     runs = ejection(replace(FIGURE_CONSTANTS, anisotropy=2.0), seeds=8, steps=500)
     claims = list(runs.ejection_claims().values())

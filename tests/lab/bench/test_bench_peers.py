@@ -12,6 +12,7 @@ from references import flat, trainable
 from tiny_workloads import CNN, FP32, MLP, workload
 
 
+@pytest.mark.slow
 def test_every_row_has_whole_steps_and_the_optimizers_alone():
     rows = list(peers.measure(Setup([Network.parse(CNN)], 4, FP32), repeats=2))
     assert [(row["method"], row["theirs"], row["what"]) for row in rows] == [

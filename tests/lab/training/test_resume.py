@@ -47,7 +47,10 @@ def resume(planned, stop):
     return training.run(stop, Display(quiet=True))
 
 
-@pytest.mark.parametrize("method", ["adam", "llqr-newton", "fsam", "llqr-ngd+fsam", "llqr-ngd-probe-only+sam"])
+@pytest.mark.parametrize(
+    "method",
+    ["adam", "llqr-newton", "fsam", "llqr-ngd+fsam", pytest.param("llqr-ngd-probe-only+sam", marks=pytest.mark.slow)],
+)
 def test_stopping_anywhere_changes_nothing(tmp_path, method):
     """Stops in the middle of an epoch, at its last step, and twice in one epoch, on a network with BatchNorm."""
     overrides = ("model.name=cnn", "data.options.crop_padding=1", "data.options.cutout=2")
