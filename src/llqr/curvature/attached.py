@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -30,10 +30,15 @@ def holders(root: nn.Module) -> list[dict[str, Any]]:
     return [held for module in root.modules() for held in (module._parameters, module._buffers, module.__dict__)]
 
 
+def unchanged(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether a module holds the same objects as before."""
+    return len(now) == len(before) and all(map(is_, now.values(), before.values()))
+
+
 def reattach(held: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> None:
     """Put back what the modules held before, also if an interrupt came while torch was doing so."""
     for now, own in zip(held, before, strict=True):
-        if len(now) == len(own) and all(map(is_, now.values(), own.values())):
+        if unchanged(now, own):
             continue
         for name in now.keys() - own.keys():
             del now[name]

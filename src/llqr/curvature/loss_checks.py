@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from llqr.curvature.problem import Problem, ignore_index
+from llqr.curvature.problem import Loss, Problem, ignore_index
 
 #: The smallest batch for which it is asked whether the loss is a sum.
 FEWEST = 4
@@ -21,8 +21,8 @@ def doubles_with_the_batch(problem: Problem) -> bool:
         return False
     if not FEWEST <= len(outputs) == len(targets):
         return False
-    if isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers()):
-        return False  # a loss that keeps statistics must not see a batch that is not one
+    if _keeps_statistics(loss_fn):
+        return False
     once = loss_fn(outputs, targets)
     try:
         twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
@@ -40,7 +40,7 @@ def ignored_but_counted(problem: Problem) -> list[int]:
     loss_fn, targets, outputs = problem.loss_fn, problem.targets, problem.seen
     if outputs is None or not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
         return []
-    if hasattr(loss_fn, "terms") or (isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())):
+    if hasattr(loss_fn, "terms") or _keeps_statistics(loss_fn):
         return []
     shape = outputs.shape
     class_dimensions = [i for i in range(len(shape)) if shape[:i] + shape[i + 1 :] == targets.shape]
@@ -57,3 +57,8 @@ def ignored_but_counted(problem: Problem) -> list[int]:
         return []
     silent = set(targets[without].tolist()) - set(targets[~without].tolist())
     return sorted(silent - {ignore_index(loss_fn)})
+
+
+def _keeps_statistics(loss_fn: Loss) -> bool:
+    """Such a loss must not see a batch that is not one."""
+    return isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())
