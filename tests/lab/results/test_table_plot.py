@@ -26,9 +26,9 @@ def test_rows_without_a_measurement_are_left_out_and_a_table_without_any_shows_t
     plot.save(build_table.build("cifar100", runs), tmp_path / "x.svg")
     text = (tmp_path / "x.svg").read_text()
     assert "resnet18" in text
-    assert "vgg16-bn" not in text
+    assert "wrn28-10" not in text
     plot.save(build_table.build("cifar100", []), tmp_path / "y.svg")
-    assert "vgg16-bn" in (tmp_path / "y.svg").read_text()
+    assert "wrn28-10" in (tmp_path / "y.svg").read_text()
 
 
 def test_dollar_signs_in_names_are_shown(tmp_path):
