@@ -70,9 +70,18 @@ def test_a_metric_that_matters_is_a_sentence_and_a_table():
     _, geometry, _ = learned(lr=0.05)
     sentence, heading, *rows = geometry.summary().splitlines()
     assert sentence.startswith("U changes a gradient by ")
-    assert "after 1 refreshes (structure: e-kfac)" in sentence
+    assert "after 1 refresh (structure: e-kfac)" in sentence
     assert heading.split() == ["layer", "change", "cosine", "gain"]
     assert {row.split()[0] for row in rows} == set(geometry.layer_effects())
+
+
+def test_a_model_that_is_one_layer_has_a_row_with_a_name():
+    geometry = llqr.Geometry(torch.nn.Linear(3, 2), F.cross_entropy)
+    for _ in range(2):
+        geometry.refresh((torch.randn(4, 3), torch.tensor([0, 1, 1, 0])))
+    sentence, *_, row = geometry.summary().splitlines()
+    assert "after 2 refreshes" in sentence
+    assert row.startswith("(model) ")
 
 
 def test_several_weak_refreshes_in_a_row_are_warned_of_once():

@@ -42,14 +42,15 @@ def summarise(
     else:
         lines = [
             f"U changes a gradient by {percent(effect.change)} (cosine {effect.cosine:.2f}, {effect.gain:.2g} times "
-            f"its length) after {refreshes} refreshes (structure: {kinds})."
+            f"its length) after {refreshes} refresh{'es' * (refreshes != 1)} (structure: {kinds})."
         ]
     if effect.change < SMALL and identity > REMEMBERED:
         lines.append(
             f"{percent(identity)} of the moving average is still the identity it started from; "
             "llqr.Inner(debias=True) forgets that at once."
         )
-    known = {layer: own for layer, own in layers.items() if not isnan(own.change)}
+    # A model that is one layer has no name for it.
+    known = {layer or "(model)": own for layer, own in layers.items() if not isnan(own.change)}
     order = sorted(known, key=lambda layer: known[layer].change, reverse=True)
     shown = order if len(order) <= 2 * SHOWN else [*order[:SHOWN], "...", *order[-SHOWN:]]
     width = max(len("layer"), *(len(layer) for layer in shown)) if shown else 0
