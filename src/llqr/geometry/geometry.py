@@ -119,6 +119,8 @@ class Geometry:
         if self.metric is not whole:
             self.linearizer.share_out(self.metric.placement)
         SOLVERS[inner.solver].check(self.metric)
+        if inner.normalise:
+            self.metric.check_scalable()
         if runtime.capture:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)

@@ -146,6 +146,12 @@ class Metric:
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
 
+    def check_scalable(self) -> None:
+        """Refuse a structure that `normalised` could not scale, before anything is learned."""
+        for group in self.whole.groups:
+            if type(group).times is Structure.times and not group.linear_in:
+                group.times({}, torch.ones(()))
+
     def assign(self, factors: Sequence[Factors]) -> None:
         """Make these the factors of `U`."""
         self._factors = [dict(group) for group in factors]
