@@ -99,6 +99,7 @@ class Optimizer(Wrapper):
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
         self._run.parameters = len(self._order())
+        self._claim()
         self.transport = transport
         self._no_sync = no_sync
         self._same_dropout = same_dropout
@@ -289,8 +290,16 @@ class Optimizer(Wrapper):
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
                 "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
             )
+        if self.geometry.due:
+            self._claim()
         with torch.enable_grad():
             self.geometry.keep_up(batch)
+
+    def _claim(self) -> None:
+        """Tell the geometry which parameters move; there may have come some."""
+        claim = getattr(self.geometry, "claim", None)
+        if claim is not None:
+            claim(self._order())
 
     def _find_modules(self) -> None:
         self._notice_groups()

@@ -112,6 +112,10 @@ class Metric:
         """Whether `U` has been learned; until then it is the identity."""
         return self._factors is not None
 
+    def learnable(self) -> set[str]:
+        """The parameters that there are factors for; the structure "identity" has none."""
+        return {block.parameter for group in self.groups if group.shapes() for block in group.blocks}
+
     # -- factors -----------------------------------------------------------------------------------------------------
 
     def factors(self) -> list[Factors]:
