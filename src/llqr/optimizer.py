@@ -29,6 +29,7 @@ from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
 from llqr.step.snapshot import Snapshot
+from llqr.step.steps_in_backward import refuse_steps_in_backward
 from llqr.step.wrapper import Wrapper
 
 Closure = Callable[[], Any]
@@ -316,6 +317,8 @@ class Optimizer(Wrapper):
             search = None
             if not self._modules.known and self.probe is not None:
                 search = contexts.enter_context(self._modules.finding(self._order()))
+            if self._probing:
+                contexts.enter_context(refuse_steps_in_backward())
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
             outside = gradients.clear_left(self._order())
