@@ -7,8 +7,8 @@ import warnings
 from types import FrameType
 
 INSIDE = ("llqr", "torch", "contextlib")
-#: A caller like any other.
-LABORATORY = "llqr.lab"
+#: Nobody calls the command but the shell, so that there is no line outside to point at; it shows none of its own.
+COMMAND = "llqr.lab.cli"
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -20,4 +20,4 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _inside(module: str) -> bool:
-    return module.partition(".")[0] in INSIDE and not f"{module}.".startswith(f"{LABORATORY}.")
+    return module.partition(".")[0] in INSIDE and not f"{module}.".startswith(f"{COMMAND}.")

@@ -29,6 +29,7 @@ from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
 from llqr.step.param_groups import own_radius, point_uphill
 from llqr.step.snapshot import Snapshot
+from llqr.step.steps_in_backward import refuse_steps_in_backward
 from llqr.step.wrapper import Wrapper
 
 Closure = Callable[[], Any]
@@ -99,6 +100,7 @@ class Optimizer(Wrapper):
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
         self._run.parameters = len(self._order())
+        self._claim()
         self.transport = transport
         self._no_sync = no_sync
         self._same_dropout = same_dropout
@@ -289,8 +291,16 @@ class Optimizer(Wrapper):
                 f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
                 "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
             )
+        if self.geometry.due:
+            self._claim()
         with torch.enable_grad():
             self.geometry.keep_up(batch)
+
+    def _claim(self) -> None:
+        """Tell the geometry which parameters move; there may have come some."""
+        claim = getattr(self.geometry, "claim", None)
+        if claim is not None:
+            claim(self._order())
 
     def _find_modules(self) -> None:
         self._notice_groups()
@@ -307,6 +317,8 @@ class Optimizer(Wrapper):
             search = None
             if not self._modules.known and self.probe is not None:
                 search = contexts.enter_context(self._modules.finding(self._order()))
+            if self._probing:
+                contexts.enter_context(refuse_steps_in_backward())
             if self._probing and self._no_sync is not None:
                 contexts.enter_context(self._no_sync())
             outside = gradients.clear_left(self._order())

@@ -104,6 +104,16 @@ def test_bounds_are_refused_until_it_has_a_constraint(kind, monkeypatch):
     Metric(mlp(), structure=kind, bounds=(0.5, 2.0))
 
 
+def test_normalising_is_refused_until_it_can_be_scaled(kind, monkeypatch):
+    def normalising():
+        return llqr.Geometry(mlp(), F.cross_entropy, structure=kind, inner=llqr.Inner(normalise=True))
+
+    with pytest.raises(ValueError, match=f"^normalise: the structure '{kind}' has no `times`.* leave normalise out"):
+        normalising()
+    monkeypatch.setattr(STRUCTURES[kind], "times", lambda self, factors, number: factors)
+    normalising()
+
+
 def test_a_long_side_falls_back_where_it_says_so(kind, monkeypatch):
     assert Metric(mlp(), structure=kind, max_side=2).kinds["0.weight"] == kind  # nothing said: any length is fine
     monkeypatch.setattr(STRUCTURES[kind], "fallback", "scalar")

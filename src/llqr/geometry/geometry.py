@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticM
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
+from llqr.geometry.members import Members
 from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
 from llqr.geometry.shards import Shards, own_part
@@ -40,7 +41,8 @@ class Geometry:
     """A learned inverse metric `U`, the curvature it is learned from, and its schedule.
 
     Args:
-        model: the network; `torch.compile`d and DDP-wrapped models are seen through.
+        model: the network; `torch.compile`d and DDP-wrapped models are seen through. `U` acts on its parameters that
+            require a gradient now.
         loss_fn: `loss_fn(outputs, targets)` -> mean loss.
         structure: one of `llqr.STRUCTURES` ("diagonal", "scalar", "kfac", "e-kfac", ...), or patterns -> names.
         divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
@@ -119,13 +121,15 @@ class Geometry:
         if self.metric is not whole:
             self.linearizer.share_out(self.metric.placement)
         SOLVERS[inner.solver].check(self.metric)
+        if inner.normalise:
+            self.metric.check_scalable()
         if runtime.capture:
             self._check_capturable()
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        self._members = Members(self.model, self.parameters)
         self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
@@ -346,7 +350,7 @@ class Geometry:
 
         Accelerate moves a model after the optimizer was made.
         """
-        self.linearizer.check_identity()
+        self._members.check(self.metric.whole.learnable())
         metric, places = self.metric, {parameter.device for parameter in self.parameters.values()}
         moved = len(places) == 1 and {block.device for block in metric.blocks} != places
         if moved and not metric.learned and metric.whole is metric:
@@ -363,13 +367,17 @@ class Geometry:
         parameter = self.parameters[block.parameter]
         return (parameter.device, parameter.dtype) == (block.device, block.dtype)
 
+    def claim(self, parameters: Iterable[Tensor]) -> None:
+        """Said by an optimizer with this geometry: it moves these. A refresh names those that no optimizer moves."""
+        self._members.claim(parameters)
+
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """`U g` for gradients that stand beside their parameters; parameters of other models pass unchanged."""
         if not self.metric.learned:
             return list(grads)
-        names = [self._names.get(parameter) for parameter in parameters]
+        names = [self._members.names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
         placement = self.metric.placement
         try:

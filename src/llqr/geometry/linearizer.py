@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -90,7 +89,6 @@ class Linearizer:
                 f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
                 "let it track them, or leave micro_batch out"
             )
-        self._shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
@@ -100,7 +98,6 @@ class Linearizer:
         self._engine: Engine | None = None
         self._checked = self._shared_out = False
         self._written: tuple[frozenset[str], list[str]] = frozenset(), []
-        self._announced: set[str] = set()
         self.use(runtime.engine)
 
     @property
@@ -254,39 +251,6 @@ class Linearizer:
         """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
-
-    def check_identity(self) -> None:
-        """Refuse a model whose parameters are no longer those that `U` acts on; name those that have joined."""
-        drop_gathered(self.model.modules())
-        now = dict(self.model.named_parameters())
-        for name, parameter in self.parameters.items():
-            if now.get(name) is not parameter:
-                raise RuntimeError(
-                    f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
-                    "assign=True, or a wrapper, replaces them); make the geometry after that"
-                )
-            if parameter.shape != self._shapes[name]:
-                raise RuntimeError(
-                    f"model: {name!r} had the shape {tuple(self._shapes[name])} when the geometry was made, and has "
-                    f"{tuple(parameter.shape)} now; make a new geometry"
-                )
-        moving = {name for name, parameter in now.items() if parameter.requires_grad}
-        self._announce(
-            moving - self.parameters.keys(),
-            "did not require a gradient when the geometry was made and keep U = 1; make a new geometry to let them "
-            "join",
-        )
-        self._announce(
-            self.parameters.keys() - moving,
-            "no longer require a gradient, and U is learned as if they still moved; make a new geometry without them",
-        )
-
-    def _announce(self, names: AbstractSet[str], what: str) -> None:
-        """Warn once about each of these parameters."""
-        new = names - self._announced
-        if new:
-            self._announced |= new
-            warn(f"model: {', '.join(sorted(new))} {what}", RefreshWarning)
 
     def _choose(self, problem: Problem, ranks: Ranks | None) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""

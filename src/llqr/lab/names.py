@@ -15,10 +15,10 @@ def unknown(what: str, value: object, known: Iterable[str], otherwise: str = "")
     return f"{what} must be one of {', '.join(known) or '(none)'}{otherwise}, got {value!r}{suggestion(value, known)}"
 
 
-def suggestion(value: object, known: Iterable[str]) -> str:
-    """The end of such a sentence."""
+def suggestion(value: object, known: Iterable[str], prefix: str = "") -> str:
+    """The end of such a sentence; ``prefix`` is written before a name, and not compared."""
     close = get_close_matches(str(value), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else "."
+    return f"; did you mean {prefix}{close[0]}?" if close else "."
 
 
 def check_folder_name(what: str, name: str) -> None:

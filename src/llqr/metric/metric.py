@@ -112,6 +112,10 @@ class Metric:
         """Whether `U` has been learned; until then it is the identity."""
         return self._factors is not None
 
+    def learnable(self) -> set[str]:
+        """The parameters that there are factors for; the structure "identity" has none."""
+        return {block.parameter for group in self.groups if group.shapes() for block in group.blocks}
+
     # -- factors -----------------------------------------------------------------------------------------------------
 
     def factors(self) -> list[Factors]:
@@ -145,6 +149,12 @@ class Metric:
         ratio = torch.stack(squares).sum() / torch.stack(along).sum()
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
+
+    def check_scalable(self) -> None:
+        """Refuse a structure that `normalised` could not scale, before anything is learned."""
+        for group in self.whole.groups:
+            if type(group).times is Structure.times and not group.linear_in:
+                group.times({}, torch.ones(()))
 
     def assign(self, factors: Sequence[Factors]) -> None:
         """Make these the factors of `U`."""

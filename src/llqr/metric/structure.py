@@ -34,7 +34,7 @@ class Structure(ABC):
     To add a structure, subclass `Stacked` (matrices of one shape) or `Flat` (entries laid end to end), give it a
     `name`, write `shapes`, `identity` and `apply`, and put the class into `STRUCTURES`. The pull-back then comes from
     autograd and the dense form from applying `U` to basis vectors. Override `trace` for a faster pull-back, `constrain`
-    to support bounds, and the class variables below to say what the structure can do.
+    to support bounds, `times` to support `normalise`, and the class variables below to say what the structure can do.
 
     Example (the groups of a metric: two weights of one shape, stacked, and their biases):
         >>> from llqr import Metric
@@ -95,13 +95,19 @@ class Structure(ABC):
     def times(self, factors: Factors, number: Tensor) -> Factors:
         """The factors of `number U`, for a positive number."""
         if not self.linear_in:
-            raise ValueError(f"normalise: the structure {self.name!r} has no `times` that would scale it")
+            raise ValueError(
+                f"normalise: the structure {self.name!r} has no `times` that would scale it; write one, or leave "
+                "normalise out"
+            )
         return factors | {name: factors[name] * number.to(factors[name]) for name in self.linear_in[0]}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
         """Keep the spectrum of `U` inside `bounds`; without bounds, do what the paper's runs do, which is nothing."""
         if bounds is not None:
-            raise ValueError(f"bounds: the structure {self.name!r} has no `constrain` that would keep them")
+            raise ValueError(
+                f"bounds: the structure {self.name!r} has no `constrain` that would keep them; write one, or leave "
+                "bounds out"
+            )
         return factors
 
     def matrices(self, factors: Factors) -> list[Tensor]:

@@ -25,6 +25,8 @@ def test_the_sentence_about_an_unknown_name():
         ("train digits/mlp --method llqr-ngb", "--method must be .*, got 'llqr-ngb'; did you mean llqr-ngd"),
         ("compare digits/mlp --methods sma", "--methods must be one of .*, got 'sma'; did you mean sam"),
         ("train digits/mlp --set trainning.epochs=1", "unknown key trainning; .*; did you mean training"),
+        ("train digits/mlp --set probes.sma.rho=1", "probes.sma.kind is missing; did you mean probes.sam"),
+        ("train digits/mlp --set methods.adm.probe=sam", "methods.adm.base is missing; did you mean methods.adam"),
         ("train digits/mlp --set training.precision=bf61", "training.precision must .*; did you mean bf16"),
         ("reproduce imagnet", "TABLE must be one of .*, got 'imagnet'; did you mean imagenet"),
         ("reproduce cifar10 --row resnet81", "--row must be one of .*, got 'resnet81'; did you mean resnet18"),
@@ -40,6 +42,11 @@ def test_a_misspelt_name_is_answered_with_its_option_and_a_suggestion(arguments,
     assert (exit_.value.code, err.count("\n")) == (2, 1)
     with pytest.raises(ConfigurationError, match=rf"{sentence}\?"):
         raise ConfigurationError(err)
+
+
+def test_a_new_component_that_lacks_a_key_is_not_taken_for_a_misspelt_one():
+    with pytest.raises(ConfigurationError, match=r"probes\.mine\.kind is missing\.$"):
+        recipe.load("digits/mlp", ["probes.mine.rho=1"])
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/abroad", "..", ".", "", "a/b", "a\\b", "a\nb"])

@@ -462,9 +462,13 @@ def test_a_file_of_ones_own_extends_a_built_in_one(tmp_path):
         ('extends = "cifar10/resnet18"\n[training]\nepochs = "3"', r"mine.toml: training.epochs must be an integer"),
         ('title = "Mine"', r"mine.toml: seeds is missing"),
         ("title = ", r"mine.toml: Invalid value"),
-        ('extends = "cifar10/resnet19"', r"recipe must be a .toml file or one of cifar10/pyramidnet110, .*resnet19"),
+        (
+            'extends = "cifar10/resnet19"',
+            r"mine.toml: extends must be a .toml file or one that `llqr recipes` lists, got 'cifar10/resnet19'; "
+            r"did you mean cifar10/resnet18\?$",
+        ),
         ("extends = 3", r"mine.toml: extends must be the name of a recipe, got 3"),
-        ('extends = "nowhere.toml"', r"nowhere.toml: there is no such file"),
+        ('extends = "nowhere.toml"', r"mine.toml: extends: nowhere.toml: there is no such file"),
     ],
 )
 def test_errors_name_the_file_that_made_them(tmp_path, text, message):

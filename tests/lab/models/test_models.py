@@ -1,5 +1,7 @@
 """The networks: published sizes, shapes, and the derivatives that a curvature product needs."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -157,6 +159,34 @@ def test_the_seed_determines_the_initial_weights():
     weight = first.features[0][0].weight
     assert torch.equal(weight, second.features[0][0].weight)
     assert not torch.equal(weight, third.features[0][0].weight)
+
+
+def sizes_of(name):
+    """The arguments of a network that are sizes."""
+    arguments = inspect.signature(models.BUILDERS[name]).parameters.values()
+    return [argument.name for argument in arguments if argument.annotation is int and argument.name != "alpha"]
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name in models.names() for size in sizes_of(name)])
+def test_a_size_that_is_none_is_refused_by_name(name, size):
+    for value in (0, -1):
+        with torch.device("meta"), pytest.raises(ValueError, match=f"^{size} must be at least 1, got {value}"):
+            models.build(name, **{size: value})
+    for value in (2.5, "64", True):
+        with torch.device("meta"), pytest.raises(ValueError, match=f"^{size} must be an integer, got {value!r}"):
+            models.build(name, **{size: value})
+
+
+@pytest.mark.parametrize("name", ["mlp", "vgg16-bn"])
+def test_hidden_widths_that_are_none_are_refused(name):
+    for hidden in ([64, 0], [2.5], 64, "64", [True]):
+        with torch.device("meta"), pytest.raises(ValueError, match=r"^hidden must hold positive widths, got "):
+            models.build(name, hidden=hidden)
+
+
+def test_a_pyramid_does_not_get_narrower():
+    with pytest.raises(ValueError, match=r"^alpha must not be negative, got -20"):
+        models.build("pyramidnet110", alpha=-20)
 
 
 def test_bad_requests_name_the_argument():

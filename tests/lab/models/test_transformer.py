@@ -305,6 +305,9 @@ def test_bad_requests_name_the_argument():
         small(pad=11)
     with pytest.raises(ValueError, match="layers must be at least 1"):
         small(layers=0)
+    for size in ("width", "feed_forward", "heads", "max_length"):
+        with pytest.raises(ValueError, match=f"^{size} must be at least 1, got -1"):
+            small(**{size: -1})
     with pytest.raises(ValueError, match="width must be even and at least 4, got 3"):
         small(width=3, heads=1)
     model = small(max_length=4)

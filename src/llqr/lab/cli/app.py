@@ -8,6 +8,7 @@ import typer
 
 import llqr
 from llqr.lab.cli.lazy_group import PLAIN, LazyGroup
+from llqr.lab.cli.plain_warnings import plain_warnings
 from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
@@ -79,7 +80,8 @@ def root(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit; an error that is not a bug becomes one sentence on stderr and an exit code."""
     try:
-        app(arguments, prog_name="llqr")
+        with plain_warnings():
+            app(arguments, prog_name="llqr")
     except tuple(EXIT_CODES) as error:
         code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
         _fail(str(error), code)

@@ -72,18 +72,17 @@ def origin_in(origins: Mapping[str, str], otherwise: str) -> Origin:
     return origin
 
 
-def locate(name: str) -> Path:
-    """The file of a built-in recipe or of a path."""
+def locate(name: str, asked_by: str = "recipe") -> Path:
+    """The file of a built-in recipe or of a path; ``asked_by`` is what named it."""
     built_in = FOLDER / f"{name}.toml"
     if built_in.is_file():
         return built_in
     if name.endswith(".toml"):
         if Path(name).is_file():
             return Path(name)
-        raise ConfigurationError(f"{name}: there is no such file.")
-    known = names()
+        raise ConfigurationError(f"{asked_by}: {name}: there is no such file.")
     raise ConfigurationError(
-        f"recipe must be a .toml file or one of {', '.join(known)}, got {name!r}{suggestion(name, known)}"
+        f"{asked_by} must be a .toml file or one that `llqr recipes` lists, got {name!r}{suggestion(name, names())}"
     )
 
 
@@ -99,7 +98,7 @@ def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, 
     parent = own.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise ConfigurationError(f"{label}: extends must be the name of a recipe, got {parent!r}.")
-    table, origins = ({}, {}) if parent is None else read(locate(parent), (*seen, path))
+    table, origins = ({}, {}) if parent is None else read(locate(parent, f"{label}: extends"), (*seen, path))
     merge(table, own, label, origins)
     return table, origins
 

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +16,11 @@ Origin = Callable[[str], str]
 """Where a dotted key was written, for the message of an error."""
 
 
-def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
-    """An instance of the dataclass ``cls`` from ``table``, which is found under the dotted ``key``."""
+def make(cls: type[T], table: Any, key: str, origin: Origin, siblings: Iterable[str] = ()) -> T:
+    """An instance of the dataclass ``cls`` from ``table``, which is found under the dotted ``key``.
+
+    If it lacks a key, its name may be a misspelt one of its ``siblings``, for which a change was meant.
+    """
     assert dataclasses.is_dataclass(cls)
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{origin(key)}: {key} must be a table, got {table!r}.")
@@ -33,20 +36,22 @@ def make(cls: type[T], table: Any, key: str, origin: Origin) -> T:
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
-            raise ConfigurationError(f"{origin(key)}: {f'{key}.{name}' if key else name} is missing.")
+            around, _, own = key.rpartition(".")
+            meant = suggestion(own, siblings, prefix=f"{around}.")
+            raise ConfigurationError(f"{origin(key)}: {f'{key}.{name}' if key else name} is missing{meant}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:  # a value that the dataclass itself refuses
         raise ConfigurationError(f"{origin(key)}: {f'{key}: ' if key else ''}{error}") from error
 
 
-def convert(hint: Any, value: Any, key: str, origin: Origin) -> Any:
+def convert(hint: Any, value: Any, key: str, origin: Origin, siblings: Iterable[str] = ()) -> Any:
     """``value`` as the type ``hint`` asks for, or an error that names ``key``."""
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return make(hint, value, key, origin)
+        return make(hint, value, key, origin, siblings)
     if kind is typing.Literal:
         if value in arguments and type(value) in {type(choice) for choice in arguments}:
             return value
@@ -58,7 +63,10 @@ def convert(hint: Any, value: Any, key: str, origin: Origin) -> Any:
             except ConfigurationError:
                 continue
     elif kind is dict and isinstance(value, Mapping):
-        return {name: convert(arguments[1], entry, f"{key}.{name}", origin) for name, entry in value.items()}
+        return {
+            name: convert(arguments[1], entry, f"{key}.{name}", origin, [other for other in value if other != name])
+            for name, entry in value.items()
+        }
     elif kind is tuple and isinstance(value, list | tuple):
         of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(of_each) == len(value):

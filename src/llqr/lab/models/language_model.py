@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llqr.lab.models.sizes import check_sizes
 from llqr.lab.models.sublayers import SelfAttentionLayer
 
 GELU = partial(F.gelu, approximate="tanh")
@@ -42,10 +43,7 @@ class LanguageModel(nn.Module):
         tie: bool = True,
     ) -> None:
         super().__init__()
-        if vocabulary < 1 or layers < 1 or context < 1:
-            raise ValueError(
-                f"vocabulary, layers and context must be at least 1, got {vocabulary}, {layers} and {context}."
-            )
+        check_sizes(vocabulary=vocabulary, width=width, heads=heads, layers=layers, context=context)
         self.vocabulary, self.context = vocabulary, context
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab.models.preactivation import PreActivationNetwork
+from llqr.lab.models.sizes import check_sizes
 
 LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
 
@@ -74,6 +75,9 @@ def pyramidnet110(
     width: int = 16,
 ) -> PyramidNet:
     """PyramidNet-110, alpha = 270; ``width`` is that of the stem, and the last block is alpha wider."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, depth=depth, width=width)
+    if alpha < 0:
+        raise ValueError(f"alpha must not be negative, got {alpha}.")
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for pyramidnet110, which halves it twice, got {image_size}.")
     return PyramidNet(depth, alpha, block, width, classes, channels)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.sizes import check_sizes
 
 
 def conv_norm(fan_in: int, fan_out: int, kernel: int, stride: int = 1) -> nn.Sequential:
@@ -83,6 +84,7 @@ class ResNet(nn.Module):
 
 def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> ResNet:
     """ResNet-18 with the 3x3 stem of stride 1 used on 32 and 64 pixels; ``width`` is that of the first stage."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 8:
         raise ValueError(f"image_size must be at least 8 for resnet18, which halves it three times, got {image_size}.")
     stem = nn.Sequential(*conv_norm(channels, width, 3), nn.ReLU())
@@ -91,6 +93,7 @@ def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, widt
 
 def resnet50(*, classes: int = 1000, image_size: int = 224, channels: int = 3, width: int = 64) -> ResNet:
     """ResNet-50 with the 7x7 stem of stride 2 and the max-pool used on ImageNet."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 32:
         raise ValueError(f"image_size must be at least 32 for resnet50, which halves it five times, got {image_size}.")
     stem = nn.Sequential(*conv_norm(channels, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))

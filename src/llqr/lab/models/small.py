@@ -7,15 +7,16 @@ from torch import Tensor, nn
 
 from llqr.lab.models.initialise import he_normal
 from llqr.lab.models.resnet import conv_norm
+from llqr.lab.models.sizes import check_hidden, check_sizes
 
 
 def mlp(
     *, classes: int = 10, image_size: int = 8, channels: int = 1, hidden: Sequence[int] = (64, 64)
 ) -> nn.Sequential:
     """Flatten, then linear layers with ReLU between them; ``hidden`` gives the widths."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels)
+    check_hidden(hidden)
     widths = [channels * image_size**2, *hidden]
-    if any(width < 1 for width in widths):
-        raise ValueError(f"hidden must hold positive widths, got {list(hidden)}.")
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
@@ -44,6 +45,7 @@ class Cnn(nn.Module):
 
 def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> Cnn:
     """The small CNN; ``width`` is the number of channels of its first convolution."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for cnn, which halves it twice, got {image_size}.")
     return Cnn(classes, channels, width)

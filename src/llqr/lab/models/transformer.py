@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab.models.decoding.cache import Cache
+from llqr.lab.models.sizes import check_sizes
 from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
 
 TIES = ("decoder", "all", "none")
@@ -116,12 +117,12 @@ class TranslationTransformer(nn.Module):
         max_length: int = 1024,
     ) -> None:
         super().__init__()
+        check_sizes(vocabulary=vocabulary, width=width, feed_forward=feed_forward, heads=heads)
+        check_sizes(layers=layers, max_length=max_length)
         if tie not in TIES:
             raise ValueError(f"tie must be one of {', '.join(TIES)}, got {tie!r}.")
         if not 0 <= pad < vocabulary:
             raise ValueError(f"pad must be a token of the vocabulary, got pad={pad} and vocabulary={vocabulary}.")
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}.")
         self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
         settings = width, feed_forward, heads, dropout, norm
         self.encoder = nn.ModuleList(SelfAttentionLayer(*settings, F.relu) for _ in range(layers))

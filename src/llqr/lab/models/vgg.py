@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.sizes import check_hidden, check_sizes
 
 # Multiples of the first width, stage by stage.
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
@@ -53,10 +54,10 @@ def vgg16_bn(
     dropout: float = 0.0,
 ) -> Vgg:
     """VGG16-BN; ``width`` is that of the first stage, ``dropout`` acts on the inputs of the hidden layers."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
+    check_hidden(hidden)
     if image_size < 32:
         raise ValueError(f"image_size must be at least 32 for vgg16-bn, which halves it five times, got {image_size}.")
-    if any(fan_out < 1 for fan_out in hidden):
-        raise ValueError(f"hidden must hold positive widths, got {list(hidden)}.")
     if not 0 <= dropout < 1 or (dropout and not hidden):
         raise ValueError(f"dropout must lie in [0, 1) and needs hidden layers, got {dropout} with {list(hidden)}.")
     return Vgg(classes, channels, width, hidden, dropout)

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llqr.lab.models.preactivation import PreActivationNetwork
+from llqr.lab.models.sizes import check_sizes
 
 
 class WideBlock(nn.Module):
@@ -43,6 +44,7 @@ def wrn28_10(
     *, classes: int = 10, image_size: int = 32, channels: int = 3, depth: int = 28, widen: int = 10, width: int = 16
 ) -> WideResNet:
     """WRN-28-10; ``width`` is that of the stem, which the stages multiply by ``widen``."""
+    check_sizes(classes=classes, image_size=image_size, channels=channels, depth=depth, widen=widen, width=width)
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for wrn28-10, which halves it twice, got {image_size}.")
     return WideResNet(depth, widen, width, classes, channels)

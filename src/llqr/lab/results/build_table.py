@@ -76,18 +76,23 @@ def _row(
     other = {} if known is None or known.beside is None else printed["rows"].get(known.beside, {})
     reference: list[RunRecord] = []
     for column in dict.fromkeys([*own, *(known.columns if known else ())]):
-        found = [] if known is None else _matching(known.run(column).to_dict(), runs)
+        found = [] if known is None else _matching(known.run(column).to_dict(), runs, reference)
         reference = reference or found
         numbers = {"paper": expected(own, column), "beside": expected(other, column)}
         yield measured_cell(row, column, found, reference, measure, **numbers)
 
 
-def _matching(run: dict[str, Any], runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """The runs of this configuration, the first one of every seed."""
+def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of this configuration, the first one of every seed.
+
+    If they are runs on prepared text, all are on that of the ``reference``, or of the first one.
+    """
     seeds: dict[int, RunRecord] = {}
     for one in runs:
         if one.method == run["method"] and not differences(one.run.to_dict(), run):
-            seeds.setdefault(one.seed, one)
+            first = next(iter((*reference, *seeds.values())), one)
+            if one.text == first.text:
+                seeds.setdefault(one.seed, one)
     return list(seeds.values())
 
 
@@ -108,7 +113,10 @@ def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord],
             yield f"{label}: the recipe knows no such method"
             continue
         differing = differences(one.run.to_dict(), recipes[row].run(one.method).to_dict())
-        yield f"{label}: {'; '.join(differing) if differing else 'no column of the table, or a seed seen before'}"
+        otherwise = "no column of the table, or a seed seen before"
+        if one.text is not None:
+            otherwise += f", or another text ({one.text}) than that of the first run of its row"
+        yield f"{label}: {'; '.join(differing) if differing else otherwise}"
 
 
 def _storage_cells() -> Iterator[PaperCell]:

@@ -26,13 +26,17 @@ def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredR
     Of a run that several folders hold, one counts: a seed that counts twice makes a deviation too small.
     """
     groups: dict[tuple[str, str], list[StoredRun]] = {}
+    texts: dict[str, set[str]] = {}
     for run in runs:
         groups.setdefault((run.recipe, run.method), []).append(run)
+        texts.setdefault(run.recipe, set()).update([] if run.text is None else [run.text])
     names: dict[Path, str] = {}
     counted: dict[tuple[str, str, int], StoredRun] = {}
     for (recipe, method), own in groups.items():
         for run, setting in zip(own, settings_apart([_known(run) for run in own]), strict=True):
-            names[run.path] = f"{method}, {setting}" if setting else method
+            # Two methods on two texts differ in more than the method, which their settings do not show.
+            text = f"text={run.text or 'unknown'}" if len(texts[recipe]) > 1 else ""
+            names[run.path] = ", ".join(part for part in (method, setting, text) if part)
             place = (recipe, names[run.path], run.seed)
             if place not in counted or (counted[place].result is None and run.result is not None):
                 counted[place] = run

@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.runs.provenance import command, source_state, versions
+from llqr.lab.runs.record import text_of
 from llqr.lab.runs.shapes import CONFIG, RESULT, checked
 from llqr.lab.writing import explained, make_folder, write_text
 
@@ -41,18 +42,21 @@ class RunFolder:
         """Refuse a folder that holds another run than the planned one."""
         if not (self.path / "config.json").exists():
             return
+        changed = f"of {planned.recipe} as it was before its code or data changed"
         ours = plain(planned.to_dict())
         theirs = {key: value for key, value in self.config().items() if key in ours}
         theirs, ours = dict(flatten(theirs)), dict(flatten(ours))
         # Where the data are does not matter: a run may be resumed on another machine.
         for key in sorted({*theirs, *ours} - {"run.data.root"}):
             if theirs.get(key) != ours.get(key):
-                found = f"with {key} = {theirs.get(key)}, not {ours.get(key)}"
-                if key == "run.task.options.digest":
-                    found = f"of {planned.recipe} as it was before its code or data changed"
-                raise ConfigurationError(
-                    f"--out: {self.path} holds a run {found}; choose another folder or delete that one."
-                )
+                other = f"with {key} = {theirs.get(key)}, not {ours.get(key)}"
+                self._refuse(changed if key == "run.task.options.digest" else other)
+        text, now = text_of(self.result()), planned.run.task_type.prepared_key(planned.run)
+        if now is not None and text not in (now, None):
+            self._refuse(changed)
+
+    def _refuse(self, found: str) -> NoReturn:
+        raise ConfigurationError(f"--out: {self.path} holds a run {found}; choose another folder or delete that one.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,10 +1,17 @@
 """A run that was made, wherever it was read from."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from llqr.lab.config.run import Run
+
+
+def text_of(result: Mapping[str, Any] | None) -> str | None:
+    """The key of the prepared text in a result, see `llqr.lab.text.prepared_folder`."""
+    key: str | None = (result or {}).get("text", {}).get("key")
+    return key
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,11 @@ class RunRecord:
         if self.result is None or "test_of_best" not in self.result:
             return None
         return float(self.result["test_of_best"][self.result["metric"]])
+
+    @property
+    def text(self) -> str | None:
+        """The key of the prepared text that a finished run was made with; None for other data."""
+        return text_of(self.result)
 
     @property
     def device(self) -> str:

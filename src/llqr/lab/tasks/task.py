@@ -74,6 +74,11 @@ class Task(ABC):
         """What the sizes of a network depend on that is not known yet."""
         return ""
 
+    @classmethod
+    def prepared_key(cls, run: Run) -> str | None:
+        """The `data_key` of the data as they are now, where it is known without reading them."""
+        return None
+
     # -- with the data -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -132,7 +137,7 @@ class Task(ABC):
 
     @property
     def data_key(self) -> str | None:
-        """Changes with the data, where a command prepared them: a run is not resumed with other data."""
+        """Changes with the data, where a command prepared them: runs with other data are other runs."""
         return None
 
     def facts(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class TokenTask(Task, Generic[Text]):
         if name not in cls.networks:
             raise ValueError(unknown("model", name, cls.networks))
         sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
-        sizes["vocabulary"] = _vocabulary(run.data_path) or ASSUMED_VOCABULARY
+        sizes["vocabulary"] = _vocabulary(run) or ASSUMED_VOCABULARY
         try:
             return cls.networks[name](**sizes | run.model.options)
         except TypeError as error:  # an option that this network does not have
@@ -85,9 +85,14 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def remark(cls, run: Run) -> str:
-        if _vocabulary(run.data_path) is not None:
+        if _vocabulary(run) is not None:
             return ""
         return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
+
+    @classmethod
+    def prepared_key(cls, run: Run) -> str | None:
+        key: str | None = _manifest(run).get("key")
+        return key
 
     @classmethod
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:
@@ -143,11 +148,16 @@ def token_metrics(
     return {"token_error": 100 * wrong / count, "perplexity": perplexity, "loss": loss / count}
 
 
-def _vocabulary(root: Path) -> int | None:
-    """The size of the vocabulary of the text that was prepared there, if there is one."""
-    try:
-        manifest = json.loads((prepared_folder.find(root) / prepared_folder.MANIFEST).read_text())
-        size: int = manifest["vocabulary"]["size"]
-    except (OSError, ValueError, KeyError):
-        return None
+def _vocabulary(run: Run) -> int | None:
+    """The size of the vocabulary of the text that was prepared for a run, if there is one."""
+    size: int | None = _manifest(run).get("vocabulary", {}).get("size")
     return size
+
+
+def _manifest(run: Run) -> dict[str, Any]:
+    """What is known of the text that was prepared for a run; nothing if there is none."""
+    try:
+        manifest = json.loads((prepared_folder.find(run.data_path) / prepared_folder.MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
