@@ -34,12 +34,8 @@ HELP = """Time steps and refreshes, and measure their memory.
 Medians and quartiles over repeats that take turns, after a warm-up, by CUDA events on a GPU. Images are random.
 """
 bench_app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
-
-
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(bench_app, name="bench")
-
+app = typer.Typer(**PLAIN)
+app.add_typer(bench_app, name="bench")
 
 Row = dict[str, Any]
 PRECISIONS = ("fp32", "tf32", "bf16")

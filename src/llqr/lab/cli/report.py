@@ -18,6 +18,7 @@ from llqr.lab import machine, pictures
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
@@ -31,19 +32,12 @@ from llqr.lab.writing import check_file, check_folder, write_text
 
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
-results_app = typer.Typer(help="Files of results.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(**PLAIN)
+results_app = typer.Typer(help="Files of results.", no_args_is_help=True, **PLAIN)
+app.add_typer(results_app, name="results")
 
 
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command("report")(report)
-    app.command("table")(table)
-    results_app.command("add")(add)
-    results_app.command("curve")(curve)
-    results_app.command("draw")(draw)
-    app.add_typer(results_app, name="results")
-
-
+@app.command()
 def report(
     runs: Runs,
     out: Annotated[
@@ -99,6 +93,7 @@ def write_report(
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 
+@app.command()
 def table(
     name: Annotated[
         str | None, typer.Argument(metavar="[TABLE]", help="A table of the paper, or of ours, or TABLE@VARIANT.")
@@ -184,6 +179,7 @@ def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[st
     return shown
 
 
+@results_app.command()
 def add(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file of JSON lines to append to, such as results/cifar100.jsonl.")],
@@ -197,6 +193,7 @@ def add(
     print(f"{new} added, {already} there already")
 
 
+@results_app.command()
 def curve(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
@@ -214,6 +211,7 @@ def curve(
         print(path)
 
 
+@results_app.command()
 def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
     to: Annotated[

@@ -15,6 +15,7 @@ from llqr.lab import machine
 from llqr.lab.cli import completion, options
 from llqr.lab.cli import report as reporting
 from llqr.lab.cli.dataclass_options import options_from_dataclasses
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -128,14 +129,11 @@ class RunOptions:
 
 
 DEFAULTS = RunOptions()
+app = typer.Typer(**PLAIN)
 
 
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    for command in (train, compare, reproduce):
-        app.command(command.__name__)(options_from_dataclasses(command))
-
-
+@app.command()
+@options_from_dataclasses
 def train(
     name: RecipeName,
     method: Annotated[
@@ -153,6 +151,8 @@ def train(
         _keep(planned, how)
 
 
+@app.command()
+@options_from_dataclasses
 def compare(
     names: Annotated[
         list[str],
@@ -179,6 +179,8 @@ def compare(
         _keep(planned, how)
 
 
+@app.command()
+@options_from_dataclasses
 def reproduce(
     table: Annotated[
         str,

@@ -13,18 +13,17 @@ from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
 from llqr.lab.analysis.solution import SAMPLES_SEED
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.run import Run
 from llqr.lab.own.weights import load_into
 from llqr.lab.passes.precision import Precision
 
-
-def mount(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("sharpness")(sharpness)
+app = typer.Typer(**PLAIN)
 
 
+@app.command()
 def sharpness(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file with the weights, a state_dict.")],
     name: Annotated[
