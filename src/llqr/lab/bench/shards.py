@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -32,13 +33,12 @@ from llqr.lab.bench.payload import Payload
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
-from llqr.lab.number_table import NumberTable, number
+from llqr.lab.number_table import MIB, Number, number_table
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper import paper
 from llqr.metric.owned import Owned
 
-MIB = 2**20
 COUNTS = (1, 2, 4, 8)
 Row = dict[str, Any]
 
@@ -211,34 +211,22 @@ def _gloo_rank(rank: int, shards: int, folder: str, network: Network, batch: int
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def as_table(rows: Sequence[Row]) -> NumberTable:
-    memory = ("S", "U MiB", "paper", "x S", "refresh MiB", "x S", "U g ms", "x S")
-    payload = ("step receives MiB", "formula", "refresh receives MiB", "formula", "padding", "numbers KiB")
-    table = NumberTable("shards", "model", "what", "structure", numbers=(*memory, *payload))
-    for row in rows:
-        apply, vectors = row.get("apply_seconds"), row.get("vectors")
-        table.add(
-            row["model"],
-            row["what"],
-            row["structure"],
-            str(row["shards"]),
-            _mib(row, "metric_bytes"),
-            number(row.get("paper_mib"), ",.2f"),
-            number(row.get("metric_share"), ".3f"),
-            _mib(row, "refresh_bytes"),
-            number(row.get("refresh_share"), ".3f"),
-            number(None if apply is None else 1e3 * apply["median"], ".3f"),
-            number(row.get("apply_share"), ".3f"),
-            _mib(row, "step_payload"),
-            _mib(row, "step_formula"),
-            _mib(row, "refresh_payload"),
-            _mib(row, "refresh_formula"),
-            number(None if vectors is None else vectors * row["padding"] / MIB, ",.2f"),
-            number(None if vectors is None else row["numbers"] / 1024, ",.1f"),
-        )
-    return table
-
-
-def _mib(row: Row, key: str) -> str | None:
-    count = row.get(key)
-    return number(None if count is None else count / MIB, ",.2f")
+def as_table(rows: Sequence[Row]) -> Table:
+    numbers = [
+        Number("S", "shards", "{}"),
+        Number("U MiB", "metric_bytes", "{:,.2f}", MIB),
+        Number("paper", "paper_mib", "{:,.2f}"),
+        Number("x S", "metric_share", "{:.3f}"),
+        Number("refresh MiB", "refresh_bytes", "{:,.2f}", MIB),
+        Number("x S", "refresh_share", "{:.3f}"),
+        Number("U g ms", "apply_seconds.median", "{:.3f}", 1e3),
+        Number("x S", "apply_share", "{:.3f}"),
+        Number("step receives MiB", "step_payload", "{:,.2f}", MIB),
+        Number("formula", "step_formula", "{:,.2f}", MIB),
+        Number("refresh receives MiB", "refresh_payload", "{:,.2f}", MIB),
+        Number("formula", "refresh_formula", "{:,.2f}", MIB),
+        Number("padding", "refresh_padding", "{:,.2f}", MIB),
+        Number("numbers KiB", "numbers", "{:,.1f}", 1 / 1024),
+    ]
+    shown = [row | {"refresh_padding": row["vectors"] * row["padding"]} if "vectors" in row else row for row in rows]
+    return number_table("shards", shown, ("model", "what", "structure"), numbers)

@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -63,6 +62,6 @@ def show_cluster(as_json: options.Json = False) -> None:
     """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
     found = cluster.costs()
     if as_json:
-        print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
+        print(json.dumps([cost.to_dict() for cost in found], indent=1))
     else:
         show(cluster.as_table(found))

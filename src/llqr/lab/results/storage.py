@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from llqr import Metric
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import NumberTable
+from llqr.lab.number_table import Number, number_table
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
@@ -88,11 +89,14 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
     return [held[shard] for shard in range(shards)]
 
 
-def as_table(found: list[Storage]) -> NumberTable:
+def as_table(found: list[Storage]) -> Table:
     """The rows for a terminal."""
-    numbers = ("S", "parameters", "scalars of U", "U MiB", "total MiB")
-    table = NumberTable("fp32 storage per device", "model", "structure", numbers=numbers)
-    for row in found:
-        counts = (f"{row.shards}", f"{row.model_params:,}", f"{row.precond_params:,}")
-        table.add(row.model, row.structure, *counts, f"{row.precond_mib:,.2f}", f"{row.total_mib:,.2f}")
-    return table
+    numbers = [
+        Number("S", "shards", "{}"),
+        Number("parameters", "model_params", "{:,}"),
+        Number("scalars of U", "precond_params", "{:,}"),
+        Number("U MiB", "precond_mib", "{:,.2f}"),
+        Number("total MiB", "total_mib", "{:,.2f}"),
+    ]
+    rows = [row.to_dict() for row in found]
+    return number_table("fp32 storage per device", rows, ("model", "structure"), numbers)
