@@ -7,7 +7,8 @@ paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
-from llqr.theory.exits import Progress, exit_steps
 from llqr.theory.landscapes import PotholeOnSlope
+from llqr.theory.pothole import Number
 from llqr.theory.trajectories import Method, iterate
 
 Cells = npt.NDArray[np.bool_]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class PhaseSettings:
         """
         return (1 - self.edge - self.tilt_fraction) * self.r_eps
 
-    def landscape(self, lambda_bar: Tensor) -> PotholeOnSlope:
+    def landscape(self, lambda_bar: Number) -> PotholeOnSlope:
         return PotholeOnSlope.tilted(lambda_bar, self.lambda_eps, self.r_eps, self.tilt_fraction, self.edge)
 
 
@@ -134,9 +136,7 @@ def rate_diagram(
     cells = []
     for done, value in enumerate(rates):
         steps = int(np.ceil(4 / (value * settings.tilt_fraction))) + 100
-        at = PhaseSettings(
-            settings.r_eps, settings.lambda_eps, settings.tilt_fraction, settings.edge, float(value / mu), steps
-        )
+        at = replace(settings, eta=float(value / mu), steps=steps)
         cells.append(simulated_escapes("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
         progress(done + 1, len(rates))
     predicted = np.broadcast_to(reach > settings.r_eps, (len(rates), len(reach)))
@@ -163,14 +163,29 @@ def simulated_escapes(
     bar = torch.from_numpy(np.ascontiguousarray(lambda_bar))
     landscape = settings.landscape(bar)
     start = torch.as_tensor(landscape.minimum - 1e-6 * settings.r_eps).unsqueeze(-1)
-    points = iterate(
-        method,
-        landscape.loss,
-        start,
-        lr=settings.eta,
-        steps=settings.steps,
-        rho=torch.from_numpy(np.ascontiguousarray(rho)),
-        metric=landscape.metric,
-    )
-    times = exit_steps(points, len(bar), settings.r_eps, settings.steps, progress)
+    times = exit_steps(method, landscape, start, torch.from_numpy(np.ascontiguousarray(rho)), settings, progress)
     return (times <= settings.steps).numpy()
+
+
+def exit_steps(
+    method: Method,
+    landscape: PotholeOnSlope,
+    start: Tensor,
+    rho: Tensor,
+    settings: PhaseSettings,
+    progress: Progress,
+    noise: Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """The first of `settings.steps` steps at which each row is outside the well; one more where it never is."""
+    lr, steps = settings.eta, settings.steps
+    points = iterate(method, landscape.loss, start, lr=lr, steps=steps, rho=rho, metric=landscape.metric, noise=noise)
+    times = torch.full((len(start),), steps + 1)
+    for step, x in enumerate(points, start=1):
+        out = x.squeeze(-1).abs() > settings.r_eps
+        times = torch.where(out, times.clamp(max=step), times)
+        if step % 100 == 0:
+            progress(step, steps)
+            if bool((times <= step).all()):
+                break
+    progress(steps, steps)
+    return times
