@@ -11,8 +11,9 @@ from torch import nn
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
 from llqr.lab.cores import cores
+from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import DataError
-from llqr.lab.tasks.own.image_folder import FolderOptions, experiment
+from llqr.lab.tasks.own.image_folder import experiment
 from llqr.lab.tasks.own.random_states import RandomStates
 
 
@@ -65,7 +66,7 @@ def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
 
 def test_no_more_processes_than_cores_read_images(flowers):
     """Torch warns of more whenever a loader is made, which is in every epoch."""
-    options = FolderOptions(image_size=8, workers=1000)
+    options = FileOptions(image_size=8, workers=1000)
     assert 1 <= experiment(flowers, options, "cnn", {}).workers <= cores()
 
 

@@ -43,11 +43,11 @@ class ResidentBatches(Batches):
         deviation: Tensor,
         device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(data), batch_size, generator=generator, last=last)
+        super().__init__(len(data), batch_size, seed=seed, last=last, drawn_on=device)
         self.memory_format = memory_format
         drawn = augmentation if self.shuffle else None
         self._augmented = drawn is not None
@@ -115,7 +115,7 @@ class ResidentData(ImageData):
             mean=self.mean,
             deviation=self.deviation,
             augmentation=self.options,
-            generator=None if seed is None else torch.Generator(placement.get("device", "cpu")).manual_seed(seed),
+            seed=seed,
             last=last,
             **placement,
         )

@@ -31,8 +31,22 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class StreamingOptions:
-    """Options of a streamed data set: the size of its images, and the number of worker processes.
+class FileOptions:
+    """Options of images in files: the side of the square they become, and the processes that read them."""
+
+    image_size: int = 64
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}.")
+
+
+@dataclass(frozen=True)
+class StreamingOptions(FileOptions):
+    """Options of a streamed data set.
 
     With ``shorter_side = [from, to]`` a training image is scaled to a random length of its shorter side and cropped
     (Simonyan & Zisserman, 2015) instead of getting a random resized crop.
@@ -43,10 +57,7 @@ class StreamingOptions:
     shorter_side: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, got {self.workers}.")
+        super().__post_init__()
         if self.shorter_side is not None and not self.image_size <= self.shorter_side[0] <= self.shorter_side[1]:
             raise ValueError(
                 f"shorter_side must be two lengths in order, of at least image_size = {self.image_size}, "
@@ -141,11 +152,11 @@ class StreamingBatches(Batches):
         *,
         options: StreamingOptions,
         device: torch.device | str = "cpu",
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(files), batch_size, generator=generator, last=last)
+        super().__init__(len(files), batch_size, seed=seed, last=last)  # drawn on the CPU, alike for every device
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
         self._data = DecodedImages(files, options.image_size, options.shorter_side)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
@@ -190,7 +201,5 @@ class StreamingData(ImageData):
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        # The generator is always on the CPU: the order does not depend on the device.
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
         files = self.test if seed is None else self.train
-        return StreamingBatches(files, batch_size, options=self.options, generator=generator, last=last, **placement)
+        return StreamingBatches(files, batch_size, options=self.options, seed=seed, last=last, **placement)

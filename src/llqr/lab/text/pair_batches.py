@@ -43,8 +43,7 @@ class ShapedBatches(Batches):
         seed: int | None,
         device: torch.device | str,
     ) -> None:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        super().__init__(len(pairs), batch_size, generator=generator, last="keep")
+        super().__init__(len(pairs), batch_size, seed=seed, last="keep")
         self.shapes, self.device = shapes, torch.device(device)
         self._belongs = belongs
         self._real = _spread(torch.bincount(belongs, minlength=len(shapes)).tolist(), [shape.rows for shape in shapes])

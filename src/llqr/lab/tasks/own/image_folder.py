@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from llqr.lab.data.streaming import (
     IMAGE_ENDINGS,
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
+    FileOptions,
     Files,
     central_box,
     random_resized_box,
@@ -37,20 +37,6 @@ TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")
 ONE_IN = 5
 """Of the images of a folder without a test set, one in so many is held out."""
-
-
-@dataclass(frozen=True)
-class FolderOptions:
-    """Options of an image folder: the side of its square images, and the processes that read them."""
-
-    image_size: int = 64
-    workers: int = 4
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, got {self.workers}.")
 
 
 class FolderImages(Dataset[tuple[Tensor, int]]):
@@ -81,7 +67,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         return pixels.permute(2, 0, 1).contiguous(), self.files.labels[index]
 
 
-def image_folder(folder: Path | str, image_size: int = FolderOptions.image_size) -> tuple[FolderImages, FolderImages]:
+def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -> tuple[FolderImages, FolderImages]:
     """The training and the test images of a folder.
 
     It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
@@ -148,7 +134,7 @@ def digest(folder: Path) -> str:
     return fingerprint.of_texts(f"{path.relative_to(folder)} {path.stat().st_size}" for path in paths)
 
 
-def experiment(folder: Path, options: FolderOptions, model: str, model_options: dict[str, object]) -> Experiment:
+def experiment(folder: Path, options: FileOptions, model: str, model_options: dict[str, object]) -> Experiment:
     """A network of the laboratory on the images of a folder."""
     train, test = image_folder(folder, options.image_size)
     sizes = {"classes": len(train.classes), "image_size": options.image_size, "channels": 3}
@@ -167,7 +153,7 @@ class ImageFolderTask(OwnTask):
 
     @classmethod
     def data_options(cls, name: str) -> type:
-        return FolderOptions
+        return FileOptions
 
     @classmethod
     def experiment_of(cls, run: Run, seed: int) -> Experiment:
