@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.convolutional import he_normal
 
 # Multiples of the first width, stage by stage.
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
