@@ -47,13 +47,13 @@ def statistics(values: Tensor) -> dict[str, float]:
     return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
 
 
-def quantiles(values: Tensor) -> dict[str, list[float]]:
+def quantiles(values: Tensor) -> dict[str, Any]:
     """Minimum, median and maximum over runs at log-spaced steps, so that the file stays readable."""
     steps = np.unique(np.geomspace(1, len(values), 40).astype(int)) - 1
     chosen = values[steps]
     return {
-        "step": steps.tolist(),
-        "min": chosen.amin(1).tolist(),
-        "median": chosen.median(1).values.tolist(),
-        "max": chosen.amax(1).tolist(),
+        "step": steps,
+        "min": chosen.amin(1),
+        "median": chosen.median(1).values,
+        "max": chosen.amax(1),
     }

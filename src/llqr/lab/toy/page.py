@@ -2,7 +2,9 @@
 
 import base64
 import json
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -19,7 +21,7 @@ def save(result: ToyResult, folder: Path, command: str) -> Path:
         figure.savefig(folder / f"{name}.png", dpi=160)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     record = vars(result) | {"command": command, "figures": list(result.figures)}
-    (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
     parts = [json.loads(file.read_text()) for name in ORDER if (file := folder / f"{name}.json").exists()]
     names = [figure for part in parts for figure in part["figures"]]
     pngs = {figure: base64.b64encode((folder / f"{figure}.png").read_bytes()).decode() for figure in names}
@@ -28,3 +30,8 @@ def save(result: ToyResult, folder: Path, command: str) -> Path:
     page = folder / "report.html"
     page.write_text(environment.get_template("page.html").render(parts=parts, pngs=pngs, version=__version__))
     return page
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and dataclasses of them as JSON holds them."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()

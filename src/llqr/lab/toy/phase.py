@@ -1,8 +1,7 @@
 """Escape phase diagrams over (rho, lambda_bar), and over the learning rate."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -43,15 +42,15 @@ def run_phase(
     finite_rate = finite_rate_envelope(rates, settings)
     breaks = float(rates[np.argmax(over_rate.boundary < 0.8 * settings.r_eps)])
     unstable = float(rates[np.argmax(over_rate.escaped.all(1))])
-    numbers = {
+    numbers: dict[str, dict[str, Any]] = {
         method: {
             "agreement": diagram.agreement,
             "agreement_off_line": diagram.agreement_off_line,
             "agreement_finite_rate": diagram.agreement_with(finite[method]),
             "monotone": diagram.monotone,
-            "boundary_rho": diagram.boundary.tolist(),
-            "finite_rate_rho": finite[method].tolist(),
-            "escaped": diagram.escaped.astype(int).tolist(),
+            "boundary_rho": diagram.boundary,
+            "finite_rate_rho": finite[method],
+            "escaped": diagram.escaped.astype(int),
         }
         for method, diagram in diagrams.items()
     }
@@ -75,13 +74,13 @@ def run_phase(
             f"{100 * over_rate.agreement_with(finite_rate):.1f}%.",
         ],
         {
-            "settings": asdict(settings), "lambda_bar": bar.tolist(), "rho": rho.tolist(), "diagrams": numbers,
+            "settings": settings, "lambda_bar": bar, "rho": rho, "diagrams": numbers,
             "learning_rate": {
-                "eta_mu": rates.tolist(), "envelope": over_rate.columns.tolist(),
+                "eta_mu": rates, "envelope": over_rate.columns,
                 "agreement": over_rate.agreement, "agreement_finite_rate": over_rate.agreement_with(finite_rate),
                 "envelope_argument_fails_from": breaks, "all_leave_from": unstable,
                 "boundary_envelope": [None if np.isnan(b) else float(b) for b in over_rate.boundary],
-                "finite_rate_envelope": finite_rate.tolist(), "escaped": over_rate.escaped.astype(int).tolist(),
+                "finite_rate_envelope": finite_rate, "escaped": over_rate.escaped.astype(int),
             },
         },
         {

@@ -38,8 +38,8 @@ def run_transfer(
         {
             "steps": steps,
             "slopes": slopes,
-            "T": every.tolist(),
-            "running_mean": {name: run.running_mean[every - 1].tolist() for name, run in runs.items()},
+            "T": every,
+            "running_mean": {name: run.running_mean[every - 1] for name, run in runs.items()},
         },
         {"transfer": transfer_figure(runs)},
     )
