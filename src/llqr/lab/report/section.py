@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from llqr.lab.grouping import grouped
 from llqr.lab.report.html_table import HtmlTable, Sourced
 from llqr.lab.report.plots import Look, Plot, looks
 from llqr.lab.runs.stored import StoredRun
@@ -59,9 +60,7 @@ class Section:
 
     def by_method(self, runs: Iterable[StoredRun]) -> list[tuple[str, list[StoredRun]]]:
         """The runs of each method, for the methods that have any."""
-        groups: dict[str, list[StoredRun]] = {}
-        for run in runs:
-            groups.setdefault(run.method, []).append(run)
+        groups = grouped(runs, lambda run: run.method)
         return [(method, groups[method]) for method in self.methods if method in groups]
 
     def results(self, method: str, *keys: str) -> list[Sourced]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.grouping import grouped
 from llqr.lab.names import unknown
 from llqr.lab.results import curves
 from llqr.lab.runs.apart import settings_apart
@@ -63,12 +64,10 @@ def draw(lines: Sequence[Line]) -> "Figure":
 
 def _named(lines: Sequence[Line], *, several_recipes: bool) -> dict[str, list[Line]]:
     """The curves by what they are called: runs of one name differ in nothing but their seed."""
-    groups: dict[str, list[Line]] = {}
-    for line in lines:
-        method: str = line["run"]["method"]
-        groups.setdefault(f"{line['recipe']} {method}" if several_recipes else method, []).append(line)
+    groups = grouped(lines, lambda line: (line["recipe"] if several_recipes else "", line["run"]["method"]))
     named: dict[str, list[Line]] = {}
-    for name, own in groups.items():
+    for recipe_and_method, own in groups.items():
+        name = " ".join(filter(None, recipe_and_method))
         for line, setting in zip(own, settings_apart([line["run"] for line in own]), strict=True):
             named.setdefault(f"{name}, {setting}" if setting else name, []).append(line)
     return named

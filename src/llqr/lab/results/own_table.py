@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from llqr.lab.grouping import grouped
 from llqr.lab.results.averages import measured_cell
 from llqr.lab.results.paper_table import PaperCell, PaperTable
 from llqr.lab.runs.apart import settings_apart
@@ -20,9 +21,7 @@ def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
 
 
 def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperCell]:
-    methods: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        methods.setdefault(run.method, []).append(run)
+    methods = grouped(runs, lambda run: run.method)
     reference = next(iter(methods.values()))
     for method, found in methods.items():
         yield measured_cell(row, method, found, reference, measure)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llqr.lab.grouping import grouped
 from llqr.lab.results.decimals import decimals
 
 MARK = "†"
@@ -108,10 +109,8 @@ class PaperTable:
 
     def missing_in_words(self) -> str:
         """The missing cells, row by row."""
-        rows: dict[str, list[str]] = {}
-        for cell in self.missing:
-            rows.setdefault(cell.row, []).append(cell.column)
-        return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
+        rows = grouped(self.missing, lambda cell: cell.row)
+        return "; ".join(f"{row}: {', '.join(cell.column for cell in cells)}" for row, cells in rows.items())
 
 
 def headings(table: PaperTable) -> list[str]:

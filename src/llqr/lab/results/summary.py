@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median, stdev
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
 
+from llqr.lab.grouping import grouped
 from llqr.lab.results.decimals import spread
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
@@ -39,12 +41,9 @@ class Summary:
 
 def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
     """Results by recipe and method, in the order in which these first appear."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for result in results:
-        groups.setdefault((result["recipe"], result["method"]), []).append(result)
     first_seconds: dict[str, float] = {}
     summaries = []
-    for (recipe, method), group in groups.items():
+    for (recipe, method), group in grouped(results, itemgetter("recipe", "method")).items():
         metric, counted_in = group[0]["metric"], group[0].get("counted_in", "epoch")
         seconds = median(result[TIMES[counted_in][0]] for result in group)
         best, last = ([result[key] for result in group] for key in ("best", "last"))

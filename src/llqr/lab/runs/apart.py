@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.grouping import grouped
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.stored import StoredRun
 
@@ -25,12 +26,9 @@ def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredR
 
     Of a run that several folders hold, one counts: a seed that counts twice makes a deviation too small.
     """
-    groups: dict[tuple[str, str], list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault((run.recipe, run.method), []).append(run)
     names: dict[Path, str] = {}
     counted: dict[tuple[str, str, int], StoredRun] = {}
-    for (recipe, method), own in groups.items():
+    for (recipe, method), own in grouped(runs, lambda run: (run.recipe, run.method)).items():
         for run, setting in zip(own, settings_apart([_known(run) for run in own]), strict=True):
             names[run.path] = f"{method}, {setting}" if setting else method
             place = (recipe, names[run.path], run.seed)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llqr.lab import pictures
 from llqr.lab.bench.plots.bars import memory, peers, refresh, step
 from llqr.lab.bench.plots.lines import cadence, scaling, shards, solvers
-from llqr.lab.bench.plots.rows import Rows
-from llqr.lab.bench.record import measured_on
+from llqr.lab.bench.record import Rows, measured_on
 from llqr.lab.errors import ConfigurationError
 
 if TYPE_CHECKING:
