@@ -1,10 +1,10 @@
 """Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`.
 
 In reading order: `problem` (model, loss and batch as a function of the weights), with `attached`, `writes` and
-`whole_weights`, which leave the model as it was; `quadratic` (what a refresh learns from); `divergence`, `derivatives`
-and `curvature` (the mathematics of a product); `engine` and `engines` (ways to compute it), of which `linearised`
-traces the product and `passes` uses FSDP's own passes; `loss_checks` (what a loss does not say of itself); `ranks` (the
-models of several ranks as one); `uncompiled` (torch.compile switched off for a while).
+`set_aside`, which leave the model as it was; `quadratic` (what a refresh learns from); `divergence`, `derivatives` and
+`curvature` (the mathematics of a product); `engine` and `engines` (ways to compute it), of which `linearised` traces
+the product and `passes` uses FSDP's own passes; `loss_checks` (what a loss does not say of itself); `ranks` (the models
+of several ranks as one).
 """
 
 from llqr.curvature.curvature import Curvature

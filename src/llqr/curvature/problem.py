@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, places, reattach
-from llqr.curvature.uncompiled import uncompiled
-from llqr.curvature.whole_weights import fsdp_set_aside
+from llqr.curvature.set_aside import fsdp_set_aside, uncompiled
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llqr.theory.landscapes import RingLandscape, spread_angles
-from llqr.theory.pothole import Number, Pothole
+from llqr.theory.landscapes import Number, Pothole, RingLandscape, spread_angles
 from llqr.theory.trajectories import METHODS, Method, Trajectory, simulate
 
 NOISE_VARIANCE = 1e-9

@@ -10,9 +10,9 @@ from torch import nn
 
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
-from llqr.lab.cores import cores
 from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import DataError
+from llqr.lab.machine import cores
 from llqr.lab.tasks.own.image_folder import experiment
 from llqr.lab.tasks.own.random_states import RandomStates
 

@@ -23,7 +23,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.tasks import Task
-from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training import checkpoint
 
 Progress = Callable[[float], None]

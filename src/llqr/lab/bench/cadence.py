@@ -18,7 +18,7 @@ from llqr.lab.bench.step import BURST, learns_metric, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.number_table import Number, number_table
-from llqr.lab.results import paper
+from llqr.lab.results.paper_table import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563
@@ -72,7 +72,7 @@ def rows(
 @cache
 def intervals() -> tuple[int, ...]:
     """The paper's refresh intervals."""
-    return tuple(sorted({row["interval"] for row in paper.paper()["cadence"]["rows"]} - {None}))
+    return tuple(sorted({row["interval"] for row in paper()["cadence"]["rows"]} - {None}))
 
 
 def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
@@ -80,9 +80,7 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     architecture = ARCHITECTURES.get(network.name) if not network.options.keys() - {"patch"} else None
     if architecture is None or network.options.get("patch", 16) != 16:
         return None
-    own = {
-        (row["method"], row["interval"]): row for row in paper.paper()["cadence"]["rows"] if row["arch"] == architecture
-    }
+    own = {(row["method"], row["interval"]): row for row in paper()["cadence"]["rows"] if row["arch"] == architecture}
     row = own[method, interval]
     return {
         "epoch_seconds": row["epoch_s"],

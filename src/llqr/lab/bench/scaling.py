@@ -10,7 +10,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.number_table import Number, number_table
-from llqr.lab.results import paper
+from llqr.lab.results.paper_table import paper
 
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
@@ -43,7 +43,7 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     parameters = [row["parameters"] for row in rows]
     fitted = [exponent(parameters, times) for times in zip(*(row["repeats"] for row in rows), strict=True)]
-    return {"exponent": quartiles(fitted), "paper_exponent": paper.paper()["scaling-exponent"]["value"]}
+    return {"exponent": quartiles(fitted), "paper_exponent": paper()["scaling-exponent"]["value"]}
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:

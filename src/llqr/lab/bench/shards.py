@@ -14,7 +14,7 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +25,18 @@ import torch.distributed as dist
 from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
-from llqr.lab.bench.payload import Payload
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import MIB, Number, number_table
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
-from llqr.lab.results.paper import paper
+from llqr.lab.results.paper_table import paper
 from llqr.metric.owned import Owned
 
 COUNTS = (1, 2, 4, 8)
@@ -230,3 +230,44 @@ def as_table(rows: Sequence[Row]) -> Table:
     ]
     shown = [row | {"refresh_padding": row["vectors"] * row["padding"]} if "vectors" in row else row for row in rows]
     return number_table("shards", shown, ("model", "what", "structure"), numbers)
+
+
+class Payload(TorchDispatchMode):
+    """Bytes that this rank receives while entered: of vectors, and of the few numbers that ranks agree about.
+
+    A ring brings a rank `(n - 1) / n` of a gathered or scattered buffer, and twice that of a reduced one.
+
+    Attributes:
+        vectors: bytes of buffers whose length in entries is one of `lengths`.
+        numbers: bytes of all others.
+    """
+
+    def __init__(self, lengths: Collection[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
+        self._lengths = set(lengths)
+        self.vectors = 0
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        received = RECEIVED.get(func)
+        if received is not None:
+            buffer, count = received(*args)
+            if buffer.numel() in self._lengths:
+                self.vectors += count
+            else:
+                self.numbers += count
+        return func(*args, **(kwargs or {}))
+
+
+def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
+    ranks = dist.ProcessGroup.unbox(group).size()
+    return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
+
+
+RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
+    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
+    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
+    torch.ops.c10d.allreduce_.default: _reduced,
+}

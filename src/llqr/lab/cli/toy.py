@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.toy.escape import run_escape
+from llqr.lab.toy.experiment import save
 from llqr.lab.toy.hover import run_hover
 from llqr.lab.toy.noise import run_noise
-from llqr.lab.toy.page import save
 from llqr.lab.toy.phase import run_phase
 from llqr.lab.toy.selection import run_selection
 from llqr.lab.toy.transfer import run_transfer

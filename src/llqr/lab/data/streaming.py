@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from llqr.lab.cores import cores
 from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.decode import decode
+from llqr.lab.machine import cores
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])

@@ -29,9 +29,9 @@ from llqr.lab.runs.planned import plan
 from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.tasks.own import sources
 from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 

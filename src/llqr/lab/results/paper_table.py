@@ -1,11 +1,24 @@
 """A table of the paper with measured numbers beside the printed ones, and how its cells are written."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from llqr.lab.grouping import grouped
 from llqr.lab.results.decimals import decimals
+
+FILE = Path(__file__).parent / "paper_tables.json"
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """All tables of the paper, by name."""
+    tables: dict[str, Any] = json.loads(FILE.read_text())
+    return tables
+
 
 MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from llqr.lab.data import Batches
 from llqr.lab.extras import extra
-from llqr.lab.models.decoding.beam import beam_search
+from llqr.lab.models.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics

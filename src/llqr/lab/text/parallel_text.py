@@ -11,7 +11,7 @@ from typing import Any
 
 from llqr.lab.text import moses, prepared_folder
 from llqr.lab.text.cleaning import Rules
-from llqr.lab.text.prepared_text import PreparedText
+from llqr.lab.text.prepared_folder import PreparedText
 from llqr.lab.text.sentences import SentencePairs, Sentences
 
 

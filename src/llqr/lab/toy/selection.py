@@ -12,7 +12,7 @@ from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, Seeds, ToyResult, part_of
 from llqr.theory import Selection, select
-from llqr.theory.exits import ExitSettings, ExitTimes, exit_times
+from llqr.theory.phase import ExitSettings, ExitTimes, exit_times
 
 
 def run_selection(

@@ -13,7 +13,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
-from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.loop import Execution, Training
 
 

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from llqr.lab import models
-from llqr.lab.cores import cores
 from llqr.lab.data.decode import decode
 from llqr.lab.data.streaming import (
     IMAGE_ENDINGS,
@@ -26,6 +25,7 @@ from llqr.lab.data.streaming import (
     random_resized_box,
 )
 from llqr.lab.errors import DataError
+from llqr.lab.machine import cores
 from llqr.lab.tasks.own import fingerprint
 from llqr.lab.tasks.own.experiment import Experiment
 from llqr.lab.tasks.own.task import OwnTask

@@ -1,13 +1,15 @@
-"""A model sharded by FSDP2 called as if it were not: on whole weights that it is given."""
+"""What is set aside while a model is called: FSDP's own weights, and compiled code."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -36,3 +38,31 @@ def _replace(hooks: dict[int, Callable[..., Any]], others: Mapping[int, Callable
     """In place, because handles of hooks refer to the dictionary."""
     hooks.clear()
     hooks.update(others)
+
+
+_lock = threading.Lock()
+_inside = 0
+_stance: AbstractContextManager[Any] | None = None
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """torch cannot compile where every operation is looked at, and would not try again what has failed once.
+
+    torch's switch is one for all threads, and each puts back what it has found: of several that are inside at the same
+    time, the first one switches, and the last one back.
+    """
+    global _inside, _stance
+    with _lock:
+        if not _inside and "torch._dynamo" in sys.modules:
+            _stance = torch.compiler.set_stance("force_eager")
+            _stance.__enter__()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _stance is not None:
+                _stance.__exit__(None, None, None)
+                _stance = None
