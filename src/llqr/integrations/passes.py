@@ -149,6 +149,13 @@ class Passes:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
+def forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+    """A pass of a loop whose framework has its own `backward`; returns the loss."""
+    loss = compute_loss(*args)
+    backward(loss)
+    return loss.detach()
+
+
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:
     """Let the processes that train one model learn one metric, which a geometry of the bare model does not know of."""
     if optimizer is not None and ranks > 1 and isinstance(optimizer.geometry, Geometry):
