@@ -11,6 +11,7 @@ from rich.table import Table
 
 from llqr.lab.grouping import grouped
 from llqr.lab.results.decimals import spread
+from llqr.lab.results.paper_table import Number
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
@@ -37,6 +38,10 @@ class Summary:
     counted_in: str
     seconds: float
     relative_time: float
+
+    @property
+    def best(self) -> Number:
+        return Number(self.best_mean, self.best_std, self.n)
 
 
 def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
