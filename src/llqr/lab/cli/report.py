@@ -23,7 +23,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, curves, draw_curves, measurements, plot
+from llqr.lab.results import build_table, curves, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
 from llqr.lab.runs import stored
@@ -60,12 +60,6 @@ def report(
     check_file("--out", target)
     write_report([run.path for run in found], target, machine.choose_device(device), samples=samples, quiet=quiet)
     print(target)
-
-
-def after_comparison(folders: Sequence[Path], out: Path, device: torch.device, *, quiet: bool) -> None:
-    """Write the page on runs that were just made, and print its path."""
-    write_report(folders, out, device, quiet=quiet)
-    Console(stderr=True, quiet=quiet).print(f"report: {out}", highlight=False, soft_wrap=True)
 
 
 def write_report(
@@ -224,5 +218,5 @@ def draw(
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is not there.")
-    draw_curves.save(files, to, method or ())
+    curves.save(files, to, method or ())
     print(to)

@@ -287,8 +287,10 @@ def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
     """Write the page on the runs, for which their solutions are measured, unless the last run was to be stopped."""
     if stop.reason:
         raise Stopped(f"Stopped by {stop.reason} after the last run; the same command writes the report.")
-    folders = [one.path for one in planned]
-    reporting.after_comparison(folders, how.out / "report.html", how.execution.device, quiet=how.quiet)
+    page = how.out / "report.html"
+    reporting.write_report([one.path for one in planned], page, how.execution.device, quiet=how.quiet)
+    if not how.quiet:
+        print(f"report: {page}", file=sys.stderr)
 
 
 def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:
