@@ -48,7 +48,10 @@ class Curvature:
         self.loss = loss.detach()
         self.terms = problem.terms(outputs)
         self._q = divergence.output_hessian(problem.loss, outputs)
-        self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
+        scale = divergence.scale if scale is None else scale
+        check_scale(scale)
+        factor = 1.0 if scale == "mean" else scale
+        self._scale = self.terms if factor == "sum" else torch.full_like(self.terms, float(factor))
         self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
@@ -168,10 +171,3 @@ class Curvature:
 
 def _dot(a: Named, b: Named) -> float:
     return sum(float((part.double() * b[name].double()).sum()) for name, part in a.items())
-
-
-def _resolve(scale: Scale, terms: Tensor) -> Tensor:
-    check_scale(scale)
-    if scale == "sum":
-        return terms
-    return torch.full_like(terms, 1.0 if scale == "mean" else float(scale))

@@ -62,7 +62,8 @@ class Comparison:
         first, *_ = summaries = self.summaries
         found = []
         for one in summaries:
-            sharpness = self._sharpness(one.method)
+            measured = (run.analysis for run in self.runs if run.method == one.method and run.analysis is not None)
+            sharpness = [analysis["sharpness"]["top"]["value"] for analysis in measured]
             other = one is not first
             found.append(
                 {
@@ -124,13 +125,6 @@ class Comparison:
         first = self.runs[0].method
         test = f"± is the standard deviation over n seeds; p is Welch's, of the difference to {first}."
         return [*([test] if self.summaries[0].n > 1 else []), *self.notes]
-
-    def _sharpness(self, method: str) -> list[float]:
-        return [
-            run.analysis["sharpness"]["top"]["value"]
-            for run in self.runs
-            if run.method == method and run.analysis is not None
-        ]
 
 
 def compare(
