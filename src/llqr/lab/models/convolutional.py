@@ -1,5 +1,6 @@
 """What the convolutional networks are made of: a convolution with BatchNorm, and the frame around all blocks."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -21,25 +22,22 @@ def he_normal(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-class ConvolutionalNetwork(nn.Module):
-    """Its ``parts`` one after the other, the last of them with ``width`` channels; a global mean and a linear head."""
-
-    def __init__(self, width: int, classes: int, **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.head = nn.Linear(width, classes)
-        he_normal(self)
+class GlobalMean(nn.Module):
+    """Over the pixels of every channel."""
 
     def forward(self, images: Tensor) -> Tensor:
-        *parts, head = self.children()
-        for part in parts:
-            images = part(images)
-        logits: Tensor = head(images.mean(dim=(2, 3)))
-        return logits
+        return images.mean(dim=(2, 3))
 
 
-def pre_activation(stem: nn.Module, blocks: Iterable[nn.Module], width: int, classes: int) -> ConvolutionalNetwork:
+def network(width: int, classes: int, *, hidden: nn.Module | None = None, **parts: nn.Module) -> nn.Sequential:
+    """These parts one after the other, a global mean, ``hidden`` layers that end with ``width``, and a linear head."""
+    after = {} if hidden is None else {"hidden": hidden}
+    made = nn.Sequential(OrderedDict(**parts, mean=GlobalMean(), **after, head=nn.Linear(width, classes)))
+    he_normal(made)
+    return made
+
+
+def pre_activation(stem: nn.Module, blocks: Iterable[nn.Module], width: int, classes: int) -> nn.Sequential:
     """Of pre-activation residual blocks, so that a norm and a ReLU follow the last of them."""
     norm = nn.BatchNorm2d(width)
-    return ConvolutionalNetwork(width, classes, stem=stem, blocks=nn.Sequential(*blocks), norm=norm, relu=nn.ReLU())
+    return network(width, classes, stem=stem, blocks=nn.Sequential(*blocks), norm=norm, relu=nn.ReLU())

@@ -9,7 +9,7 @@ widths growing by 7.5 per block and multiplied by 4 at the output, 18,323,787 pa
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.convolutional import ConvolutionalNetwork, conv_norm, pre_activation
+from llqr.lab.models.convolutional import conv_norm, pre_activation
 
 LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
 
@@ -53,7 +53,7 @@ def pyramidnet110(
     alpha: int = 270,
     block: str = "basic",
     width: int = 16,
-) -> ConvolutionalNetwork:
+) -> nn.Sequential:
     """PyramidNet-110, alpha = 270: a 3x3 stem with BatchNorm, three stages, norm, ReLU, global mean and linear head.
 
     ``width`` is that of the stem, and the last block is alpha wider.

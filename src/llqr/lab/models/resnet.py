@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.convolutional import ConvolutionalNetwork, conv_norm
+from llqr.lab.models.convolutional import conv_norm, network
 
 
 class BasicBlock(nn.Module):
@@ -46,7 +46,7 @@ def shortcut(fan_in: int, fan_out: int, stride: int) -> nn.Module:
 
 def resnet(
     block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], stem: nn.Module, width: int, classes: int
-) -> ConvolutionalNetwork:
+) -> nn.Sequential:
     """A stem, four stages that double the width and halve the image, a global mean and a linear head."""
     fan_in, stages = width, []
     for stage, depth in enumerate(depths):
@@ -56,10 +56,10 @@ def resnet(
             blocks.append(block(fan_in, width << stage, stride))
             fan_in = (width << stage) * block.expansion
         stages.append(nn.Sequential(*blocks))
-    return ConvolutionalNetwork(fan_in, classes, stem=stem, stages=nn.Sequential(*stages))
+    return network(fan_in, classes, stem=stem, stages=nn.Sequential(*stages))
 
 
-def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> ConvolutionalNetwork:
+def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> nn.Sequential:
     """ResNet-18 with the 3x3 stem of stride 1 used on 32 and 64 pixels; ``width`` is that of the first stage."""
     if image_size < 8:
         raise ValueError(f"image_size must be at least 8 for resnet18, which halves it three times, got {image_size}.")
@@ -67,7 +67,7 @@ def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, widt
     return resnet(BasicBlock, (2, 2, 2, 2), stem, width, classes)
 
 
-def resnet50(*, classes: int = 1000, image_size: int = 224, channels: int = 3, width: int = 64) -> ConvolutionalNetwork:
+def resnet50(*, classes: int = 1000, image_size: int = 224, channels: int = 3, width: int = 64) -> nn.Sequential:
     """ResNet-50 with the 7x7 stem of stride 2 and the max-pool used on ImageNet."""
     if image_size < 32:
         raise ValueError(f"image_size must be at least 32 for resnet50, which halves it five times, got {image_size}.")

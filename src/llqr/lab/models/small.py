@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from llqr.lab.models.convolutional import ConvolutionalNetwork, conv_norm
+from llqr.lab.models.convolutional import conv_norm, network
 
 
 def mlp(
@@ -21,7 +21,7 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> ConvolutionalNetwork:
+def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> nn.Sequential:
     """Three 3x3 convolutions with BatchNorm and ReLU, halving the image twice, a global mean and a linear head.
 
     ``width`` is the number of channels of the first convolution.
@@ -33,4 +33,4 @@ def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int
         nn.Sequential(*conv_norm(fan_in, fan_out, 3, stride), nn.ReLU())
         for (fan_in, fan_out), stride in zip(sizes, (1, 2, 2), strict=True)
     ]
-    return ConvolutionalNetwork(4 * width, classes, features=nn.Sequential(*layers))
+    return network(4 * width, classes, features=nn.Sequential(*layers))

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.convolutional import ConvolutionalNetwork, pre_activation
+from llqr.lab.models.convolutional import pre_activation
 
 
 class WideBlock(nn.Module):
@@ -25,7 +25,7 @@ class WideBlock(nn.Module):
 
 def wrn28_10(
     *, classes: int = 10, image_size: int = 32, channels: int = 3, depth: int = 28, widen: int = 10, width: int = 16
-) -> ConvolutionalNetwork:
+) -> nn.Sequential:
     """WRN-28-10: a 3x3 stem, three stages of ``(depth - 4) / 6`` blocks, norm, ReLU, global mean and linear head.
 
     ``width`` is that of the stem, which the stages multiply by ``widen``.
