@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
+from llqr.lab import pictures
 from llqr.lab.report.conclusion import deciding
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, mean
 from llqr.lab.report.plots import Plot
@@ -101,9 +102,9 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
         values += [value for one in several for value in one if value == value]
         late += [value for one in several for value in one[count // 4 :] if value == value]
     if values and min(values) > 0 and max(values) > 20 * min(values):
-        plot.logarithmic()
+        plot.axes.set_yscale("log")
     elif late:
-        plot.focus(late)
+        pictures.focus(plot.axes, late)
     return plot
 
 
