@@ -7,8 +7,9 @@ square, 224/256 of the shorter side. Pillow decodes.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -28,6 +29,8 @@ IMAGE_ENDINGS = {".jpeg", ".jpg", ".png"}
 CENTRAL = 224 / 256
 
 Box = tuple[float, float, float, float]
+Files = list[tuple[Path, int]]
+"""The images of one split, with their labels."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +68,21 @@ class StreamingOptions(FileOptions):
             )
 
 
-@dataclass(frozen=True)
-class Files:
-    """The images of one split: paths and labels."""
-
-    paths: list[Path]
-    labels: list[int]
-
-    def __len__(self) -> int:
-        return len(self.paths)
+def images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
 
 
 def find_files(folder: Path, classes: list[str]) -> Files:
     """Every image below ``folder``, which has one folder per class."""
-    paths, labels = [], []
+    files = []
     for label, name in enumerate(classes):
-        found = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        found = images_in(folder / name)
         if not found:
             raise FileNotFoundError(
                 f"{folder / name} holds no images: expected at least one .JPEG, .jpg or .png there."
             )
-        paths += found
-        labels += [label] * len(found)
-    return Files(paths, labels)
+        files += [(path, label) for path in found]
+    return files
 
 
 def random_resized_box(width: int, height: int, chance: random.Random) -> Box:
@@ -116,6 +111,15 @@ def central_box(width: int, height: int, fraction: float) -> Box:
     return left, top, left + side, top + side
 
 
+def square(path: Path, size: int, box: Callable[[int, int], Box], flip: Callable[[], bool]) -> Tensor:
+    """The ``box`` of an image of some width and height as bytes ``(size, size, 3)``, perhaps flipped."""
+    from PIL.Image import Resampling, Transpose
+
+    image = decode(path)
+    image = image.resize((size, size), Resampling.BILINEAR, box=box(*image.size))
+    return torch.from_numpy(np.array(image.transpose(Transpose.FLIP_LEFT_RIGHT) if flip() else image))
+
+
 class DecodedImages(Dataset[tuple[Tensor, int]]):
     """Images by ``(index, seed)``; the seed determines crop and flip, no seed means the central crop."""
 
@@ -123,23 +127,15 @@ class DecodedImages(Dataset[tuple[Tensor, int]]):
         self.files, self.size, self.shorter_side = files, size, shorter_side
 
     def __getitem__(self, request: tuple[int, int | None]) -> tuple[Tensor, int]:
-        from PIL.Image import Resampling, Transpose
-
         index, seed = request
-        image = decode(self.files.paths[index])
-        chance = None if seed is None else random.Random(seed)
-        box = self._box(*image.size, chance)
-        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
-        if chance is not None and chance.random() < 0.5:
-            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(image)), self.files.labels[index]
-
-    def _box(self, width: int, height: int, chance: random.Random | None) -> Box:
-        if chance is None:
-            return central_box(width, height, CENTRAL)
-        if self.shorter_side is None:
-            return random_resized_box(width, height, chance)
-        return random_scaled_box(width, height, self.size, self.shorter_side, chance)
+        path, label = self.files[index]
+        if seed is None:
+            return square(path, self.size, partial(central_box, fraction=CENTRAL), lambda: False), label
+        chance = random.Random(seed)
+        box: Callable[[int, int], Box] = partial(random_resized_box, chance=chance)
+        if self.shorter_side is not None:
+            box = partial(random_scaled_box, size=self.size, sides=self.shorter_side, chance=chance)
+        return square(path, self.size, box, lambda: chance.random() < 0.5), label
 
 
 class StreamingBatches(Batches):
