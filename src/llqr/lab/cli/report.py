@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from llqr.lab import machine, pictures
 from llqr.lab import report as pages
@@ -163,9 +163,8 @@ def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
 
 def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """Rows begin with their name, which is shown once, and the method."""
-    shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in columns:
-        shown.add_column(heading, justify="right")
+    title = f"{built.name}: {built.metric}" if built.metric else built.name
+    shown = Table("row", "method", *(Column(heading, justify="right") for heading in columns), box=SIMPLE, title=title)
     previous = ""
     for row, *cells in rows:
         shown.add_row("" if row == previous else row, *cells)

@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 from llqr.lab.grouping import grouped
 from llqr.lab.results.decimals import spread
@@ -77,15 +77,11 @@ def as_table(summaries: Sequence[Summary]) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
     first = summaries[0]
     tested = first.test_mean is not None
-    table = Table(title=first.recipe, box=SIMPLE)
-    table.add_column("method")
-    headings = [
-        f"best {first.metric}",
-        f"last {first.metric}",
-        *([f"test {first.metric} of the best"] if tested else []),
-    ]
-    for heading in (*headings, "n", HEADINGS[first.counted_in], f"time / {first.method}"):
-        table.add_column(heading, justify="right")
+    headings = [f"best {first.metric}", f"last {first.metric}"]
+    headings += [f"test {first.metric} of the best"] if tested else []
+    headings += ["n", HEADINGS[first.counted_in], f"time / {first.method}"]
+    columns = (Column(heading, justify="right") for heading in headings)
+    table = Table("method", *columns, title=first.recipe, box=SIMPLE)
     for row in summaries:
         pairs: list[tuple[float, float | None]] = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
         if row.test_mean is not None:
