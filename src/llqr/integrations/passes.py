@@ -26,11 +26,12 @@ class _Pass:
     def __init__(self, random: RandomState, function: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.random = random
         self._function, self._args = function, args
-        self._variables = [FreeVariables(one) for one in (function, *args) if callable(one)]
+        self._found = [(one, _tensors_around(one)) for one in (function, *args) if callable(one)]
 
     def repeat(self) -> None:
-        for variables in self._variables:
-            if (name := variables.changed()) is not None:
+        for function, found in self._found:
+            now = _surroundings(function)
+            for name in (name for name, value in found.items() if now.get(name) is not value):
                 raise RuntimeError(
                     f"{name}: another tensor than when this pass ran first, as in a loop over micro-batches; make it "
                     f"an argument, or bind it (lambda {name}={name}: ...)"
@@ -175,20 +176,12 @@ def inner_optimizer(optimizer: Any) -> Optimizer | None:
 MEMBERS = 8
 
 
-class FreeVariables:
+def _tensors_around(function: Callable[..., Any]) -> dict[str, Any]:
     """What a function's free names stand for now, where that is a tensor or holds one, such as a batch."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._found = {name: value for name, value in _bindings(function).items() if _holds_tensors(value)}
-
-    def changed(self) -> str | None:
-        """A name that stands for something else now."""
-        now = _bindings(self._function)
-        return next((name for name, value in self._found.items() if now.get(name) is not value), None)
+    return {name: value for name, value in _surroundings(function).items() if _holds_tensors(value)}
 
 
-def _bindings(function: Callable[..., Any]) -> dict[str, Any]:
+def _surroundings(function: Callable[..., Any]) -> dict[str, Any]:
     if not isinstance(function, FunctionType):
         return {}
     names = _global_names(function.__code__)
