@@ -75,9 +75,8 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
     if not source.exists():
         raise FileNotFoundError(f"source must be a folder or an archive, but {source.absolute()} does not exist.")
     languages = languages or DIRECTION
-    distributed = iwslt.find(source, languages)
-    if distributed is not None:
-        sides = {name: [distributed.side(name, language) for language in languages] for name in ("train", "test")}
+    sides = iwslt.read(source, languages)
+    if sides is not None:
         return RawCorpus(languages, {name: RawSplit(name, *both) for name, both in sides.items()})
     found = {name: [lines.find(source, f"{name}.{language}") for language in languages] for name in SPLITS}
     if None in found["train"]:
