@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from llqr.lab.toy.phase import run_phase
 from llqr.lab.toy.selection import run_selection
 from llqr.lab.toy.transfer import run_transfer
 from llqr.lab.writing import check_folder, explained
-from llqr.theory.search import as_dict, search
+from llqr.theory.search import search
 
 HELP = "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
 Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
@@ -80,7 +81,7 @@ def search_command(
     say = Console(stderr=True).print
     for found in search(candidates=candidates, seed=seed, progress=say):
         line = {"worst_path_ratio": found.worst_ratio, "claims_kept_under_jitter": found.robustness}
-        typer.echo(json.dumps(line | as_dict(found.constants)))
+        typer.echo(json.dumps(line | asdict(found.constants)))
 
 
 @contextmanager
