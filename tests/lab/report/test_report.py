@@ -445,11 +445,12 @@ def test_compare_writes_a_report_on_its_runs(compared):
 
 def test_the_measured_solution_is_the_trained_network(compared):
     folder = RunFolder(compared / "digits/mlp/llqr-ngd/seed0")
-    found = solution.load(folder, folder.run().load_task(CPU), CPU)
+    task = folder.run().load_task(CPU)
+    model, metric = solution.load(folder, task, CPU)
     with torch.no_grad():
-        assert found.task.evaluate(found.model.eval()) == folder.result()["test"]
-    assert found.metric.learned
-    assert set(found.metric.kinds.values()) == {"kfac", "diagonal"}
+        assert task.evaluate(model.eval()) == folder.result()["test"]
+    assert metric.learned
+    assert set(metric.kinds.values()) == {"kfac", "diagonal"}
 
 
 def test_a_solution_is_measured_again_only_on_other_samples(compared, tmp_path):

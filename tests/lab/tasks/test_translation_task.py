@@ -271,11 +271,11 @@ def test_the_report_shows_bleu_and_token_error_against_steps_and_time(trained):
 
 def test_the_solution_is_measured_with_padding_left_out(trained, texts):
     task = trained.run().load_task(CPU)
-    found = solution.analyse(solution.load(trained, task, CPU), CPU, samples=24)
+    found = solution.analyse(trained, task, CPU, samples=24)
     assert found["samples"] == 24
     assert found["sharpness"]["top"]["value"] > 0
     batch, _ = task.samples(24, solution.SAMPLES_SEED)
-    model = solution.load(trained, task, CPU).model.eval()
+    model = solution.load(trained, task, CPU)[0].eval()
     with torch.no_grad():
         assert found["loss"] == pytest.approx(task.loss(task.forward(model, batch[0]), batch[1]).item(), rel=1e-4)
 
