@@ -17,26 +17,44 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from llqr.lab.cli.lazy_group import PLAIN
-from llqr.lab.toy.escape import run_escape
-from llqr.lab.toy.experiment import save
-from llqr.lab.toy.hover import run_hover
-from llqr.lab.toy.noise import run_noise
-from llqr.lab.toy.phase import run_phase
-from llqr.lab.toy.selection import run_selection
-from llqr.lab.toy.transfer import run_transfer
 from llqr.lab.writing import check_folder, explained
 from llqr.theory.search import search
 
 HELP = "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
 Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
 OUT = Path("runs/toy")
-app = typer.Typer(**PLAIN)
-toy_app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
-app.add_typer(toy_app, name="toy")
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """``app``, made when it is asked for: the experiments import matplotlib."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from llqr.lab.toy.escape import run_escape
+    from llqr.lab.toy.hover import run_hover
+    from llqr.lab.toy.noise import run_noise
+    from llqr.lab.toy.phase import run_phase
+    from llqr.lab.toy.selection import run_selection
+    from llqr.lab.toy.transfer import run_transfer
+
+    app, commands = typer.Typer(**PLAIN), typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
+    app.add_typer(commands, name="toy")
+    experiments = (run_hover, run_escape, run_noise, run_phase, run_selection, run_transfer)
+    figures = [commands.command(run.__name__.removeprefix("run_"))(_command(run)) for run in experiments]
+
+    @commands.command("all")
+    def all_command(out: Out = OUT) -> None:
+        """Every figure with its default options."""
+        for command in figures:
+            command(out=out)
+
+    commands.command("search")(search_command)
+    return app
 
 
 def _command(run: Callable[..., Any]) -> Callable[..., None]:
     """Run an experiment, save its result and print its sentences; the recorded command names every option."""
+    from llqr.lab.toy.experiment import save
+
     parameters = inspect.signature(run).parameters
     options = [parameter for parameter in parameters.values() if parameter.name != "progress"]
 
@@ -61,18 +79,6 @@ def _command(run: Callable[..., Any]) -> Callable[..., None]:
     return command
 
 
-EXPERIMENTS = (run_hover, run_escape, run_noise, run_phase, run_selection, run_transfer)
-FIGURES = [toy_app.command(run.__name__.removeprefix("run_"))(_command(run)) for run in EXPERIMENTS]
-
-
-@toy_app.command("all")
-def all_command(out: Out = OUT) -> None:
-    """Every figure with its default options."""
-    for command in FIGURES:
-        command(out=out)
-
-
-@toy_app.command("search")
 def search_command(
     candidates: Annotated[int, typer.Option(min=100, help="Random landscapes to draw.")] = 1_500_000,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
