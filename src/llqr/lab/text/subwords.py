@@ -83,26 +83,22 @@ def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[
     marked = sorted(last)
     # The library numbers marked characters in an order that changes from process to process, and so do the ties between
     # pairs. Passed as special tokens, they keep this order.
-    joined = _train(texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
+    joined = _train("words", texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
     return [*sorted(inner), *marked], joined
 
 
 def _learn_bytes(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
     alphabet = sorted(_tokenizers().pre_tokenizers.ByteLevel.alphabet())
-    return alphabet, _train(texts, len(alphabet), merges, special_tokens=[], initial_alphabet=alphabet)
+    return alphabet, _train("bytes", texts, len(alphabet), merges, initial_alphabet=alphabet)
 
 
 def _train(
-    texts: Callable[[], Iterable[str]], characters: int, merges: int, *, special_tokens: list[str], **options: Any
+    alphabet: str, texts: Callable[[], Iterable[str]], characters: int, merges: int, **options: Any
 ) -> list[tuple[str, str]]:
-    alphabet = "words" if "end_of_word_suffix" in options else "bytes"
     tokenizer = _build({}, [], alphabet)
+    size = len(options.get("special_tokens", ())) + characters + merges
     trainer = _tokenizers().trainers.BpeTrainer(
-        vocab_size=len(special_tokens) + characters + merges,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=special_tokens,
-        show_progress=False,
-        **options,
+        vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False, **options
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
