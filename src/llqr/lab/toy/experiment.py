@@ -35,11 +35,6 @@ class ToyResult:
     figures: dict[str, Figure]
 
 
-def part_of(progress: Progress, what: str) -> Callable[[int, int], None]:
-    """``progress`` for the part of the work called ``what``."""
-    return lambda done, total: progress(what, done, total)
-
-
 def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
     """For each claim the fraction of runs in which it holds."""
     return {claim: float(holds.double().mean()) for claim, holds in claims.items()}

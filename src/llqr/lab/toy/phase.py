@@ -1,6 +1,7 @@
 """Escape phase diagrams over (rho, lambda_bar), and over the learning rate."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.patches import Patch
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import LABELS, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, ToyResult, part_of
+from llqr.lab.toy.experiment import Progress, ToyResult
 from llqr.theory import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.arguments import Array
 from llqr.theory.phase import Cells
@@ -30,14 +31,14 @@ def run_phase(
     bar, rho = np.geomspace(0.1, 2.0, rows), np.geomspace(0.05, 4.0, columns)
     diagrams, finite = {}, {}
     for method in ("sam", "llqr+sam"):
-        report = part_of(progress, f"phase diagram of {LABELS[method]}")
+        report = partial(progress, f"phase diagram of {LABELS[method]}")
         diagrams[method] = escape_diagram(method, bar, rho, settings, report)
         sharpness = bar + settings.lambda_eps
         rate = settings.eta * (sharpness if method == "sam" else sharpness / bar)
         finite[method] = finite_rate_envelope(rate, settings) * (1 if method == "sam" else np.sqrt(bar))
     rates = np.geomspace(0.05, 2.5, rows)
     over_rate = rate_diagram(
-        rates, np.geomspace(0.1, 4.0, columns), settings, progress=part_of(progress, "learning rates")
+        rates, np.geomspace(0.1, 4.0, columns), settings, progress=partial(progress, "learning rates")
     )
     finite_rate = finite_rate_envelope(rates, settings)
     breaks = float(rates[np.argmax(over_rate.boundary < 0.8 * settings.r_eps)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import astuple
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, Seeds, ToyResult, part_of
+from llqr.lab.toy.experiment import Progress, Seeds, ToyResult
 from llqr.theory import Selection, select
 from llqr.theory.phase import ExitSettings, ExitTimes, exit_times
 
@@ -33,7 +34,7 @@ def run_selection(
     for method in ("sam", "llqr+sam"):
         times = exit_times(
             method, np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma],
-            seeds=seeds, settings=settings, progress=part_of(progress, f"exit times of {LABELS[method]}"),
+            seeds=seeds, settings=settings, progress=partial(progress, f"exit times of {LABELS[method]}"),
         )  # fmt: skip
         over_rho[method] = ExitTimes(*(part[: len(rho)] for part in astuple(times)))
         over_sigma[method] = ExitTimes(*(part[len(rho) :] for part in astuple(times)))
