@@ -140,9 +140,6 @@ class Task(ABC):
         """What the numbers of a run depend on beyond its configuration, such as how a metric was computed."""
         return {}
 
-    def better(self, new: float, old: float) -> bool:
-        return new > old if self.larger_is_better else new < old
-
 
 class TaskCache:
     """Reads the data of a run when they are needed and keeps them for the runs after it that use the same."""
