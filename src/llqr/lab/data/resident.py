@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from llqr.lab.data.augment import Augmentation
+from llqr.lab.data.augment import Augmentation, Draws
 from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
 
@@ -74,7 +74,8 @@ class ResidentBatches(Batches):
 
     def _make(self, samples: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         if self._augmented:
-            images = self.augmentation.apply(self._images, samples, self._draws[part], self._scale, self._shift)
+            draws = Draws(*(numbers[part] for numbers in self._draws))
+            images = self.augmentation.apply(self._images, samples, draws, self._scale, self._shift)
         else:
             images = self._images[samples] * self._scale
             images += self._shift
