@@ -1,7 +1,5 @@
 """How `J v`, `J^T u` and second derivatives of the network are computed: linearise once, then multiply."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

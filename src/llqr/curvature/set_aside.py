@@ -1,7 +1,5 @@
 """What is set aside while a model is called: FSDP's own weights, and compiled code."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Accelerate: the two passes of a loop that calls `accelerator.backward` and `optimizer.step()`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Lightning: a callback that runs a step's second pass, and the two passes of a Fabric loop."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The Riccati recursion of the layerwise LQR, the rollout of its solution, and the exact step in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Argument checks of the closed forms: the float64 array, or an error that names the argument."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -5,8 +5,6 @@ well. A cell counts as escaped once its iterate has been outside the well. `rho 
 paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

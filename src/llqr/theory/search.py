@@ -7,8 +7,6 @@ depend on a third digit. The paths are chaotic, so that rounding, and with it th
 order of the finalists; the constants of the figures are one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Both use one landscape (a flat bowl with a sharp ring, `RingLandscape`), one lea
 radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, which `llqr.theory.search` found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
