@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, digits, plain_cell, spread
+from llqr.lab.report.html_table import HtmlCell, HtmlTable, digits, plain_cell, spread
 from llqr.lab.report.section import Section, result_of
 from llqr.lab.results import summary
 from llqr.lab.results.against import welch
@@ -68,7 +68,7 @@ def deciding(section: Section) -> HtmlTable:
     columns = {heading: [_chosen(runs, *place) for runs in chosen.values()] for heading, place in DECIDING.items()}
     columns = {heading: values for heading, values in columns.items() if any(value is not None for value in values)}
     rows = [
-        HtmlRow([HtmlCell(method), *(plain_cell(values[number]) for values in columns.values())])
+        [HtmlCell(method), *(plain_cell(values[number]) for values in columns.values())]
         for number, method in enumerate(chosen)
     ]
     return HtmlTable(["method", *columns], rows)
