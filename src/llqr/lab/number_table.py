@@ -11,7 +11,7 @@ MIB = 2**-20
 """Bytes times this are MiB."""
 
 
-class Number(NamedTuple):
+class Column(NamedTuple):
     """A column: the heading, where a row holds the number (``a.b`` is nested), its format, and what it is times.
 
     Of a sample it shows the quartiles.
@@ -32,7 +32,7 @@ class Number(NamedTuple):
 
 
 def number_table(
-    title: str, rows: Sequence[Mapping[str, Any]], words: Sequence[str], numbers: Sequence[Number]
+    title: str, rows: Sequence[Mapping[str, Any]], words: Sequence[str], numbers: Sequence[Column]
 ) -> Table:
     """Columns of words, aligned left, then columns of numbers, aligned right; nothing is wrapped.
 

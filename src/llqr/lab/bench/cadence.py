@@ -17,7 +17,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, learns_metric, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 from llqr.lab.results.paper_table import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
@@ -93,16 +93,16 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
 
 def as_table(found: Sequence[dict[str, Any]]) -> Table:
     numbers = [
-        Number("interval", "interval", "{:d}"),
-        Number("updates", "updates", "{:d}"),
-        Number("epoch s", "epoch_seconds.median", "{:.2f}"),
-        Number("vs SGD", "vs_sgd.median", "{:.2f}"),
-        Number("vs SAM", "vs_sam.median", "{:.3f}"),
-        Number("quartiles", "vs_sam", "{:.3f}"),
-        Number("long-run vs SAM", "lasting_vs_sam.median", "{:.3f}"),
-        Number("refresh s", "refresh_seconds.median", "{:.3f}"),
-        Number("paper: vs SGD", "paper.vs_sgd", "{:.2f}"),
-        Number("vs SAM", "paper.vs_sam", "{:.2f}"),
-        Number("refresh s", "paper.refresh_seconds", "{:.2f}"),
+        Column("interval", "interval", "{:d}"),
+        Column("updates", "updates", "{:d}"),
+        Column("epoch s", "epoch_seconds.median", "{:.2f}"),
+        Column("vs SGD", "vs_sgd.median", "{:.2f}"),
+        Column("vs SAM", "vs_sam.median", "{:.3f}"),
+        Column("quartiles", "vs_sam", "{:.3f}"),
+        Column("long-run vs SAM", "lasting_vs_sam.median", "{:.3f}"),
+        Column("refresh s", "refresh_seconds.median", "{:.3f}"),
+        Column("paper: vs SGD", "paper.vs_sgd", "{:.2f}"),
+        Column("vs SAM", "paper.vs_sam", "{:.2f}"),
+        Column("refresh s", "paper.refresh_seconds", "{:.2f}"),
     ]
     return number_table("cadence", found, ("model", "method"), numbers)

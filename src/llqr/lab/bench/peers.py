@@ -24,7 +24,7 @@ from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 
 SETTINGS: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9
@@ -92,11 +92,8 @@ def ours(method: str, foreach: bool, workload: Workload) -> torch.optim.Optimize
 
 def theirs(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimizer:
     settings = {"rho": RHO, "foreach": True if foreach else None, **SETTINGS}
-    made: torch.optim.Optimizer
-    if method == "SAM":
-        made = peer().SAM(model.parameters(), torch.optim.SGD, **settings)
-    else:
-        made = peer().FriendlySAM(model.parameters(), torch.optim.SGD, lmbda=LAM, **settings)
+    kind, own = (peer().SAM, {}) if method == "SAM" else (peer().FriendlySAM, {"lmbda": LAM})
+    made: torch.optim.Optimizer = kind(model.parameters(), torch.optim.SGD, **own, **settings)
     return made
 
 
@@ -127,9 +124,9 @@ def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], *, pri
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     numbers = [
-        Number("ours ms", "our_seconds.median", "{:.2f}", 1e3),
-        Number("theirs ms", "their_seconds.median", "{:.2f}", 1e3),
-        Number("ratio", "ratio.median", "{:.3f}x"),
-        Number("quartiles", "ratio", "{:.3f}"),
+        Column("ours ms", "our_seconds.median", "{:.2f}", 1e3),
+        Column("theirs ms", "their_seconds.median", "{:.2f}", 1e3),
+        Column("ratio", "ratio.median", "{:.3f}x"),
+        Column("quartiles", "ratio", "{:.3f}"),
     ]
     return number_table("peers", rows, ("model", "method", "theirs", "what"), numbers)

@@ -18,7 +18,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes.precision import Precision
 
 Vector = Mapping[str, Tensor]
@@ -151,17 +151,17 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The time per product is that of the whole refresh over its products; the split gives a product alone."""
     numbers = [
-        Number("product every", "product_every", "{:d}"),  # older files lack it; see their command
-        Number("s", "seconds.median", "{:.3f}"),
-        Number("quartiles", "seconds", "{:.3f}"),
-        Number("first s", "first_seconds", "{:.2f}"),
-        Number("ms/Hv", "seconds_a_product", "{:.2f}", 1e3),
-        Number("SGD steps/Hv", "sgd_steps_a_product", "{:.2f}"),
-        Number("linearise s", "split.linearise", "{:.3f}"),
-        Number("Hv s", "split.products", "{:.3f}"),
-        Number("factors s", "split.factors", "{:.3f}"),
-        Number("error Hg", "errors.Hv, v = g", "{:.1e}"),
-        Number("error Hv", "errors.Hv, v random", "{:.1e}"),
-        Number("error Ug", "errors.Ug", "{:.1e}"),
+        Column("product every", "product_every", "{:d}"),  # older files lack it; see their command
+        Column("s", "seconds.median", "{:.3f}"),
+        Column("quartiles", "seconds", "{:.3f}"),
+        Column("first s", "first_seconds", "{:.2f}"),
+        Column("ms/Hv", "seconds_a_product", "{:.2f}", 1e3),
+        Column("SGD steps/Hv", "sgd_steps_a_product", "{:.2f}"),
+        Column("linearise s", "split.linearise", "{:.3f}"),
+        Column("Hv s", "split.products", "{:.3f}"),
+        Column("factors s", "split.factors", "{:.3f}"),
+        Column("error Hg", "errors.Hv, v = g", "{:.1e}"),
+        Column("error Hv", "errors.Hv, v random", "{:.1e}"),
+        Column("error Ug", "errors.Ug", "{:.1e}"),
     ]
     return number_table("refresh", rows, ("model", "structure", "engine"), numbers)

@@ -9,7 +9,7 @@ from rich.table import Table
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 from llqr.lab.results.paper_table import paper
 
 
@@ -48,10 +48,10 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     numbers = [
-        Number("parameters", "parameters", "{:,}"),
-        Number("refresh s", "seconds.median", "{:.3f}"),
-        Number("quartiles", "seconds", "{:.3f}"),
-        Number("first s", "first_seconds", "{:.2f}"),
+        Column("parameters", "parameters", "{:,}"),
+        Column("refresh s", "seconds.median", "{:.3f}"),
+        Column("quartiles", "seconds", "{:.3f}"),
+        Column("first s", "first_seconds", "{:.2f}"),
     ]
     table = number_table("scaling", rows, ("model", "engine"), numbers)
     found = conclusion(rows)

@@ -16,7 +16,7 @@ from llqr import Inner, Metric
 from llqr.curvature import QuadraticModel
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 from llqr.refresh.inner_loop import InnerProblem, perform
 from llqr.schedule import at
 from llqr.solvers import SOLVERS
@@ -86,6 +86,6 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
         if row.get("products_to_target", 0) is None:
             row["products_to_target"] = "not reached"
     counts = [count for count in map(str, SHOWN) if any(count in row["objective"] for row in shown)]
-    numbers = [Number(f"J, {count}", f"objective.{count}", "{:.5g}") for count in counts]
-    reached = Number(f"to {PAPER}", "products_to_target", "{}")
+    numbers = [Column(f"J, {count}", f"objective.{count}", "{:.5g}") for count in counts]
+    reached = Column(f"to {PAPER}", "products_to_target", "{}")
     return number_table("solvers", shown, ("model", "structure", "solver"), [*numbers, reached])

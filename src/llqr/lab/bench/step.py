@@ -13,7 +13,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.config.settings import Base
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
@@ -70,11 +70,11 @@ def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[d
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     numbers = [
-        Number("ms", "seconds.median", "{:.2f}", 1e3),
-        Number("quartiles", "seconds", "{:.2f}", 1e3),
-        Number("vs SGD", "vs_sgd.median", "{:.3f}x"),
-        Number("quartiles", "vs_sgd", "{:.3f}"),
-        Number("vs SAM", "vs_sam.median", "{:.3f}x"),
-        Number("quartiles", "vs_sam", "{:.3f}"),
+        Column("ms", "seconds.median", "{:.2f}", 1e3),
+        Column("quartiles", "seconds", "{:.2f}", 1e3),
+        Column("vs SGD", "vs_sgd.median", "{:.3f}x"),
+        Column("quartiles", "vs_sgd", "{:.3f}"),
+        Column("vs SAM", "vs_sam.median", "{:.3f}x"),
+        Column("quartiles", "vs_sam", "{:.3f}"),
     ]
     return number_table("step", rows, ("model", "passes", "method"), numbers)

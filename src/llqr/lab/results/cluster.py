@@ -18,7 +18,7 @@ from llqr import Inner, Metric
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab import models
 from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.number_table import MIB, Number, number_table
+from llqr.lab.number_table import MIB, Column, number_table
 from llqr.lab.results.storage import scalars_of_shards
 from llqr.metric.owners import owners
 from llqr.metric.placement import Placement
@@ -140,16 +140,16 @@ def _apply_flops(metric: Metric, shards: int) -> int:
 def as_table(found: list[Cost]) -> Table:
     """The rows for a terminal."""
     numbers = [
-        Number("devices", "devices", "{}"),
-        Number("S", "shards", "{}"),
-        Number("U MiB", "metric_bytes", "{:,.0f}", MIB),
-        Number("two passes ms", "step_compute", "{:,.1f}", 1e3),
-        Number("their traffic ms", "step_traffic", "{:,.1f}", 1e3),
-        Number("two U g ms", "apply_compute", "{:,.1f}", 1e3),
-        Number("their traffic ms", "apply_traffic", "{:,.1f}", 1e3),
-        Number("refresh s", "refresh_compute", "{:.2f}"),
-        Number("its traffic s", "refresh_traffic", "{:.2f}"),
-        Number("added", "overhead", "{:.1f} %", 100),
+        Column("devices", "devices", "{}"),
+        Column("S", "shards", "{}"),
+        Column("U MiB", "metric_bytes", "{:,.0f}", MIB),
+        Column("two passes ms", "step_compute", "{:,.1f}", 1e3),
+        Column("their traffic ms", "step_traffic", "{:,.1f}", 1e3),
+        Column("two U g ms", "apply_compute", "{:,.1f}", 1e3),
+        Column("their traffic ms", "apply_traffic", "{:,.1f}", 1e3),
+        Column("refresh s", "refresh_compute", "{:.2f}"),
+        Column("its traffic s", "refresh_traffic", "{:.2f}"),
+        Column("added", "overhead", "{:.1f} %", 100),
     ]
     rows = [{"training": cost.job} | cost.to_dict() for cost in found]
     return number_table("LLQR+SAM on many devices, on paper", rows, ("training", "structure"), numbers)

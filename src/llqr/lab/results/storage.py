@@ -20,7 +20,7 @@ from rich.table import Table
 from llqr import Metric
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import Number, number_table
+from llqr.lab.number_table import Column, number_table
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
@@ -92,11 +92,11 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
 def as_table(found: list[Storage]) -> Table:
     """The rows for a terminal."""
     numbers = [
-        Number("S", "shards", "{}"),
-        Number("parameters", "model_params", "{:,}"),
-        Number("scalars of U", "precond_params", "{:,}"),
-        Number("U MiB", "precond_mib", "{:,.2f}"),
-        Number("total MiB", "total_mib", "{:,.2f}"),
+        Column("S", "shards", "{}"),
+        Column("parameters", "model_params", "{:,}"),
+        Column("scalars of U", "precond_params", "{:,}"),
+        Column("U MiB", "precond_mib", "{:,.2f}"),
+        Column("total MiB", "total_mib", "{:,.2f}"),
     ]
     rows = [row.to_dict() for row in found]
     return number_table("fp32 storage per device", rows, ("model", "structure"), numbers)
