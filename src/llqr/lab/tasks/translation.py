@@ -20,7 +20,7 @@ from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
-from llqr.lab.text.vocabulary import BOS, EOS, PAD
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run

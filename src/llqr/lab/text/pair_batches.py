@@ -16,7 +16,7 @@ from torch import Tensor
 from llqr.lab.data.batches import Batches
 from llqr.lab.text.buckets import GRID, Shape, choose
 from llqr.lab.text.sentences import SentencePairs, Sentences
-from llqr.lab.text.vocabulary import BOS, EOS, PAD
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 SHAPES = 8
 FILLER = -1

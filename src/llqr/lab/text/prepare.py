@@ -22,7 +22,7 @@ from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.prepared_folder import SUBWORDS
 from llqr.lab.text.sentences import Sentences
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.vocabulary import UNK
+from llqr.lab.text.subwords import UNK
 
 PAIRS_IN_A_PIECE = 500
 PAIRS_FOR_PROCESSES = 10_000

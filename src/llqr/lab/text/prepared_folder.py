@@ -23,8 +23,7 @@ from torch import Tensor
 
 from llqr.lab.text.corpus import SPLITS
 from llqr.lab.text.sentences import Sentences
-from llqr.lab.text.subwords import Subwords
-from llqr.lab.text.vocabulary import Vocabulary
+from llqr.lab.text.subwords import Subwords, Vocabulary
 from llqr.lab.writing import write_text
 
 FORMAT = 1

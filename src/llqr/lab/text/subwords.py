@@ -6,15 +6,32 @@ in subword-nmt. ``"bytes"``: the bytes of any text, spaces included, so that eve
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from llqr.lab.extras import extra
-from llqr.lab.text.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, vocabulary
 
+PAD, BOS, EOS, UNK = range(4)
+MULTIPLE = 8
+SPECIAL = ("<the padding>", "<sentence begins>", "<sentence ends>", "<unknown token>")
+"""Names of the special tokens. No token of a text contains a space, so none can be mistaken for one of these."""
 END_OF_WORD = "</w>"
 MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 UNKNOWN_WORD = "<unk>"
 TEXTS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The numbers of the tokens, shared by both languages.
+
+    Attributes:
+        size: rows of the embedding: a multiple of `MULTIPLE`, for the matrix units of a GPU; the last few have no token.
+        tokens: number of tokens, including the special ones.
+    """
+
+    size: int
+    tokens: int
 
 
 class Subwords:
@@ -24,7 +41,8 @@ class Subwords:
         self._tokenizer = tokenizer
         # An unknown token also ends its word, because the rest of the word is unknown too.
         self._unknown = UNKNOWN_WORD + END_OF_WORD if tokenizer.model.unk_token else ""
-        self.vocabulary: Vocabulary = vocabulary(tokenizer.get_vocab_size())
+        tokens: int = tokenizer.get_vocab_size()
+        self.vocabulary = Vocabulary(-(-tokens // MULTIPLE) * MULTIPLE, tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of every text."""

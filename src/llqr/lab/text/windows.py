@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.data.batches import Batches
-from llqr.lab.text.vocabulary import PAD
+from llqr.lab.text.subwords import PAD
 
 
 class WindowBatches(Batches):
