@@ -6,17 +6,12 @@ matplotlib is imported by the first plot, so that `llqr --help` does not wait fo
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from llqr.lab import pictures
 from llqr.lab.pictures import STYLE, literal
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SIZE = (4.4, 2.8)
 
@@ -39,26 +34,18 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
     return {method: Look(*pictures.look(number)) for number, method in enumerate(methods)}
 
 
-@dataclass
 class Plot:
     """A plot that is being drawn; ``label`` says what it shows and is its text alternative."""
 
-    label: str
-    x: str
-    y: str
-    looks: Mapping[str, Look]
-    _figure: "Figure" = field(init=False)
-    axes: "Axes" = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, label: str, x: str, y: str, looks: Mapping[str, Look]) -> None:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
+        self.label, self.looks = label, looks
         with mpl.rc_context(STYLE):
             self._figure = Figure(figsize=SIZE, layout="constrained")
             self.axes = self._figure.subplots()
-        self.axes.set_xlabel(literal(self.x))
-        self.axes.set_ylabel(literal(self.y))
+        self.axes.set(xlabel=literal(x), ylabel=literal(y))
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
         """The mean of several curves as a line, their range as a band."""
