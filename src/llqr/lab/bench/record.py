@@ -84,7 +84,9 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     record = json.loads(file.read_text())
     if not record["complete"]:
         raise ConfigurationError(f"table:bench/{file.stem}: the command was interrupted.")
-    rows = [row for row in record["rows"] if all(_matches(row, wanted) for wanted in filters)]
+    wanted = dict(word.partition("=")[::2] for word in filters)
+    # Rows without the key match too: methods without a metric have no interval.
+    rows = [row for row in record["rows"] if all(row.get(k) is None or str(row[k]) == v for k, v in wanted.items())]
     if not rows:
         raise ConfigurationError(f"table:bench/{file.stem}: no row matches {' '.join(filters)}.")
     table = TABLES[record["bench"]](rows)
@@ -103,9 +105,3 @@ def measured_on(record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     device = machine.get("gpu") or f"{machine['cpus']} CPU cores"
     return f"{device}, torch {record['versions']['torch']}"
-
-
-def _matches(row: Row, wanted: str) -> bool:
-    """Rows without the key match too: methods without a metric have no interval."""
-    key, _, value = wanted.partition("=")
-    return row.get(key) is None or str(row[key]) == value

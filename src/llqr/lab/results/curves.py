@@ -120,8 +120,10 @@ def draw(lines: Sequence[Line]) -> "Figure":
         for number, (name, runs) in enumerate(named.items()):
             _lines(axes, column, name, number, [run for run in runs if column in run])
         axes.set_ylabel(pictures.literal(label))
-        if column != CHANGE and (late := _late([line[column] for line in lines])):
-            pictures.focus(axes, late)
+        # Without the first steep quarter, beside which the differences at the end could not be seen.
+        late = [value for line in lines if column != CHANGE for value in line[column][len(line[column]) // 4 :]]
+        if shown := [value for value in late if value is not None]:
+            pictures.focus(axes, shown)
         axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
     places[-1].set_xlabel("epoch")
     pictures.legend_above(figure, places[0], columns=2 if max(map(len, named)) <= LONG else 1)
@@ -157,11 +159,6 @@ def _panels(lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
     yield "train_loss", "training loss"
     if any(CHANGE in line for line in lines):
         yield CHANGE, "|Ug - g| / |g|"
-
-
-def _late(columns: Sequence[Sequence[float | None]]) -> list[float]:
-    """Without the first steep quarter, beside which the differences at the end could not be seen."""
-    return [value for column in columns for value in column[len(column) // 4 :] if value is not None]
 
 
 def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Line]) -> None:
