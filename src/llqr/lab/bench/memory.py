@@ -17,7 +17,7 @@ from llqr.lab.bench.step import METHODS, learns_metric, step_of
 from llqr.lab.bench.timing import WARM_UP
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import MIB, Column, number_table
+from llqr.lab.number_table import IN_MIB, Column, number_table
 
 WITHOUT_FACTORS = "scalar"
 STEPS = 2
@@ -83,6 +83,6 @@ def _warmed_up(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    sizes = [Column("peak MiB", "peak_bytes", "{:,.1f}", MIB), Column("U MiB", "metric_bytes", "{:,.1f}", MIB)]
+    sizes = [Column("peak MiB", "peak_bytes", "{:,.1f}", IN_MIB), Column("U MiB", "metric_bytes", "{:,.1f}", IN_MIB)]
     ratio = Column("vs SAM step", "vs_sam", "{:.3f}")
     return number_table("memory", rows, ("model", "what", "structure"), [*sizes, ratio])

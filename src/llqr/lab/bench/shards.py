@@ -33,7 +33,7 @@ from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
-from llqr.lab.number_table import MIB, Column, number_table
+from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper_table import paper
@@ -214,18 +214,18 @@ def _gloo_rank(rank: int, shards: int, folder: str, network: Network, batch: int
 def as_table(rows: Sequence[Row]) -> Table:
     numbers = [
         Column("S", "shards", "{}"),
-        Column("U MiB", "metric_bytes", "{:,.2f}", MIB),
+        Column("U MiB", "metric_bytes", "{:,.2f}", IN_MIB),
         Column("paper", "paper_mib", "{:,.2f}"),
         Column("x S", "metric_share", "{:.3f}"),
-        Column("refresh MiB", "refresh_bytes", "{:,.2f}", MIB),
+        Column("refresh MiB", "refresh_bytes", "{:,.2f}", IN_MIB),
         Column("x S", "refresh_share", "{:.3f}"),
         Column("U g ms", "apply_seconds.median", "{:.3f}", 1e3),
         Column("x S", "apply_share", "{:.3f}"),
-        Column("step receives MiB", "step_payload", "{:,.2f}", MIB),
-        Column("formula", "step_formula", "{:,.2f}", MIB),
-        Column("refresh receives MiB", "refresh_payload", "{:,.2f}", MIB),
-        Column("formula", "refresh_formula", "{:,.2f}", MIB),
-        Column("padding", "refresh_padding", "{:,.2f}", MIB),
+        Column("step receives MiB", "step_payload", "{:,.2f}", IN_MIB),
+        Column("formula", "step_formula", "{:,.2f}", IN_MIB),
+        Column("refresh receives MiB", "refresh_payload", "{:,.2f}", IN_MIB),
+        Column("formula", "refresh_formula", "{:,.2f}", IN_MIB),
+        Column("padding", "refresh_padding", "{:,.2f}", IN_MIB),
         Column("numbers KiB", "numbers", "{:,.1f}", 1 / 1024),
     ]
     shown = [row | {"refresh_padding": row["vectors"] * row["padding"]} if "vectors" in row else row for row in rows]

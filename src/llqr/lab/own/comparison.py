@@ -16,11 +16,11 @@ from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
+from llqr.lab.number_table import decimals, spread
 from llqr.lab.own import load
 from llqr.lab.own.load import Override, mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
-from llqr.lab.results.decimals import decimals, spread
 from llqr.lab.results.summary import Summary, summarise
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder

@@ -174,15 +174,12 @@ def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
     for method in dict.fromkeys(run.method for run in runs):
         for setting, found in _by_setting([run for run in runs if run.method == method]).items():
             rows.setdefault(f"{name} {setting}".strip(), []).extend(found)
-    cells = [cell for row, own in rows.items() for cell in _cells(row, own, measure)]
+    cells: list[PaperCell] = []
+    for row, own in rows.items():
+        methods = grouped(own, lambda run: run.method)
+        reference = next(iter(methods.values()))
+        cells += [measured_cell(row, method, found, reference, measure) for method, found in methods.items()]
     return PaperTable(name, _metric(cells, runs, measure), cells)
-
-
-def _cells(row: str, runs: Sequence[RunRecord], measure: str) -> Iterator[PaperCell]:
-    methods = grouped(runs, lambda run: run.method)
-    reference = next(iter(methods.values()))
-    for method, found in methods.items():
-        yield measured_cell(row, method, found, reference, measure)
 
 
 def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:

@@ -18,7 +18,7 @@ from llqr import Inner, Metric
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab import models
 from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.number_table import MIB, Column, number_table
+from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.lab.results.storage import scalars_of_shards
 from llqr.metric.owners import owners
 from llqr.metric.placement import Placement
@@ -142,7 +142,7 @@ def as_table(found: list[Cost]) -> Table:
     numbers = [
         Column("devices", "devices", "{}"),
         Column("S", "shards", "{}"),
-        Column("U MiB", "metric_bytes", "{:,.0f}", MIB),
+        Column("U MiB", "metric_bytes", "{:,.0f}", IN_MIB),
         Column("two passes ms", "step_compute", "{:,.1f}", 1e3),
         Column("their traffic ms", "step_traffic", "{:,.1f}", 1e3),
         Column("two U g ms", "apply_compute", "{:,.1f}", 1e3),

@@ -20,7 +20,7 @@ from rich.table import Table
 from llqr import Metric
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import Column, number_table
+from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
@@ -32,7 +32,6 @@ NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
 }
 STRUCTURES = ("e-kfac", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac")
 SHARDS = (1, 4)
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,11 @@ class Storage:
     precond_params: int
     largest_shard: int
 
-    @property
-    def precond_mib(self) -> float:
-        return self.largest_shard * torch.float32.itemsize / MIB
-
-    @property
-    def total_mib(self) -> float:
-        return self.model_params * torch.float32.itemsize / MIB + self.precond_mib
-
     def to_dict(self) -> dict[str, Any]:
         """The row as the paper prints it, with two decimals."""
         counted = ("model", "structure", "shards", "model_params", "precond_params")
-        sizes = {"precond_mib": round(self.precond_mib, 2), "total_mib": round(self.total_mib, 2)}
+        model, metric = (IN_MIB * torch.float32.itemsize * count for count in (self.model_params, self.largest_shard))
+        sizes = {"precond_mib": round(metric, 2), "total_mib": round(model + metric, 2)}
         return {key: getattr(self, key) for key in counted} | sizes
 
 

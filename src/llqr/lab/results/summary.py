@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.grouping import grouped
-from llqr.lab.results.decimals import spread
+from llqr.lab.number_table import spread
 from llqr.lab.results.paper_table import Number
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
