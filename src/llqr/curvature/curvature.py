@@ -36,7 +36,8 @@ class Curvature:
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
         with torch.no_grad():
-            pieces = [self._kept.outputs] if self._kept else [self._outputs(piece) for piece in problem.pieces]
+            computed = (problem.outputs(problem.parameters, piece) for piece in problem.pieces)
+            pieces = [self._kept.outputs] if self._kept else list(computed)
         self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
         outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         with torch.enable_grad():
@@ -153,9 +154,6 @@ class Curvature:
         return self._derivatives(
             lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
         )
-
-    def _outputs(self, piece: object) -> Tensor:
-        return self._problem.outputs(self._problem.parameters, piece)
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
         return [rows] if self._rows is None else list(rows.split(self._rows))

@@ -60,7 +60,8 @@ def from_files(splits: Mapping[str, tuple[Path, Path] | None], languages: tuple[
     if "train" not in given:
         raise ValueError("train must be given: the two files to train on.")
     if languages is None:
-        first, second = (lines.plain_name(path).rpartition(".")[2] for path in given["train"])
+        names = (path.stem if path.suffix in lines.COMPRESSED else path.name for path in given["train"])
+        first, second = (name.rpartition(".")[2] for name in names)
         languages = (first, second)
         if not all(name.isalpha() and len(name) <= 3 for name in languages):
             raise ValueError(

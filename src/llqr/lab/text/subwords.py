@@ -26,7 +26,7 @@ class Vocabulary:
     """The numbers of the tokens, shared by both languages.
 
     Attributes:
-        size: rows of the embedding: a multiple of `MULTIPLE`, for the matrix units of a GPU; the last few have no token.
+        size: rows of the embedding: a multiple of 8, for the matrix units of a GPU; the last few have no token.
         tokens: number of tokens, including the special ones.
     """
 
