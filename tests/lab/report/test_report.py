@@ -206,7 +206,7 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
     runs = find([tmp_path])
     table = deciding(Section("digits/mlp", runs, tmp_path, {}))
-    assert [cell.text for cell in table.rows[0].cells[:2]] == ["sam", "0.1, 0.2"]
+    assert [cell.text for cell in table.rows[0][:2]] == ["sam", "0.1, 0.2"]
 
 
 def test_only_seeds_are_averaged(tmp_path):
