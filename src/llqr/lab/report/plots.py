@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llqr.lab import pictures
 from llqr.lab.pictures import STYLE, literal
 
 SIZE = (4.4, 2.8)
@@ -27,11 +26,6 @@ class Look:
     def dasharray(self) -> str:
         """The dashes in SVG's notation."""
         return "" if isinstance(self.dashes, str) else " ".join(f"{2 * length:g}" for length in self.dashes[1])
-
-
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """A look for every method."""
-    return {method: Look(*pictures.look(number)) for number, method in enumerate(methods)}
 
 
 class Plot:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from llqr.lab import pictures
 from llqr.lab.grouping import grouped
 from llqr.lab.report.html_table import HtmlTable, Sourced
-from llqr.lab.report.plots import Look, Plot, looks
+from llqr.lab.report.plots import Look, Plot
 from llqr.lab.runs.stored import StoredRun
 
 
@@ -51,7 +52,7 @@ class Section:
         self.home = home
         self.notes = {run.path: notes[run.path] for run in runs if run.path in notes}
         self.methods = list(dict.fromkeys(run.method for run in runs))
-        self.looks = looks(self.methods)
+        self.looks = {method: Look(*pictures.look(number)) for number, method in enumerate(self.methods)}
         self.repeated = [run for run in repeated if run.recipe == name]
         self.finished = [run for run in runs if run.result is not None]
         self.measured = [run for run in runs if run.analysis is not None]

@@ -46,11 +46,10 @@ HEAD: Shape = {"recipe": str, "seed": int, "run": {"method": str}}
 LINE: Shape = {**HEAD, "machine": {"device": str}, "result": {"metric": str}}
 """A line of a file of results, which may be older than the other keys of today's runs."""
 CURVE: Shape = {**HEAD, "finished": bool, "split": str, "epoch": list, "step": list, "train_loss": list}
-PAIR: Shape = {"value": NUMBER_OR_NULL}
 ANALYSIS: Shape = {
     "samples": int,
     "loss": NUMBER_OR_NULL,
-    "sharpness": {"top": PAIR, "reason": str},
+    "sharpness": {"top": {"value": NUMBER_OR_NULL}, "reason": str},
     "slices": list,
     "engine": str,
 }
