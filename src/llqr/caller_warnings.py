@@ -1,7 +1,5 @@
 """Warnings that point at the caller's own line, from however deep in the library and in torch they come."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from types import FrameType

@@ -1,7 +1,5 @@
 """How CUDA graphs are captured, wherever one is used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ def _dtensor() -> type[DTensor] | None:
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     if type(tensor) is Tensor:  # nearly always, where time matters
         return False
     kind = _dtensor()
@@ -54,7 +54,7 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not any_sharded(tensors):
         return list(tensors)
     with torch.no_grad():
-        return [cast("DTensor", tensor).to_local() if is_sharded(tensor) else tensor for tensor in tensors]
+        return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -65,22 +65,21 @@ def versions(tensors: Sequence[Tensor]) -> list[int]:
 @torch.no_grad()
 def as_sharded(part: Tensor, parameter: Tensor) -> Tensor:
     """A local part as a tensor sharded like the parameter; itself if the parameter is not sharded."""
-    kind = _dtensor()
-    if kind is None or not isinstance(parameter, kind):
+    if not is_sharded(parameter):
         return part
     mesh, placements = parameter.device_mesh, parameter.placements
-    return kind.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    shape, stride = parameter.shape, parameter.stride()
+    return type(parameter).from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """Gradients placed as their parameters are: some come as shares of a sum, or whole."""
-    kind = _dtensor()
-    if kind is None or not any_sharded(parameters):
+    if not any_sharded(parameters):
         return grads
     with torch.no_grad():
         return [
             g.redistribute(p.device_mesh, p.placements)
-            if isinstance(p, kind) and isinstance(g, kind) and g.placements != p.placements
+            if is_sharded(p) and is_sharded(g) and g.placements != p.placements
             else g
             for p, g in zip(parameters, grads, strict=True)
         ]
@@ -89,22 +88,20 @@ def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tens
 @torch.no_grad()
 def whole(tensor: Tensor) -> Tensor:
     """All parts of a sharded tensor together, on every rank."""
-    kind = _dtensor()
-    return tensor.full_tensor() if kind is not None and isinstance(tensor, kind) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
 def local_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a tensor, whole or sharded in some way, if it were sharded like the parameter."""
-    kind = _dtensor()
-    if kind is None or not isinstance(parameter, kind):
+    if not is_sharded(parameter):
         return whole(tensor)
     mesh, placements = parameter.device_mesh, parameter.placements
-    if isinstance(tensor, kind) and tensor.device_mesh == mesh:
+    if is_sharded(tensor) and tensor.device_mesh == mesh:
         return tensor.redistribute(mesh, placements).to_local()
     from torch.distributed.tensor import Replicate
 
-    replicated = kind.from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    replicated = type(parameter).from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return replicated.redistribute(mesh, placements).to_local()
 
 

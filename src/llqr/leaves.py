@@ -1,7 +1,5 @@
 """What the result of a pass depends on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

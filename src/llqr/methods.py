@@ -1,7 +1,5 @@
 """The methods by name: each is `Optimizer` with a probe, a geometry, or both."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """The one wrapper: refresh if due, centre gradient, probe, gradient at the probe, transport by `U`, base step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Self

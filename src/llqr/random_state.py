@@ -1,7 +1,5 @@
 """The random number generators at one moment, so that several passes draw the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

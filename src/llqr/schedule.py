@@ -1,7 +1,5 @@
 """Settings that may be a number or a function of the optimizer step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any

@@ -1,7 +1,5 @@
 """What the modules of a model hold: parameters and buffers by name, and everything they have, to be put back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any

@@ -1,10 +1,8 @@
 """How `J v`, `J^T u` and second derivatives of the network are computed: linearise once, then multiply."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -122,31 +120,20 @@ class DoubleBackward(Derivatives):
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         if self._transposed is None:
             self._transposed = self._gradient(self._graph, self._u, create_graph=True)
-        used = {name: slope for name, slope in self._transposed.items() if slope.requires_grad}
-        if not used:
-            return torch.zeros_like(self.outputs)
-        (product,) = torch.autograd.grad(
-            list(used.values()), self._u, [v[name] for name in used], retain_graph=True, materialize_grads=True
-        )
-        return product
+        return _along(self._transposed, v, [self._u])[0]
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         slopes = self._gradient(self._graph, w, create_graph=True)
-        used = {name: slope for name, slope in slopes.items() if slope.requires_grad}
+        return lambda v: dict(zip(self.theta, _along(slopes, v, list(self.theta.values())), strict=True))
 
-        def product(v: Mapping[str, Tensor]) -> Named:
-            if not used:
-                return {name: torch.zeros_like(parameter) for name, parameter in self.theta.items()}
-            gradients = torch.autograd.grad(
-                list(used.values()),
-                list(self.theta.values()),
-                [v[name] for name in used],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            return dict(zip(self.theta, gradients, strict=True))
 
-        return product
+def _along(slopes: Named, v: Mapping[str, Tensor], inputs: list[Tensor]) -> Sequence[Tensor]:
+    """The derivatives of `<slopes, v>` in the inputs."""
+    used = {name: slope for name, slope in slopes.items() if slope.requires_grad}
+    if not used:
+        return [torch.zeros_like(one) for one in inputs]
+    given = [v[name] for name in used]
+    return torch.autograd.grad(list(used.values()), inputs, given, retain_graph=True, materialize_grads=True)
 
 
 class FiniteDifferences(Derivatives):

@@ -1,7 +1,5 @@
 """What the quadratic model measures: natural gradient / Gauss-Newton, Newton, or a divergence of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What turns a problem into its quadratic model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import ClassVar
 

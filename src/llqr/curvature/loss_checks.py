@@ -1,7 +1,5 @@
 """What a loss does not say of itself, but shows: whether it is a sum, and which targets it ignores."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

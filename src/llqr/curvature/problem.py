@@ -71,7 +71,8 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {n: self.taken(p.detach()) for n, p in self._caller.named_parameters() if n not in learned}
         self._buffers = dict(self._caller.named_buffers())
-        self._random = _random_state(self.parameters)
+        capturing = any(p.is_cuda for p in self.parameters.values()) and torch.cuda.is_current_stream_capturing()
+        self._random = None if capturing else RandomState(self.parameters.values())  # a CUDA graph has its own
         self.written: frozenset[str] = frozenset()
         self.replaced: list[str] = []
         self.keeps_outputs = False
@@ -223,12 +224,6 @@ class Problem:
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
-
-
-def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
-    """None inside a CUDA graph, which has its own."""
-    on_cuda = any(parameter.is_cuda for parameter in parameters.values())
-    return None if on_cuda and torch.cuda.is_current_stream_capturing() else RandomState(parameters.values())
 
 
 class _Caller(nn.Module):

@@ -1,7 +1,5 @@
 """The quadratic model that a refresh learns from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

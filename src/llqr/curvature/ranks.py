@@ -8,7 +8,7 @@ all later ones is NaN, and the guards of all ranks reject the refresh.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -60,17 +60,21 @@ class Ranks:
     def joined(self, linearise: Callable[[], QuadraticModel], device: torch.device) -> QuadraticModel:
         """The quadratic model of the joined batch, from every rank's own."""
         local = self.all_or_none(linearise, device)
-        local = replace(local, product=_failing_for_good(local.product))
         terms = torch.ones((), device=device) if local.terms is None else local.terms
         weight = terms.double() / self._sum(terms.double())
         mean, multiply, curvature_weight = self.exchange.mean, local.product, None if self.summed else weight
+        failed = False  # for good: an inner step alone leaves out what is NaN
 
         def product(v: Mapping[str, Tensor]) -> Named:
+            nonlocal failed
             whole = self.exchange.to_whole(v)
+            own: Named | None = None
             try:
-                own = multiply(whole)
+                own = None if failed else multiply(whole)
             except Exception as error:  # whatever it is, the other ranks are waiting
+                failed = True
                 warn(f"refresh: a product failed on this rank ({error}); no rank uses it")
+            if own is None:
                 own = {name: torch.full_like(part, torch.nan) for name, part in whole.items()}
             del whole
             return mean(own, curvature_weight)
@@ -119,19 +123,3 @@ class Ranks:
         total = number.clone()
         all_reduce(total, self.group)
         return total
-
-
-def _failing_for_good(product: Callable[[Mapping[str, Tensor]], Named]) -> Callable[[Mapping[str, Tensor]], Named]:
-    """A product that fails again once it has failed: an inner step alone leaves out what is NaN."""
-    failures: list[Exception] = []
-
-    def guarded(v: Mapping[str, Tensor]) -> Named:
-        if failures:
-            raise failures[0]
-        try:
-            return product(v)
-        except Exception as error:
-            failures.append(error)
-            raise
-
-    return guarded

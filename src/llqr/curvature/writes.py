@@ -1,7 +1,5 @@
 """Parameters that a model writes to whenever it is called: embeddings with a `max_norm`, or a momentum encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

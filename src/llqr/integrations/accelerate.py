@@ -1,7 +1,5 @@
 """Accelerate: the two passes of a loop that calls `accelerator.backward` and `optimizer.step()`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from llqr.integrations.passes import Passes
+from llqr.integrations.passes import Passes, forward_backward
 
 
 class TwoPasses:
@@ -55,8 +53,8 @@ class TwoPasses:
         Returns:
             The loss at the centre.
         """
-        self._passes.record(self._forward_backward, compute_loss, *args)
-        loss = self._forward_backward(compute_loss, *args)
+        self._passes.record(forward_backward, self._accelerator.backward, compute_loss, *args)
+        loss = forward_backward(self._accelerator.backward, compute_loss, *args)
         if self._accelerator.sync_gradients:
             self._passes.repeat_at_probe(
                 batch=batch,
@@ -65,11 +63,6 @@ class TwoPasses:
                 refreshing=forward_as_written,
             )
         return loss
-
-    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-        loss = compute_loss(*args)
-        self._accelerator.backward(loss)
-        return loss.detach()
 
 
 @contextmanager

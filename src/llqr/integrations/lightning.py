@@ -1,7 +1,5 @@
 """Lightning: a callback that runs a step's second pass, and the two passes of a Fabric loop."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,7 +13,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
-from llqr.integrations.passes import Passes, inner_optimizer, learn_together
+from llqr.integrations.passes import Passes, forward_backward, inner_optimizer, learn_together
 
 GeometryBatch = Callable[[Any], Any]
 
@@ -149,17 +147,12 @@ class FabricPasses:
             batch: what a refresh learns from when one is due.
             last: whether a step follows this micro-batch.
         """
-        self._passes.record(self._forward_backward, compute_loss, *args)
-        loss = self._forward_backward(compute_loss, *args)
+        self._passes.record(forward_backward, self._fabric.backward, compute_loss, *args)
+        loss = forward_backward(self._fabric.backward, compute_loss, *args)
         if last:
             scaler = getattr(self._fabric.strategy.precision, "scaler", None)
             self._passes.repeat_at_probe(batch=batch, grad_scaler=scaler)
         return loss
-
-    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-        loss = compute_loss(*args)
-        self._fabric.backward(loss)
-        return loss.detach()
 
 
 @contextmanager

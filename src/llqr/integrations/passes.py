@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dis
+import functools
+import itertools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from llqr.geometry import Geometry
-from llqr.integrations.free_variables import FreeVariables
 from llqr.optimizer import Optimizer
 from llqr.random_state import RandomState
 from llqr.step import gradients
@@ -23,11 +26,12 @@ class _Pass:
     def __init__(self, random: RandomState, function: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.random = random
         self._function, self._args = function, args
-        self._variables = [FreeVariables(one) for one in (function, *args) if callable(one)]
+        self._found = [(one, _tensors_around(one)) for one in (function, *args) if callable(one)]
 
     def repeat(self) -> None:
-        for variables in self._variables:
-            if (name := variables.changed()) is not None:
+        for function, found in self._found:
+            now = _surroundings(function)
+            for name in (name for name, value in found.items() if now.get(name) is not value):
                 raise RuntimeError(
                     f"{name}: another tensor than when this pass ran first, as in a loop over micro-batches; make it "
                     f"an argument, or bind it (lambda {name}={name}: ...)"
@@ -146,6 +150,13 @@ class Passes:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
+def forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+    """A pass of a loop whose framework has its own `backward`; returns the loss."""
+    loss = compute_loss(*args)
+    backward(loss)
+    return loss.detach()
+
+
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:
     """Let the processes that train one model learn one metric, which a geometry of the bare model does not know of."""
     if optimizer is not None and ranks > 1 and isinstance(optimizer.geometry, Geometry):
@@ -159,3 +170,39 @@ def inner_optimizer(optimizer: Any) -> Optimizer | None:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer if isinstance(optimizer, Optimizer) else None
+
+
+#: Of a batch that is a list, a tuple or a mapping, which are looked at.
+MEMBERS = 8
+
+
+def _tensors_around(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function's free names stand for now, where that is a tensor or holds one, such as a batch."""
+    return {name: value for name, value in _surroundings(function).items() if _holds_tensors(value)}
+
+
+def _surroundings(function: Callable[..., Any]) -> dict[str, Any]:
+    if not isinstance(function, FunctionType):
+        return {}
+    names = _global_names(function.__code__)
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # deleted, or not assigned yet
+            found.pop(name, None)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _global_names(code: CodeType) -> frozenset[str]:
+    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Looks at a few members only: a function may also know of a whole data set."""
+    if isinstance(value, Mapping):
+        value = list(itertools.islice(value.values(), MEMBERS))
+    return isinstance(value, Tensor) or (
+        isinstance(value, list | tuple) and any(isinstance(member, Tensor) for member in value[:MEMBERS])
+    )

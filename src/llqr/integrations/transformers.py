@@ -1,7 +1,5 @@
 """Hugging Face: a Trainer that runs a step's second pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from typing import Any
 
 import torch
@@ -13,12 +14,9 @@ def choose_device(name: str) -> torch.device:
     """``auto`` is the first CUDA device if there is one, and the CPU otherwise."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigurationError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise ConfigurationError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}.")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"--device is {name}, but PyTorch sees {torch.cuda.device_count()} CUDA devices.")
     if device.type == "cuda" and device.index is not None:
@@ -37,3 +35,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     return facts
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

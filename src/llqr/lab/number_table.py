@@ -1,51 +1,63 @@
-"""Tables of measured numbers on a terminal."""
+"""Measured numbers: how many decimals they are printed with, and tables of them on a terminal."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.table import Table
 
+
+def decimals(value: float) -> int:
+    """Two from 10 on, as for accuracies and BLEU; more for smaller numbers, which would look alike otherwise."""
+    size = abs(value)
+    return 2 if size >= 10 or not size else 3 if size >= 1 else 4 if size >= 0.01 else 6
+
+
+def spread(mean: float, std: float | None = None) -> str:
+    """A mean, with its standard deviation if there is one."""
+    digits = decimals(mean)
+    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
+
+
 NOTHING = "-"
+IN_MIB = 2**-20
+"""Bytes times this are MiB."""
 
 
-class NumberTable(Table):
-    """Columns of words, aligned left, then columns of numbers, aligned right; nothing is wrapped."""
+class Column(NamedTuple):
+    """A column: the heading, where a row holds the number (``a.b`` is nested), its format, and what it is times.
 
-    def __init__(self, title: str, *words: str, numbers: Sequence[str]) -> None:
-        super().__init__(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
-        for heading in words:
-            self.add_column(heading, no_wrap=True)
-        for heading in numbers:
-            self.add_column(heading, justify="right", no_wrap=True)
+    Of a sample it shows the quartiles.
+    """
 
-    def add(self, *cells: str | None) -> None:
-        self.add_row(*(NOTHING if cell is None else cell for cell in cells))
+    heading: str
+    key: str
+    form: str
+    times: float = 1
 
-    def explain(self, sentences: Iterable[str]) -> None:
-        """Put sentences below the table, each once."""
-        self.caption = "\n".join(dict.fromkeys(sentences))
-
-
-def milliseconds(sample: Mapping[str, Any]) -> tuple[str, str]:
-    """Median and quartiles."""
-    return _both({key: 1e3 * sample[key] for key in ("low", "median", "high")}, ".2f")
+    def text(self, row: Mapping[str, Any]) -> str:
+        value: Any = row
+        for key in self.key.split("."):
+            value = None if value is None else value.get(key)
+        if isinstance(value, Mapping):
+            return " .. ".join(self.form.format(self.times * value[end]) for end in ("low", "high"))
+        return NOTHING if value is None else self.form.format(self.times * value)
 
 
-def seconds(sample: Mapping[str, Any]) -> tuple[str, str]:
-    return _both(sample, ".3f")
+def number_table(
+    title: str, rows: Sequence[Mapping[str, Any]], words: Sequence[str], numbers: Sequence[Column]
+) -> Table:
+    """Columns of words, aligned left, then columns of numbers, aligned right; nothing is wrapped.
 
-
-def times(sample: Mapping[str, Any]) -> tuple[str, str]:
-    """A ratio."""
-    median, quartiles = _both(sample, ".3f")
-    return f"{median}x", quartiles
-
-
-def number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
-
-
-def _both(sample: Mapping[str, Any], form: str) -> tuple[str, str]:
-    low, median, high = (format(sample[key], form) for key in ("low", "median", "high"))
-    return median, f"{low} .. {high}"
+    A row that was ``refused`` has no numbers, and says below the table why.
+    """
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    for word in words:
+        table.add_column(word, no_wrap=True)
+    for column in numbers:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = ["refused"] if "refused" in row else [column.text(row) for column in numbers]
+        table.add_row(*(row[word] or NOTHING for word in words), *cells)
+    table.caption = "\n".join(dict.fromkeys(row["refused"] for row in rows if "refused" in row)) or None
+    return table

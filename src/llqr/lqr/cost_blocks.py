@@ -1,7 +1,5 @@
 """The quadratic costs Q_i, R_i, M_i and Q_N that make the LQR's total cost equal to δθ^T H δθ for a chosen H."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite

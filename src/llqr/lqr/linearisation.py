@@ -1,7 +1,5 @@
 """The linearised dynamics δx_{i+1} = A_i δx_i + B_i δθ_i, and the costates that propagate the loss backwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

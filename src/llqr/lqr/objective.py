@@ -1,7 +1,5 @@
 """The relaxed LQR objective at a given δθ, or at δθ = -U g, by a rollout of the linearised dynamics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import Tensor

@@ -4,8 +4,6 @@ The state x_i is the *whole batch*, flattened: the samples share the parameters,
 couples them, and a stage that mixes samples is as exact as one that does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod

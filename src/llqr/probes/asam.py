@@ -1,7 +1,5 @@
 """ASAM: the probe in coordinates scaled by the size of each weight."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

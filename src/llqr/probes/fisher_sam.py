@@ -1,7 +1,5 @@
 """FisherSAM: the probe in the diagonal Fisher metric of one minibatch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """F-SAM: the probe along the part of the gradient that is specific to the minibatch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A norm is a function of `v` and `d` (lists with one tensor per parameter) and of
 returns one divisor per parameter, which broadcasts against it. `1e-12` goes inside the root, as in the paper's runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ Every probe is `eps = rho T U T v / norm`: `v` is the gradient, possibly filtere
 parameters; `U` is the geometry's metric, the identity without one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

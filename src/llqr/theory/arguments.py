@@ -1,7 +1,5 @@
 """Argument checks of the closed forms: the float64 array, or an error that names the argument."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +12,7 @@ SYMMETRY_TOLERANCE = 1e-10
 def positive(name: str, value: npt.ArrayLike) -> Array:
     """`value` as a float64 array; every entry must be finite and above zero."""
     array = np.asarray(value, dtype=np.float64)
-    if not (np.isfinite(array).all() and (array > 0).all()):
+    if not (np.isfinite(array) & (array > 0)).all():
         raise ValueError(f"{name} must be positive and finite, got {value!r}.")
     return array
 

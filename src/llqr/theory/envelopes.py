@@ -5,8 +5,6 @@ Along one eigendirection, LLQR+SAM with `U = 1 / lambda_bar` is the map `z -> a 
 1 instead of `lambda_bar`. All functions broadcast over arrays.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Hovering of the real optimizers, compared with the closed forms of `llqr.theory.envelopes`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

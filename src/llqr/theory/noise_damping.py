@@ -1,7 +1,5 @@
 """Metric damping under gradient noise: `z <- q z - eta eps / d` with `q = 1 - eta lambda / d` (Appendix B)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

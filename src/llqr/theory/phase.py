@@ -5,9 +5,8 @@ well. A cell counts as escaped once its iterate has been outside the well. `rho 
 paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
-from llqr.theory.exits import Progress, exit_steps
-from llqr.theory.landscapes import PotholeOnSlope
+from llqr.theory.landscapes import Number, PotholeOnSlope
 from llqr.theory.trajectories import Method, iterate
 
 Cells = npt.NDArray[np.bool_]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class PhaseSettings:
         """
         return (1 - self.edge - self.tilt_fraction) * self.r_eps
 
-    def landscape(self, lambda_bar: Tensor) -> PotholeOnSlope:
+    def landscape(self, lambda_bar: Number) -> PotholeOnSlope:
         return PotholeOnSlope.tilted(lambda_bar, self.lambda_eps, self.r_eps, self.tilt_fraction, self.edge)
 
 
@@ -93,13 +92,8 @@ class PhaseDiagram:
 
 def near_line(predicted: Cells) -> Cells:
     """Cells one of whose eight neighbours is predicted differently."""
-    padded = np.pad(predicted, 1, mode="edge")
-    rows, columns = predicted.shape
-    near = np.zeros_like(predicted)
-    for down in range(3):
-        for right in range(3):
-            near |= padded[down : down + rows, right : right + columns] != predicted
-    return near
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(predicted, 1, mode="edge"), (3, 3))
+    return np.asarray((around != predicted[..., None, None]).any(axis=(2, 3)))
 
 
 def escape_diagram(
@@ -134,9 +128,7 @@ def rate_diagram(
     cells = []
     for done, value in enumerate(rates):
         steps = int(np.ceil(4 / (value * settings.tilt_fraction))) + 100
-        at = PhaseSettings(
-            settings.r_eps, settings.lambda_eps, settings.tilt_fraction, settings.edge, float(value / mu), steps
-        )
+        at = replace(settings, eta=float(value / mu), steps=steps)
         cells.append(simulated_escapes("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
         progress(done + 1, len(rates))
     predicted = np.broadcast_to(reach > settings.r_eps, (len(rates), len(reach)))
@@ -163,14 +155,86 @@ def simulated_escapes(
     bar = torch.from_numpy(np.ascontiguousarray(lambda_bar))
     landscape = settings.landscape(bar)
     start = torch.as_tensor(landscape.minimum - 1e-6 * settings.r_eps).unsqueeze(-1)
-    points = iterate(
-        method,
-        landscape.loss,
-        start,
-        lr=settings.eta,
-        steps=settings.steps,
-        rho=torch.from_numpy(np.ascontiguousarray(rho)),
-        metric=landscape.metric,
-    )
-    times = exit_steps(points, len(bar), settings.r_eps, settings.steps, progress)
+    times = exit_steps(method, landscape, start, torch.from_numpy(np.ascontiguousarray(rho)), settings, progress)
     return (times <= settings.steps).numpy()
+
+
+def exit_steps(
+    method: Method,
+    landscape: PotholeOnSlope,
+    start: Tensor,
+    rho: Tensor,
+    settings: PhaseSettings,
+    progress: Progress,
+    noise: Callable[[int], Tensor] | None = None,
+) -> Tensor:
+    """The first of `settings.steps` steps at which each row is outside the well; one more where it never is."""
+    lr, steps = settings.eta, settings.steps
+    points = iterate(method, landscape.loss, start, lr=lr, steps=steps, rho=rho, metric=landscape.metric, noise=noise)
+    times = torch.full((len(start),), steps + 1)
+    for step, x in enumerate(points, start=1):
+        out = x.squeeze(-1).abs() > settings.r_eps
+        times = torch.where(out, times.clamp(max=step), times)
+        if step % 100 == 0:
+            progress(step, steps)
+            if bool((times <= step).all()):
+                break
+    progress(steps, steps)
+    return times
+
+
+@dataclass(frozen=True)
+class ExitSettings(PhaseSettings):
+    """One pothole on a slope and one learning rate, for SAM and LLQR+SAM alike."""
+
+    lambda_eps: float = 20.0
+    eta: float = 0.005
+    steps: int = 2000
+    """Runs are cut off here: a mean that includes unfinished visits is a lower bound."""
+    lambda_bar: float = 0.25
+
+
+@dataclass(frozen=True)
+class ExitTimes:
+    """Exit times (in steps) at every pair of `rho` and `sigma`: the mean over seeds and the fraction cut off."""
+
+    rho: Array
+    sigma: Array
+    mean: Array
+    cut: Array
+
+
+def exit_times(
+    method: Method,
+    rho: npt.ArrayLike,
+    sigma: npt.ArrayLike,
+    *,
+    seeds: int = 64,
+    settings: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
+    seed: int = 0,
+    progress: Progress = lambda done, total: None,
+) -> ExitTimes:
+    """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
+
+    `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
+    """
+    radii, scales = (
+        np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma))
+    )
+    cells = radii.size
+    landscape = settings.landscape(settings.lambda_bar)
+    deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
+    times = exit_steps(
+        method,
+        landscape,
+        start,
+        torch.from_numpy(radii.ravel()).repeat_interleave(seeds),
+        settings,
+        progress,
+        noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
+    )
+    cut = (times > settings.steps).view(cells, seeds).double().mean(1)
+    mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
+    return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))

@@ -7,10 +7,8 @@ depend on a third digit. The paths are chaotic, so that rounding, and with it th
 order of the finalists; the constants of the figures are one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,10 +80,6 @@ def draw(count: int, generator: torch.Generator) -> ToyConstants:
         "rho": lambda_bar.sqrt() * radius * uniform(0.1, 1.0),
     }
     return ToyConstants(lr=LEARNING_RATE, **{name: _three_digits(value) for name, value in drawn.items()})
-
-
-def as_dict(constants: ToyConstants) -> dict[str, float]:
-    return {field.name: float(getattr(constants, field.name)) for field in fields(constants)}
 
 
 def _judge(constants: ToyConstants, seeds: int, steps: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,6 @@ normal `xi`: a flat well has `a = 1` (no restoring force, no ejection), a sharp 
 ejects).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

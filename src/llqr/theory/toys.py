@@ -4,16 +4,13 @@ Both use one landscape (a flat bowl with a sharp ring, `RingLandscape`), one lea
 radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, which `llqr.theory.search` found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llqr.theory.landscapes import RingLandscape, spread_angles
-from llqr.theory.pothole import Number, Pothole
+from llqr.theory.landscapes import Number, Pothole, RingLandscape, spread_angles
 from llqr.theory.trajectories import METHODS, Method, Trajectory, simulate
 
 NOISE_VARIANCE = 1e-9

@@ -5,8 +5,6 @@ not mix, and the probe is normalised row by row. SAM and LLQR are not reimplemen
 `llqr.LLQR` and `llqr.LLQRSAM` take the steps, with the metric `U` given as a `llqr.FixedGeometry`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args

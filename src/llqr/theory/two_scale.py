@@ -1,7 +1,5 @@
 """The two-scale quadratic model `H = H_bar + H_eps` and its exact LLQR+SAM recursions (Section 4, Appendix B)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 

@@ -1,14 +1,12 @@
 """Epoch times from measured steps and refreshes, and the paper's."""
 
-import json
-
 import pytest
 
 from llqr.lab.bench import cadence
 from llqr.lab.bench.workload import Network
-from llqr.lab.results import paper
+from llqr.lab.results.paper_table import paper
 
-PAPER = json.loads(paper.FILE.read_text())["cadence"]["rows"]
+PAPER = paper()["cadence"]["rows"]
 TIMES = {
     "SGD": [1.0, 2.0, 1.0],
     "AdamW": [1.5, 3.0, 1.5],

@@ -5,7 +5,6 @@ import lzma
 import tarfile
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from llqr.lab.cli import data as cli_data
@@ -18,12 +17,10 @@ from parallel_text import write_folder
 @pytest.fixture
 def run(tmp_path):
     """The command, in a command line of its own, with a small vocabulary; gives what it printed."""
-    app = typer.Typer()
-    cli_data.mount(app)
 
     def call(*arguments):
         words = [*map(str, arguments), "--data-dir", str(tmp_path / "data"), "--quiet", "--merges", "50"]
-        result = CliRunner().invoke(app, words)
+        result = CliRunner().invoke(cli_data.app, words)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

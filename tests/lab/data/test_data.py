@@ -154,7 +154,7 @@ DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%sI00\nI01\ntR"
     ("content", "says"),
     [
         # A dtype is mutable through BUILD: numpy's own becomes an object type of any size, and crashes.
-        (crafted(DTYPE % b"u1", b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"), "holds a DType"),
+        (crafted(DTYPE % b"u1", b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"), "holds a dtype"),
         # An array of objects over the file's own bytes.
         (crafted(ARRAY, b"(K\x01K\x01\x85", DTYPE % b"O8", b"\x89C\x08AAAAAAAAtb"), "arrays of 'O8' are not allowed"),
         # Numbers that are not there.
@@ -166,7 +166,7 @@ DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%sI00\nI01\ntR"
         # BUILD on a name.
         (crafted(b"cnumpy\ndtype\n}b"), "changes what a name means"),
         (crafted(b"c_codecs\nencode\n}b"), "changes what a name means"),
-        (crafted(b"cnumpy\nndarray\n"), "holds a Name"),
+        (crafted(b"cnumpy\nndarray\n"), "holds a name"),
         # A list that holds itself.
         (crafted(b"]q\x00h\x00a"), "recursion"),
     ],
@@ -281,7 +281,7 @@ def test_damaged_tinyimagenet_names_the_file(tmp_path):
 def test_imagenet_folders_are_streamed(tmp_path, workers):
     write_folders(tmp_path / "imagenet", size=40, ending="JPEG")
     loaded = data.load("imagenet", tmp_path, {"image_size": 16, "workers": workers})
-    assert set(loaded.train.labels) == {0, 1}
+    assert {label for _, label in loaded.train} == {0, 1}
     before = torch.get_rng_state()
     batches = loaded.train_batches(4, seed=0, last="keep")
     seen = [(images.clone(), labels) for images, labels in batches]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llqr.lab.models.decoding.beam import CHECK_EVERY, Hypothesis, beam_search
+from llqr.lab.models.beam import CHECK_EVERY, Hypothesis, beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 
 PAD, BOS, EOS = 0, 1, 2

@@ -2,7 +2,7 @@
 
 import torch
 
-from llqr.lab.models.decoding.cache import Cache
+from llqr.lab.models.transformer import Cache
 
 
 def test_appended_tokens_are_returned_and_rows_can_be_reordered():

@@ -10,9 +10,10 @@ from torch import nn
 
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
-from llqr.lab.cores import cores
+from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import DataError
-from llqr.lab.tasks.own.image_folder import FolderOptions, experiment
+from llqr.lab.machine import cores
+from llqr.lab.tasks.own.image_folder import experiment
 from llqr.lab.tasks.own.random_states import RandomStates
 
 
@@ -65,14 +66,14 @@ def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
 
 def test_no_more_processes_than_cores_read_images(flowers):
     """Torch warns of more whenever a loader is made, which is in every epoch."""
-    options = FolderOptions(image_size=8, workers=1000)
+    options = FileOptions(image_size=8, workers=1000)
     assert 1 <= experiment(flowers, options, "cnn", {}).workers <= cores()
 
 
 def test_images_are_divided_once_and_for_all(flowers):
     train, test = image_folder(flowers, 8)
     assert (len(train), len(test), train.classes) == (16, 4, ["rose", "tulip"])
-    assert not set(train.files.paths) & set(test.files.paths)
+    assert not {path for path, _ in train.files} & {path for path, _ in test.files}
     assert image_folder(flowers, 8)[1].files == test.files
     pixels, label = test[0]
     assert (pixels.shape, pixels.dtype, label) == ((3, 8, 8), torch.float32, 0)

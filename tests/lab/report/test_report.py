@@ -206,7 +206,7 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
     runs = find([tmp_path])
     table = deciding(Section("digits/mlp", runs, tmp_path, {}))
-    assert [cell.text for cell in table.rows[0].cells[:2]] == ["sam", "0.1, 0.2"]
+    assert [cell.text for cell in table.rows[0][:2]] == ["sam", "0.1, 0.2"]
 
 
 def test_only_seeds_are_averaged(tmp_path):
@@ -445,11 +445,12 @@ def test_compare_writes_a_report_on_its_runs(compared):
 
 def test_the_measured_solution_is_the_trained_network(compared):
     folder = RunFolder(compared / "digits/mlp/llqr-ngd/seed0")
-    found = solution.load(folder, folder.run().load_task(CPU), CPU)
+    task = folder.run().load_task(CPU)
+    model, metric = solution.load(folder, task, CPU)
     with torch.no_grad():
-        assert found.task.evaluate(found.model.eval()) == folder.result()["test"]
-    assert found.metric.learned
-    assert set(found.metric.kinds.values()) == {"kfac", "diagonal"}
+        assert task.evaluate(model.eval()) == folder.result()["test"]
+    assert metric.learned
+    assert set(metric.kinds.values()) == {"kfac", "diagonal"}
 
 
 def test_a_solution_is_measured_again_only_on_other_samples(compared, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import write_run
 from llqr.lab import pictures
 from llqr.lab.cli import app as cli
-from llqr.lab.results import curves, draw_curves
+from llqr.lab.results import curves
 
 ROOT = Path(__file__).parents[3]
 
@@ -73,7 +73,7 @@ def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, capsys)
     assert keep(tmp_path / "runs", "--to", tmp_path / "curves") == 0
     path = tmp_path / "curves/digits-mlp-seed0.jsonl"
     lines = list(curves.read(path).values())
-    figure = draw_curves.draw(lines)
+    figure = curves.draw(lines)
     accuracy, loss, change = figure.axes
     for axes, column in ((accuracy, "accuracy"), (loss, "train_loss")):
         assert [list(line.get_ydata()) for line in axes.get_lines()] == [line[column] for line in lines]
@@ -97,7 +97,7 @@ def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own(tmp_path):
     write_run(tmp_path / "4", "sam", 1)
     assert keep(tmp_path / "4", tmp_path / "6", "--to", tmp_path / "curves") == 0
     lines = [line for seed in (0, 1) for line in curves.read(tmp_path / f"curves/digits-mlp-seed{seed}.jsonl").values()]
-    accuracy = draw_curves.draw(lines).axes[0]
+    accuracy = curves.draw(lines).axes[0]
     assert accuracy.get_legend_handles_labels()[1] == ["sam, training.epochs=4", "sam, training.epochs=6"]
     assert len({line.get_color() for line in accuracy.get_lines()}) == 2
 

@@ -8,8 +8,8 @@ from fake_runs import write_analysis, write_run
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError
+from llqr.lab.number_table import spread
 from llqr.lab.results import measurements as results
-from llqr.lab.results.decimals import spread
 from llqr.lab.runs.stored import find, read
 
 

@@ -29,7 +29,7 @@ from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
 from llqr.lab.tasks.translation import bleu
 from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import TokenBatches
-from llqr.lab.text.vocabulary import PAD
+from llqr.lab.text.subwords import PAD
 from llqr.lab.training.loop import Execution, Training
 from tiny_text import reversal
 
@@ -239,7 +239,7 @@ def test_a_text_that_is_not_prepared_is_named(tmp_path):
 
 
 def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
-    monkeypatch.setattr("llqr.lab.text.moses._moses", lambda tool, language: (_ for _ in ()).throw(
+    monkeypatch.setattr("llqr.lab.text.cleaning._moses", lambda tool, language: (_ for _ in ()).throw(
         ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
     with pytest.raises(DataError, match="sacremoses"):
         loaded_recipe(texts).run("adamw").load_task(CPU)
@@ -271,11 +271,11 @@ def test_the_report_shows_bleu_and_token_error_against_steps_and_time(trained):
 
 def test_the_solution_is_measured_with_padding_left_out(trained, texts):
     task = trained.run().load_task(CPU)
-    found = solution.analyse(solution.load(trained, task, CPU), CPU, samples=24)
+    found = solution.analyse(trained, task, CPU, samples=24)
     assert found["samples"] == 24
     assert found["sharpness"]["top"]["value"] > 0
     batch, _ = task.samples(24, solution.SAMPLES_SEED)
-    model = solution.load(trained, task, CPU).model.eval()
+    model = solution.load(trained, task, CPU)[0].eval()
     with torch.no_grad():
         assert found["loss"] == pytest.approx(task.loss(task.forward(model, batch[0]), batch[1]).item(), rel=1e-4)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from llqr.lab.errors import Stopped
 from llqr.lab.stop import Stop
-from llqr.lab.text import corpus, moses, parallel_text, prepare, prepared_folder
+from llqr.lab.text import cleaning, corpus, parallel_text, prepare, prepared_folder
 from llqr.lab.text.cleaning import REASONS, Rules, process
 from llqr.lab.text.prepare import ParallelTextSettings
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.vocabulary import UNK
+from llqr.lab.text.subwords import UNK
 from parallel_text import sentences, write_folder
 
 SMALL = {"merges": 60}
@@ -273,7 +273,7 @@ def test_another_format_is_refused(source, tmp_path):
 def test_without_sacremoses_everything_but_words_works(source, tmp_path, monkeypatch):
     prepare_folder(source, tmp_path)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    moses._moses.cache_clear()
+    cleaning._moses.cache_clear()
     text = parallel_text.load(tmp_path)
     assert text.subwords.decode(text.valid.target[0])
     for use in (lambda: text.detokenise(text.valid.target[0]), lambda: text.encode(["Hallo."])):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.text import parallel_text, token_stream
+from llqr.lab.text.subwords import PAD
 from llqr.lab.text.token_stream import StreamSettings, prepare_stream
-from llqr.lab.text.vocabulary import PAD
 from llqr.lab.text.windows import WindowBatches
 from parallel_text import sentences
 

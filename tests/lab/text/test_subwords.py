@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llqr.lab.text.subwords import END_OF_WORD, Subwords, learn
-from llqr.lab.text.vocabulary import EOS, PAD, SPECIAL, UNK
+from llqr.lab.text.subwords import END_OF_WORD, EOS, PAD, SPECIAL, UNK, Subwords, learn
 from parallel_text import sentences
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C"), exclude_characters="<>"), min_size=1)

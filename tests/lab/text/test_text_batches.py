@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llqr.lab.text.buckets import GRID, choose
 from llqr.lab.text.pair_batches import SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.sentences import SentencePairs, Sentences
-from llqr.lab.text.vocabulary import BOS, EOS, PAD
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60)
 

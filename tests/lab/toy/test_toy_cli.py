@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from llqr.lab.cli.toy import commands
+from llqr.lab.cli.toy import app
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ SMALL = {
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("toy")
     for command, (options, _) in SMALL.items():
-        done = CliRunner().invoke(commands(), [command, "--out", str(out), *options])
+        done = CliRunner().invoke(app, ["toy", command, "--out", str(out), *options])
         assert done.exit_code == 0, done.output
         assert str(out / "report.html") in done.stdout.replace("\n", "")
     return out
@@ -50,7 +50,7 @@ def test_the_page_shows_everything_in_one_file(folder):
 
 def test_the_phase_command_prints_the_agreement(tmp_path):
     done = CliRunner().invoke(
-        commands(), ["phase", "--out", str(tmp_path), "--rows", "3", "--columns", "10", "--steps", "1500"]
+        app, ["toy", "phase", "--out", str(tmp_path), "--rows", "3", "--columns", "10", "--steps", "1500"]
     )
     assert done.exit_code == 0, done.output
     numbers = json.loads((tmp_path / "phase.json").read_text())["numbers"]
@@ -59,6 +59,6 @@ def test_the_phase_command_prints_the_agreement(tmp_path):
 
 
 def test_a_learning_rate_without_a_two_cycle_is_refused(tmp_path):
-    done = CliRunner().invoke(commands(), ["hover", "--out", str(tmp_path), "--eta", "5"])
+    done = CliRunner().invoke(app, ["toy", "hover", "--out", str(tmp_path), "--eta", "5"])
     assert done.exit_code == 2
     assert "eta is too large" in done.output

@@ -6,7 +6,7 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -23,7 +23,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.tasks import Task
-from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training import checkpoint
 
 Progress = Callable[[float], None]
@@ -32,18 +32,8 @@ RANDOM_DIRECTIONS = 3
 SAMPLES_SEED = 0
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A trained network, the metric it was trained with if there was one, and its task."""
-
-    model: nn.Module
-    metric: Metric | None
-    task: Task
-    run: Run
-
-
-def load(folder: RunFolder, task: Task, device: torch.device) -> TrainedNetwork:
-    """The network at the end of the run, with its last metric."""
+def load(folder: RunFolder, task: Task, device: torch.device) -> tuple[nn.Module, Metric | None]:
+    """The network at the end of the run, and its last metric if it learned one."""
     if not folder.checkpoint.exists():
         raise DataError(f"{folder.checkpoint} is not there.")
     run = folder.run()
@@ -57,21 +47,19 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> TrainedNetwork:
         reason = " ".join(str(error).split())
         raise DataError(f"{folder.checkpoint} does not fit the run of its config.json: {reason}") from error
     geometry = optimizer.geometry
-    return TrainedNetwork(model, geometry.metric if isinstance(geometry, Geometry) else None, task, run)
+    return model, geometry.metric if isinstance(geometry, Geometry) else None
 
 
 def analyse(
-    trained: TrainedNetwork, device: torch.device, samples: int, progress: Progress = lambda share: None
+    folder: RunFolder, task: Task, device: torch.device, samples: int, progress: Progress = lambda share: None
 ) -> dict[str, Any]:
     """Sharpness and slices on ``samples`` training samples, in full float32; ``progress`` gets the share done."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
-    task, batch_size = trained.task, trained.run.training.batch_size
-    batch, samples = task.samples(samples, SAMPLES_SEED)
-    forward, piece = task.differentiable_forward, task.samples_in(batch_size, batch)
-    surface = sharpness.LossSurface(trained.model, task.loss, batch, forward=forward, piece=piece)
-    surface.on_work = _counting(progress, 1 if trained.metric is None else 2)
-    found = sharpness.measure(surface, trained.metric)
+    model, metric = load(folder, task, device)
+    surface, samples = surface_of(model, task, folder.run(), samples)
+    surface.on_work = _counting(progress, 1 if metric is None else 2)
+    found = sharpness.measure(surface, metric)
     lines = [slices.along_eigenvector(surface, found.top.vector)]
     lines += [slices.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
     return {
@@ -85,6 +73,13 @@ def analyse(
         "machine": machine.describe(device),
         "seconds": time.perf_counter() - started,
     }
+
+
+def surface_of(model: nn.Module, task: Task, run: Run, samples: int) -> tuple[sharpness.LossSurface, int]:
+    """The loss on so many training samples, or on all if there are fewer, and their number."""
+    batch, samples = task.samples(samples, SAMPLES_SEED)
+    forward, piece = task.differentiable_forward, task.samples_in(run.training.batch_size, batch)
+    return sharpness.LossSurface(model, task.loss, batch, forward=forward, piece=piece), samples
 
 
 def _counting(progress: Progress, eigenvalues: int) -> Callable[[], None]:
@@ -117,5 +112,5 @@ class Analyst:
         """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
         task = self._tasks.load(folder.run(), folder.config()["seed"])
         samples = self.samples or task.samples_measured
-        found = analyse(load(folder, task, self.device), self.device, samples, progress)
+        found = analyse(folder, task, self.device, samples, progress)
         write_json(folder.path / "analysis.json", found)

@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, learns_metric, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup
-from llqr.lab.number_table import NumberTable, number
-from llqr.lab.results import paper
+from llqr.lab.number_table import Column, number_table
+from llqr.lab.results.paper_table import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563
@@ -71,7 +72,7 @@ def rows(
 @cache
 def intervals() -> tuple[int, ...]:
     """The paper's refresh intervals."""
-    return tuple(sorted({row["interval"] for row in paper.paper()["cadence"]["rows"]} - {None}))
+    return tuple(sorted({row["interval"] for row in paper()["cadence"]["rows"]} - {None}))
 
 
 def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
@@ -79,9 +80,7 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     architecture = ARCHITECTURES.get(network.name) if not network.options.keys() - {"patch"} else None
     if architecture is None or network.options.get("patch", 16) != 16:
         return None
-    own = {
-        (row["method"], row["interval"]): row for row in paper.paper()["cadence"]["rows"] if row["arch"] == architecture
-    }
+    own = {(row["method"], row["interval"]): row for row in paper()["cadence"]["rows"] if row["arch"] == architecture}
     row = own[method, interval]
     return {
         "epoch_seconds": row["epoch_s"],
@@ -92,24 +91,18 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     }
 
 
-def as_table(found: Sequence[dict[str, Any]]) -> NumberTable:
-    ours = ("interval", "updates", "epoch s", "vs SGD", "vs SAM", "quartiles", "long-run vs SAM", "refresh s")
-    theirs = ("paper: vs SGD", "vs SAM", "refresh s")
-    table = NumberTable("cadence", "model", "method", numbers=(*ours, *theirs))
-    for row in found:
-        paper_row = row["paper"] or {}
-        low, high = row["vs_sam"]["low"], row["vs_sam"]["high"]
-        table.add(
-            row["model"],
-            row["method"],
-            number(row["interval"], "d"),
-            number(row["updates"], "d"),
-            number(row["epoch_seconds"]["median"], ".2f"),
-            number(row["vs_sgd"]["median"], ".2f"),
-            number(row["vs_sam"]["median"], ".3f"),
-            f"{low:.3f} .. {high:.3f}",
-            number(row["lasting_vs_sam"]["median"], ".3f"),
-            number(row["refresh_seconds"]["median"], ".3f") if "refresh_seconds" in row else None,
-            *(number(paper_row.get(key), ".2f") for key in ("vs_sgd", "vs_sam", "refresh_seconds")),
-        )
-    return table
+def as_table(found: Sequence[dict[str, Any]]) -> Table:
+    numbers = [
+        Column("interval", "interval", "{:d}"),
+        Column("updates", "updates", "{:d}"),
+        Column("epoch s", "epoch_seconds.median", "{:.2f}"),
+        Column("vs SGD", "vs_sgd.median", "{:.2f}"),
+        Column("vs SAM", "vs_sam.median", "{:.3f}"),
+        Column("quartiles", "vs_sam", "{:.3f}"),
+        Column("long-run vs SAM", "lasting_vs_sam.median", "{:.3f}"),
+        Column("refresh s", "refresh_seconds.median", "{:.3f}"),
+        Column("paper: vs SGD", "paper.vs_sgd", "{:.2f}"),
+        Column("vs SAM", "paper.vs_sam", "{:.2f}"),
+        Column("refresh s", "paper.refresh_seconds", "{:.2f}"),
+    ]
+    return number_table("cadence", found, ("model", "method"), numbers)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import METHODS, learns_metric, step_of
 from llqr.lab.bench.timing import WARM_UP
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import NumberTable, number
+from llqr.lab.number_table import IN_MIB, Column, number_table
 
 WITHOUT_FACTORS = "scalar"
 STEPS = 2
@@ -81,15 +82,7 @@ def _warmed_up(step: Callable[[], object]) -> Callable[[], object]:
     return step
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
-    table = NumberTable("memory", "model", "what", "structure", numbers=("peak MiB", "U MiB", "vs SAM step"))
-    for row in rows:
-        table.add(
-            row["model"],
-            row["what"],
-            row["structure"],
-            number(row["peak_bytes"] / 2**20, ",.1f"),
-            number(row["metric_bytes"] / 2**20, ",.1f"),
-            number(row["vs_sam"], ".3f"),
-        )
-    return table
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    sizes = [Column("peak MiB", "peak_bytes", "{:,.1f}", IN_MIB), Column("U MiB", "metric_bytes", "{:,.1f}", IN_MIB)]
+    ratio = Column("vs SAM step", "vs_sam", "{:.3f}")
+    return number_table("memory", rows, ("model", "what", "structure"), [*sizes, ratio])

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 import llqr
@@ -23,7 +24,7 @@ from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import NumberTable, number, times
+from llqr.lab.number_table import Column, number_table
 
 SETTINGS: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 RHO, LAM = 0.05, 0.9
@@ -91,11 +92,8 @@ def ours(method: str, foreach: bool, workload: Workload) -> torch.optim.Optimize
 
 def theirs(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimizer:
     settings = {"rho": RHO, "foreach": True if foreach else None, **SETTINGS}
-    made: torch.optim.Optimizer
-    if method == "SAM":
-        made = peer().SAM(model.parameters(), torch.optim.SGD, **settings)
-    else:
-        made = peer().FriendlySAM(model.parameters(), torch.optim.SGD, lmbda=LAM, **settings)
+    kind, own = (peer().SAM, {}) if method == "SAM" else (peer().FriendlySAM, {"lmbda": LAM})
+    made: torch.optim.Optimizer = kind(model.parameters(), torch.optim.SGD, **own, **settings)
     return made
 
 
@@ -124,10 +122,11 @@ def step_of(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], *, pri
     return step
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
-    numbers = ("ours ms", "theirs ms", "ratio", "quartiles")
-    table = NumberTable("peers", "model", "method", "theirs", "what", numbers=numbers)
-    for row in rows:
-        sides = (number(1e3 * row[side]["median"], ".2f") for side in ("our_seconds", "their_seconds"))
-        table.add(row["model"], row["method"], row["theirs"], row["what"], *sides, *times(row["ratio"]))
-    return table
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    numbers = [
+        Column("ours ms", "our_seconds.median", "{:.2f}", 1e3),
+        Column("theirs ms", "their_seconds.median", "{:.2f}", 1e3),
+        Column("ratio", "ratio.median", "{:.3f}x"),
+        Column("quartiles", "ratio", "{:.3f}"),
+    ]
+    return number_table("peers", rows, ("model", "method", "theirs", "what"), numbers)

@@ -18,6 +18,8 @@ from llqr.lab.runs.json_files import plain, write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.writing import make_folder
 
+Row = dict[str, Any]
+Rows = Sequence[Row]
 KEPT = Path("results", "bench")
 """The folder of the measurements that pages show."""
 TABLES = {
@@ -33,7 +35,7 @@ class Record:
     """
 
     def __init__(self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self._out = out
         self._head = {
             "bench": bench,
@@ -49,9 +51,7 @@ class Record:
         if out is not None:
             make_folder(out.parent)
 
-    def collect(
-        self, rows: Iterable[dict[str, Any]], conclude: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-    ) -> None:
+    def collect(self, rows: Iterable[Row], conclude: Callable[[Rows], dict[str, Any]]) -> None:
         """Write down every row, and at the end what follows from all of them."""
         for row in rows:
             self.rows.append(row)
@@ -84,7 +84,9 @@ def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     record = json.loads(file.read_text())
     if not record["complete"]:
         raise ConfigurationError(f"table:bench/{file.stem}: the command was interrupted.")
-    rows = [row for row in record["rows"] if all(_matches(row, wanted) for wanted in filters)]
+    wanted = dict(word.partition("=")[::2] for word in filters)
+    # Rows without the key match too: methods without a metric have no interval.
+    rows = [row for row in record["rows"] if all(row.get(k) is None or str(row[k]) == v for k, v in wanted.items())]
     if not rows:
         raise ConfigurationError(f"table:bench/{file.stem}: no row matches {' '.join(filters)}.")
     table = TABLES[record["bench"]](rows)
@@ -103,9 +105,3 @@ def measured_on(record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     device = machine.get("gpu") or f"{machine['cpus']} CPU cores"
     return f"{device}, torch {record['versions']['torch']}"
-
-
-def _matches(row: dict[str, Any], wanted: str) -> bool:
-    """Rows without the key match too: methods without a metric have no interval."""
-    key, _, value = wanted.partition("=")
-    return row.get(key) is None or str(row[key]) == value

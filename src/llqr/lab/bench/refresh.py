@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.step import BURST, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload
-from llqr.lab.number_table import NumberTable, number, seconds
+from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes.precision import Precision
 
 Vector = Mapping[str, Tensor]
@@ -147,28 +148,20 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
     }
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The time per product is that of the whole refresh over its products; the split gives a product alone."""
-    headings = ("s", "quartiles", "first s", "ms/Hv", "SGD steps/Hv")
-    parts = ("linearise s", "Hv s", "factors s")
-    exactness = ("error Hg", "error Hv", "error Ug")
-    numbers = ("product every", *headings, *parts, *exactness)
-    table = NumberTable("refresh", "model", "structure", "engine", numbers=numbers)
-    for row in rows:
-        names = (row["model"], row["structure"], row["engine"])
-        if "refused" in row:
-            table.add(*names, "refused")
-            continue
-        split, errors = row["split"] or {}, row.get("errors", {})
-        table.add(
-            *names,
-            number(row.get("product_every"), "d"),  # older files lack it; see their command
-            *seconds(row["seconds"]),
-            number(row["first_seconds"], ".2f"),
-            number(1e3 * row["seconds_a_product"], ".2f"),
-            number(row["sgd_steps_a_product"], ".2f"),
-            *(number(split.get(part), ".3f") for part in ("linearise", "products", "factors")),
-            *(number(errors.get(key), ".1e") for key in ("Hv, v = g", "Hv, v random", "Ug")),
-        )
-    table.explain(row["refused"] for row in rows if "refused" in row)
-    return table
+    numbers = [
+        Column("product every", "product_every", "{:d}"),  # older files lack it; see their command
+        Column("s", "seconds.median", "{:.3f}"),
+        Column("quartiles", "seconds", "{:.3f}"),
+        Column("first s", "first_seconds", "{:.2f}"),
+        Column("ms/Hv", "seconds_a_product", "{:.2f}", 1e3),
+        Column("SGD steps/Hv", "sgd_steps_a_product", "{:.2f}"),
+        Column("linearise s", "split.linearise", "{:.3f}"),
+        Column("Hv s", "split.products", "{:.3f}"),
+        Column("factors s", "split.factors", "{:.3f}"),
+        Column("error Hg", "errors.Hv, v = g", "{:.1e}"),
+        Column("error Hv", "errors.Hv, v random", "{:.1e}"),
+        Column("error Ug", "errors.Ug", "{:.1e}"),
+    ]
+    return number_table("refresh", rows, ("model", "structure", "engine"), numbers)

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.number_table import NumberTable, number, seconds
-from llqr.lab.results import paper
+from llqr.lab.number_table import Column, number_table
+from llqr.lab.results.paper_table import paper
 
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
@@ -42,14 +43,17 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     parameters = [row["parameters"] for row in rows]
     fitted = [exponent(parameters, times) for times in zip(*(row["repeats"] for row in rows), strict=True)]
-    return {"exponent": quartiles(fitted), "paper_exponent": paper.paper()["scaling-exponent"]["value"]}
+    return {"exponent": quartiles(fitted), "paper_exponent": paper()["scaling-exponent"]["value"]}
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
-    table = NumberTable("scaling", "model", "engine", numbers=("parameters", "refresh s", "quartiles", "first s"))
-    for row in rows:
-        count = number(row["parameters"], ",")
-        table.add(row["model"], row["engine"], count, *seconds(row["seconds"]), number(row["first_seconds"], ".2f"))
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    numbers = [
+        Column("parameters", "parameters", "{:,}"),
+        Column("refresh s", "seconds.median", "{:.3f}"),
+        Column("quartiles", "seconds", "{:.3f}"),
+        Column("first s", "first_seconds", "{:.2f}"),
+    ]
+    table = number_table("scaling", rows, ("model", "engine"), numbers)
     found = conclusion(rows)
     if found:
         ours, theirs = found["exponent"], " to ".join(map(str, found["paper_exponent"]))

@@ -14,7 +14,7 @@ every product (`U g` and `H U g`) and one for every gradient. Segments have the 
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,23 +22,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
-from llqr.lab.bench.payload import Payload
 from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
-from llqr.lab.number_table import NumberTable, number
+from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
-from llqr.lab.results.paper import paper
+from llqr.lab.results.paper_table import paper
 from llqr.metric.owned import Owned
 
-MIB = 2**20
 COUNTS = (1, 2, 4, 8)
 Row = dict[str, Any]
 
@@ -211,34 +211,63 @@ def _gloo_rank(rank: int, shards: int, folder: str, network: Network, batch: int
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def as_table(rows: Sequence[Row]) -> NumberTable:
-    memory = ("S", "U MiB", "paper", "x S", "refresh MiB", "x S", "U g ms", "x S")
-    payload = ("step receives MiB", "formula", "refresh receives MiB", "formula", "padding", "numbers KiB")
-    table = NumberTable("shards", "model", "what", "structure", numbers=(*memory, *payload))
-    for row in rows:
-        apply, vectors = row.get("apply_seconds"), row.get("vectors")
-        table.add(
-            row["model"],
-            row["what"],
-            row["structure"],
-            str(row["shards"]),
-            _mib(row, "metric_bytes"),
-            number(row.get("paper_mib"), ",.2f"),
-            number(row.get("metric_share"), ".3f"),
-            _mib(row, "refresh_bytes"),
-            number(row.get("refresh_share"), ".3f"),
-            number(None if apply is None else 1e3 * apply["median"], ".3f"),
-            number(row.get("apply_share"), ".3f"),
-            _mib(row, "step_payload"),
-            _mib(row, "step_formula"),
-            _mib(row, "refresh_payload"),
-            _mib(row, "refresh_formula"),
-            number(None if vectors is None else vectors * row["padding"] / MIB, ",.2f"),
-            number(None if vectors is None else row["numbers"] / 1024, ",.1f"),
-        )
-    return table
+def as_table(rows: Sequence[Row]) -> Table:
+    numbers = [
+        Column("S", "shards", "{}"),
+        Column("U MiB", "metric_bytes", "{:,.2f}", IN_MIB),
+        Column("paper", "paper_mib", "{:,.2f}"),
+        Column("x S", "metric_share", "{:.3f}"),
+        Column("refresh MiB", "refresh_bytes", "{:,.2f}", IN_MIB),
+        Column("x S", "refresh_share", "{:.3f}"),
+        Column("U g ms", "apply_seconds.median", "{:.3f}", 1e3),
+        Column("x S", "apply_share", "{:.3f}"),
+        Column("step receives MiB", "step_payload", "{:,.2f}", IN_MIB),
+        Column("formula", "step_formula", "{:,.2f}", IN_MIB),
+        Column("refresh receives MiB", "refresh_payload", "{:,.2f}", IN_MIB),
+        Column("formula", "refresh_formula", "{:,.2f}", IN_MIB),
+        Column("padding", "refresh_padding", "{:,.2f}", IN_MIB),
+        Column("numbers KiB", "numbers", "{:,.1f}", 1 / 1024),
+    ]
+    shown = [row | {"refresh_padding": row["vectors"] * row["padding"]} if "vectors" in row else row for row in rows]
+    return number_table("shards", shown, ("model", "what", "structure"), numbers)
 
 
-def _mib(row: Row, key: str) -> str | None:
-    count = row.get(key)
-    return number(None if count is None else count / MIB, ",.2f")
+class Payload(TorchDispatchMode):
+    """Bytes that this rank receives while entered: of vectors, and of the few numbers that ranks agree about.
+
+    A ring brings a rank `(n - 1) / n` of a gathered or scattered buffer, and twice that of a reduced one.
+
+    Attributes:
+        vectors: bytes of buffers whose length in entries is one of `lengths`.
+        numbers: bytes of all others.
+    """
+
+    def __init__(self, lengths: Collection[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
+        self._lengths = set(lengths)
+        self.vectors = 0
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        received = RECEIVED.get(func)
+        if received is not None:
+            buffer, count = received(*args)
+            if buffer.numel() in self._lengths:
+                self.vectors += count
+            else:
+                self.numbers += count
+        return func(*args, **(kwargs or {}))
+
+
+def _reduced(tensors: list[Tensor], group: Any, *rest: Any) -> tuple[Tensor, int]:
+    ranks = dist.ProcessGroup.unbox(group).size()
+    return tensors[0], 2 * (ranks - 1) * sum(tensor.nbytes for tensor in tensors) // ranks
+
+
+RECEIVED: dict[Any, Callable[..., tuple[Tensor, int]]] = {
+    torch.ops.c10d._allgather_base_.default: lambda output, given, *_: (output, output.nbytes - given.nbytes),
+    torch.ops.c10d._reduce_scatter_base_.default: lambda output, given, *_: (given, given.nbytes - output.nbytes),
+    torch.ops.c10d.allreduce_.default: _reduced,
+}

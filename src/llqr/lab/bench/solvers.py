@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.table import Table
 from torch import Tensor
 
 from llqr import Inner, Metric
 from llqr.curvature import QuadraticModel
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import Setup, Workload
-from llqr.lab.number_table import NumberTable, number
+from llqr.lab.number_table import Column, number_table
 from llqr.refresh.inner_loop import InnerProblem, perform
 from llqr.schedule import at
 from llqr.solvers import SOLVERS
@@ -77,19 +78,14 @@ def curve(metric: Metric, model: QuadraticModel, inner: Inner, products: int) ->
     return objectives
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Also of rows read from JSON, whose keys are strings."""
-    curves = [{int(count): value for count, value in row.get("objective", {}).items()} for row in rows]
-    counts = [count for count in SHOWN if any(count in objectives for objectives in curves)]
-    headings = (*(f"J, {count}" for count in counts), f"to {PAPER}")
-    table = NumberTable("solvers", "model", "structure", "solver", numbers=headings)
-    for row, objectives in zip(rows, curves, strict=True):
-        names = (row["model"], row["structure"], row["solver"])
-        if "refused" in row:
-            table.add(*names, "refused")
-            continue
-        needed = row["products_to_target"]
-        cells = (number(objectives.get(count), ".5g") for count in counts)
-        table.add(*names, *cells, "not reached" if needed is None else str(needed))
-    table.explain(row["refused"] for row in rows if "refused" in row)
-    return table
+    shown = [dict(row) for row in rows]
+    for row in shown:
+        row["objective"] = {str(count): value for count, value in row.get("objective", {}).items()}
+        if row.get("products_to_target", 0) is None:
+            row["products_to_target"] = "not reached"
+    counts = [count for count in map(str, SHOWN) if any(count in row["objective"] for row in shown)]
+    numbers = [Column(f"J, {count}", f"objective.{count}", "{:.5g}") for count in counts]
+    reached = Column(f"to {PAPER}", "products_to_target", "{}")
+    return number_table("solvers", shown, ("model", "structure", "solver"), [*numbers, reached])

@@ -6,12 +6,14 @@ All steps are made on one network: their times do not depend on its weights.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rich.table import Table
+
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.config.settings import Base
-from llqr.lab.number_table import NumberTable, milliseconds, times
+from llqr.lab.number_table import Column, number_table
 
 # Small, so that the weights stay finite however many steps are timed.
 SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
@@ -66,10 +68,13 @@ def _rows(workload: Workload, settings: RefreshSettings, repeats: int) -> list[d
     ]
 
 
-def as_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
-    numbers = ("ms", "quartiles", "vs SGD", "quartiles", "vs SAM", "quartiles")
-    table = NumberTable("step", "model", "passes", "method", numbers=numbers)
-    for row in rows:
-        ratios = *times(row["vs_sgd"]), *times(row["vs_sam"])
-        table.add(row["model"], row["passes"], row["method"], *milliseconds(row["seconds"]), *ratios)
-    return table
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    numbers = [
+        Column("ms", "seconds.median", "{:.2f}", 1e3),
+        Column("quartiles", "seconds", "{:.2f}", 1e3),
+        Column("vs SGD", "vs_sgd.median", "{:.3f}x"),
+        Column("quartiles", "vs_sgd", "{:.3f}"),
+        Column("vs SAM", "vs_sam.median", "{:.3f}x"),
+        Column("quartiles", "vs_sam", "{:.3f}"),
+    ]
+    return number_table("step", rows, ("model", "passes", "method"), numbers)

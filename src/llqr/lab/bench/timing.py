@@ -47,19 +47,20 @@ class Clock:
         return float(start.elapsed_time(end)) / 1e3
 
     def timed(self, action: Callable[[], Result]) -> tuple[Result, float]:
-        """What an action returns, and the seconds it takes."""
+        """What an action returns, and the seconds it takes on a device that is idle at first."""
         self.wait()
         start = self.mark()
         result = action()
         return result, self.between(start, self.mark())
 
     def seconds(self, action: Callable[[], object], times: int = 1) -> float:
-        """Seconds an action takes, averaged over this many consecutive runs that start on an idle device."""
-        self.wait()
-        start = self.mark()
-        for _ in range(times):
-            action()
-        return self.between(start, self.mark()) / times
+        """Seconds an action takes, averaged over this many consecutive runs."""
+
+        def repeated() -> None:  # which lets go of every result before the next run
+            for _ in range(times):
+                action()
+
+        return self.timed(repeated)[1] / times
 
 
 def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:

@@ -5,12 +5,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llqr.curvature.problem import call_model
 from llqr.lab import models
 from llqr.lab.bench.timing import Clock
 from llqr.lab.errors import ConfigurationError
@@ -77,14 +79,8 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores.float() if scores.dtype.itemsize < 4 else scores, labels)
 
 
-class ImageClassification:
-    """The part of a task that the pass of a step needs."""
-
-    loss = staticmethod(cross_entropy)
-
-    def forward(self, model: nn.Module, images: Tensor) -> Tensor:
-        scores: Tensor = model(images)
-        return scores
+CLASSIFICATION: Any = SimpleNamespace(forward=call_model, loss=cross_entropy)
+"""The part of a task that the pass of a step needs."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ class Workload:
     def _pass(self) -> Pass:
         """One for all optimizers, because a captured pass keeps the memory of its activations."""
         form = CapturedPass if self.passes.capture else Pass
-        made = form(ImageClassification(), self._network_of_passes, self.precision)
+        made = form(CLASSIFICATION, self._network_of_passes, self.precision)
         made.load(self.batch)
         return made
 

@@ -4,7 +4,7 @@ The options of a refresh are the fields of `llqr.Inner` and `llqr.Runtime`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -34,12 +34,8 @@ HELP = """Time steps and refreshes, and measure their memory.
 Medians and quartiles over repeats that take turns, after a warm-up, by CUDA events on a GPU. Images are random.
 """
 bench_app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
-
-
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(bench_app, name="bench")
-
+app = typer.Typer(**PLAIN)
+app.add_typer(bench_app, name="bench")
 
 Row = dict[str, Any]
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -150,8 +146,12 @@ def capturing(settings: RefreshSettings, setup: Setup, wanted: bool | None) -> R
     return replace(settings, runtime=replace(runtime, capture=captures("--capture", setup, wanted, possible)))
 
 
-@bench_app.command("step")
-@options_from_dataclasses
+def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command of this name, with the fields of its dataclasses as options."""
+    return lambda function: bench_app.command(name)(options_from_dataclasses(function))
+
+
+@command("step")
 def step_command(
     target: Target = TARGET,
     geometry: Annotated[RefreshSettings, Fields(omit=(*DECIDED, "inner", "compile"))] = ONE_STEP,
@@ -172,8 +172,7 @@ def step_command(
     output.write(step, setup, rows, passes=passes, geometry=geometry, repeats=repeats, burst=step.BURST)
 
 
-@bench_app.command("refresh")
-@options_from_dataclasses
+@command("refresh")
 def refresh_command(
     target: Target = TARGET,
     geometry: Annotated[
@@ -196,8 +195,7 @@ def refresh_command(
     output.write(refresh, setup, rows, geometry=ways, repeats=repeats, reference=reference)
 
 
-@bench_app.command("cadence")
-@options_from_dataclasses
+@command("cadence")
 def cadence_command(
     target: Target = TARGET,
     geometry: GeometryOptions = GEOMETRY,
@@ -220,8 +218,7 @@ def cadence_command(
     output.write(cadence, setup, rows, geometry=geometry, passes=asdict(passes), burst=step.BURST, **numbers)
 
 
-@bench_app.command("scaling")
-@options_from_dataclasses
+@command("scaling")
 def scaling_command(
     target: Target = TARGET,
     geometry: GeometryOptions = GEOMETRY,
@@ -237,8 +234,7 @@ def scaling_command(
     output.write(scaling, setup, rows, geometry=geometry, repeats=repeats)
 
 
-@bench_app.command("memory")
-@options_from_dataclasses
+@command("memory")
 def memory_command(
     target: Target = TARGET,
     geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure",))] = TWO_STEPS,
@@ -250,8 +246,7 @@ def memory_command(
     output.write(memory, setup, rows, geometry=geometry)
 
 
-@bench_app.command("peers")
-@options_from_dataclasses
+@command("peers")
 def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output = OUTPUT) -> None:
     """Time our SAM and F-SAM steps and those of pytorch_optimizer."""
     peers.peer()
@@ -260,8 +255,7 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
     output.write(peers, setup, rows, repeats=repeats, pytorch_optimizer=version)
 
 
-@bench_app.command("solvers")
-@options_from_dataclasses
+@command("solvers")
 def solvers_command(
     target: Target = IN_FULL_PRECISION,
     geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=(*DECIDED, "inner"), sweep=("structure",))] = (EXACT,),
@@ -274,8 +268,7 @@ def solvers_command(
     output.write(solvers, setup, rows, geometry=geometry, products=products)
 
 
-@bench_app.command("shards")
-@options_from_dataclasses
+@command("shards")
 def shards_command(
     target: Target = TARGET,
     geometry: GeometryOptions = FEW_STEPS,

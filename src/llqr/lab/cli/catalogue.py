@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -10,21 +9,17 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
 from llqr.lab.results import cluster, storage
 
 WIDE = 140
 """Columns of a terminal that a table of recipes needs."""
+app = typer.Typer(**PLAIN)
 
 
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command("recipes")(recipes)
-    app.command("storage")(show_storage)
-    app.command("cluster")(show_cluster)
-
-
+@app.command()
 def recipes(as_json: options.Json = False) -> None:
     """List the built-in recipes: TABLE/ROW, their methods and their variants."""
     found = {name: recipe.load(name) for name in recipe.names()}
@@ -46,6 +41,7 @@ def recipes(as_json: options.Json = False) -> None:
     show(table)
 
 
+@app.command("storage")
 def show_storage(
     shards: Annotated[
         list[int] | None,
@@ -61,10 +57,11 @@ def show_storage(
         show(storage.as_table(rows))
 
 
+@app.command("cluster")
 def show_cluster(as_json: options.Json = False) -> None:
     """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
     found = cluster.costs()
     if as_json:
-        print(json.dumps([asdict(cost) | {"overhead": cost.overhead} for cost in found], indent=1))
+        print(json.dumps([cost.to_dict() for cost in found], indent=1))
     else:
         show(cluster.as_table(found))

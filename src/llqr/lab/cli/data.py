@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.progress import Display
@@ -28,13 +29,11 @@ from llqr.lab.text.token_stream import StreamSettings, prepare_stream
 
 TwoFiles = tuple[Path, Path]
 PAIRS, STREAM = ParallelTextSettings(corpus.DIRECTION), StreamSettings()
+app = typer.Typer(**PLAIN)
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("data")(options_from_dataclasses(data))
-
-
+@app.command()
+@options_from_dataclasses
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the prepared text, such as iwslt14.")],
     source: Annotated[

@@ -20,7 +20,7 @@ class LazyGroup(TyperGroup):
     """Lists and suggests the commands of `LAZY`, which subclasses fill, without importing their modules."""
 
     LAZY: dict[str, tuple[str, str]] = {}
-    """By name: the module in this folder whose ``mount(app)`` adds the command, and the sentence that lists it."""
+    """By name: the module in this folder whose ``app`` has the command, and the sentence that lists it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -42,9 +42,7 @@ class LazyGroup(TyperGroup):
             )
         with quitting():
             module = import_module(f"llqr.lab.cli.{room}")
-        app = typer.Typer(**PLAIN)
-        module.mount(app)
-        return typer.main.get_group(app).commands[name]
+        return typer.main.get_group(module.app).commands[name]
 
     def invoke(self, ctx: Any) -> Any:
         with explained():

@@ -12,17 +12,18 @@ import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from llqr.lab import machine, pictures
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
 from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, curves, draw_curves, measurements, plot
+from llqr.lab.results import build_table, curves, measurements, plot
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
 from llqr.lab.runs import stored
@@ -31,19 +32,12 @@ from llqr.lab.writing import check_file, check_folder, write_text
 
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
-results_app = typer.Typer(help="Files of results.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(**PLAIN)
+results_app = typer.Typer(help="Files of results.", no_args_is_help=True, **PLAIN)
+app.add_typer(results_app, name="results")
 
 
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command("report")(report)
-    app.command("table")(table)
-    results_app.command("add")(add)
-    results_app.command("curve")(curve)
-    results_app.command("draw")(draw)
-    app.add_typer(results_app, name="results")
-
-
+@app.command()
 def report(
     runs: Runs,
     out: Annotated[
@@ -66,12 +60,6 @@ def report(
     check_file("--out", target)
     write_report([run.path for run in found], target, machine.choose_device(device), samples=samples, quiet=quiet)
     print(target)
-
-
-def after_comparison(folders: Sequence[Path], out: Path, device: torch.device, *, quiet: bool) -> None:
-    """Write the page on runs that were just made, and print its path."""
-    write_report(folders, out, device, quiet=quiet)
-    Console(stderr=True, quiet=quiet).print(f"report: {out}", highlight=False, soft_wrap=True)
 
 
 def write_report(
@@ -99,6 +87,7 @@ def write_report(
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 
+@app.command()
 def table(
     name: Annotated[
         str | None, typer.Argument(metavar="[TABLE]", help="A table of the paper, or of ours, or TABLE@VARIANT.")
@@ -174,9 +163,8 @@ def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
 
 def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """Rows begin with their name, which is shown once, and the method."""
-    shown = Table("row", "method", box=SIMPLE, title=f"{built.name}: {built.metric}" if built.metric else built.name)
-    for heading in columns:
-        shown.add_column(heading, justify="right")
+    title = f"{built.name}: {built.metric}" if built.metric else built.name
+    shown = Table("row", "method", *(Column(heading, justify="right") for heading in columns), box=SIMPLE, title=title)
     previous = ""
     for row, *cells in rows:
         shown.add_row("" if row == previous else row, *cells)
@@ -184,6 +172,7 @@ def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[st
     return shown
 
 
+@results_app.command()
 def add(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file of JSON lines to append to, such as results/cifar100.jsonl.")],
@@ -197,6 +186,7 @@ def add(
     print(f"{new} added, {already} there already")
 
 
+@results_app.command()
 def curve(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
@@ -214,6 +204,7 @@ def curve(
         print(path)
 
 
+@results_app.command()
 def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
     to: Annotated[
@@ -226,5 +217,5 @@ def draw(
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is not there.")
-    draw_curves.save(files, to, method or ())
+    curves.save(files, to, method or ())
     print(to)

@@ -2,19 +2,20 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from llqr.lab import machine
-from llqr.lab.cli import completion, options
+from llqr.lab import machine, models
+from llqr.lab.cli import options
 from llqr.lab.cli import report as reporting
 from llqr.lab.cli.dataclass_options import options_from_dataclasses
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -34,19 +35,53 @@ from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from llqr.lab.writing import check_folder
 
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Recipes and, after an @, their variants."""
+    plain, at, _ = incomplete.partition("@")
+    known = [f"{plain}@{variant}" for variant in recipe.load(plain).variants] if at else recipe.names()
+    return _beginning(incomplete, known)
+
+
+def complete_tables(incomplete: str) -> list[str]:
+    return _beginning(incomplete, dict.fromkeys(name.partition("/")[0] for name in recipe.names()))
+
+
+def complete_methods(ctx: Any, incomplete: str) -> list[str]:
+    """The methods of the recipes that the command names; of a list, its last entry."""
+    listed, comma, last = incomplete.rpartition(",")
+    named = ctx.params.get("name") or ctx.args or recipe.names()  # several recipes are not among the parameters yet
+    known: dict[str, None] = {}
+    for name in [named] if isinstance(named, str) else named:
+        try:
+            known |= dict.fromkeys(recipe.load(name).methods)
+        except ConfigurationError:  # one that is misspelt offers nothing
+            continue
+    return [f"{listed}{comma}{method}" for method in _beginning(last, sorted(known))]
+
+
+def complete_networks(incomplete: str) -> list[str]:
+    return _beginning(incomplete, models.names())
+
+
+def _beginning(incomplete: str, known: Iterable[str]) -> list[str]:
+    """What the shell offers for a name that is half typed."""
+    return [name for name in known if name.startswith(incomplete)]
+
+
 WHAT = (
     "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py, file.py:function, module:function, "
     "or a folder of images."
 )
 RecipeName = Annotated[
     str,
-    typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=completion.recipes),
+    typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=complete_recipes),
 ]
 Methods = Annotated[
     str | None,
     typer.Option(
         help="Methods, separated by commas (default: those of the recipe's table).",
-        autocompletion=completion.methods,
+        autocompletion=complete_methods,
     ),
 ]
 
@@ -128,19 +163,16 @@ class RunOptions:
 
 
 DEFAULTS = RunOptions()
+app = typer.Typer(**PLAIN)
 
 
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    for command in (train, compare, reproduce):
-        app.command(command.__name__)(options_from_dataclasses(command))
-
-
+@app.command()
+@options_from_dataclasses
 def train(
     name: RecipeName,
     method: Annotated[
         str | None,
-        typer.Option(help="The method (default: the first of the recipe's table).", autocompletion=completion.methods),
+        typer.Option(help="The method (default: the first of the recipe's table).", autocompletion=complete_methods),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random in the run.")] = 0,
     how: RunOptions = DEFAULTS,
@@ -153,14 +185,16 @@ def train(
         _keep(planned, how)
 
 
+@app.command()
+@options_from_dataclasses
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=completion.recipes),
+        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=complete_recipes),
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="The network, instead of that of the recipe.", autocompletion=completion.networks),
+        typer.Option(help="The network, instead of that of the recipe.", autocompletion=complete_networks),
     ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
@@ -179,13 +213,15 @@ def compare(
         _keep(planned, how)
 
 
+@app.command()
+@options_from_dataclasses
 def reproduce(
     table: Annotated[
         str,
         typer.Argument(
             metavar="TABLE",
             help="A table of the paper; `llqr recipes` lists them.",
-            autocompletion=completion.tables,
+            autocompletion=complete_tables,
         ),
     ],
     row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
@@ -285,8 +321,10 @@ def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
     """Write the page on the runs, for which their solutions are measured, unless the last run was to be stopped."""
     if stop.reason:
         raise Stopped(f"Stopped by {stop.reason} after the last run; the same command writes the report.")
-    folders = [one.path for one in planned]
-    reporting.after_comparison(folders, how.out / "report.html", how.execution.device, quiet=how.quiet)
+    page = how.out / "report.html"
+    reporting.write_report([one.path for one in planned], page, how.execution.device, quiet=how.quiet)
+    if not how.quiet:
+        print(f"report: {page}", file=sys.stderr)
 
 
 def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:

@@ -11,20 +11,19 @@ from rich.table import Column, Table
 
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
-from llqr.lab.analysis.solution import SAMPLES_SEED
+from llqr.lab.analysis.solution import surface_of
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.run import Run
 from llqr.lab.own.weights import load_into
 from llqr.lab.passes.precision import Precision
 
-
-def mount(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("sharpness")(sharpness)
+app = typer.Typer(**PLAIN)
 
 
+@app.command()
 def sharpness(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file with the weights, a state_dict.")],
     name: Annotated[
@@ -72,9 +71,7 @@ def measure(
     task = run.load_task(device)
     model = task.place(task.new_model(run)).eval()
     load_into(model, checkpoint, device)
-    batch, count = task.samples(samples or task.samples_measured, SAMPLES_SEED)
-    piece = task.samples_in(run.training.batch_size, batch)
-    surface = analysis.LossSurface(model, task.loss, batch, forward=task.differentiable_forward, piece=piece)
+    surface, count = surface_of(model, task, run, samples or task.samples_measured)
     top = analysis.measure(surface).top
     gradient = surface.gradient()
     loss = surface.loss(surface.weights)

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,20 +18,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.writing import check_folder, explained
-from llqr.theory.search import as_dict, search
+from llqr.theory.search import search
 
 HELP = "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
 Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
 OUT = Path("runs/toy")
 
 
-def mount(root: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    root.add_typer(commands(), name="toy")
-
-
-def commands() -> typer.Typer:
-    """All of them. The experiments are imported here, because matplotlib would slow down whoever imports this."""
+def __getattr__(name: str) -> typer.Typer:
+    """``app``, made when it is asked for: the experiments import matplotlib."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from llqr.lab.toy.escape import run_escape
     from llqr.lab.toy.hover import run_hover
     from llqr.lab.toy.noise import run_noise
@@ -38,23 +36,24 @@ def commands() -> typer.Typer:
     from llqr.lab.toy.selection import run_selection
     from llqr.lab.toy.transfer import run_transfer
 
-    app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
+    app, commands = typer.Typer(**PLAIN), typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
+    app.add_typer(commands, name="toy")
     experiments = (run_hover, run_escape, run_noise, run_phase, run_selection, run_transfer)
-    figures = [app.command(run.__name__.removeprefix("run_"))(_command(run)) for run in experiments]
+    figures = [commands.command(run.__name__.removeprefix("run_"))(_command(run)) for run in experiments]
 
-    @app.command("all")
+    @commands.command("all")
     def all_command(out: Out = OUT) -> None:
         """Every figure with its default options."""
         for command in figures:
             command(out=out)
 
-    app.command("search")(search_command)
+    commands.command("search")(search_command)
     return app
 
 
 def _command(run: Callable[..., Any]) -> Callable[..., None]:
     """Run an experiment, save its result and print its sentences; the recorded command names every option."""
-    from llqr.lab.toy.page import save
+    from llqr.lab.toy.experiment import save
 
     parameters = inspect.signature(run).parameters
     options = [parameter for parameter in parameters.values() if parameter.name != "progress"]
@@ -88,7 +87,7 @@ def search_command(
     say = Console(stderr=True).print
     for found in search(candidates=candidates, seed=seed, progress=say):
         line = {"worst_path_ratio": found.worst_ratio, "claims_kept_under_jitter": found.robustness}
-        typer.echo(json.dumps(line | as_dict(found.constants)))
+        typer.echo(json.dumps(line | asdict(found.constants)))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from llqr.lab import machine
 from llqr.lab.cli import options
+from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.passes.precision import Precision
@@ -22,11 +23,10 @@ LINES_AT_ONCE = 2000
 """So that a long file is translated as it is read, and memory does not depend on its length."""
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("translate")(translate)
+app = typer.Typer(**PLAIN)
 
 
+@app.command()
 def translate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a translation run.")],
     beam: Annotated[int | None, typer.Option(min=1, help="Beam width (default: that of the run).")] = None,

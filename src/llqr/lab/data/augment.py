@@ -5,7 +5,7 @@ is set to one colour.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-@dataclass(frozen=True)
-class Draws:
+class Draws(NamedTuple):
     """The random numbers of an epoch, one of each kind per sample; a slice of them belongs to a batch."""
 
     top: Tensor
@@ -22,9 +21,6 @@ class Draws:
     flip: Tensor
     hole_row: Tensor
     hole_column: Tensor
-
-    def __getitem__(self, part: slice) -> "Draws":
-        return Draws(self.top[part], self.left[part], self.flip[part], self.hole_row[part], self.hole_column[part])
 
 
 @dataclass(frozen=True)

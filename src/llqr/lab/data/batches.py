@@ -25,20 +25,23 @@ class Batches(ABC):
     * ``"drop"`` leaves them out of this epoch;
     * ``"keep"`` makes a smaller last batch.
 
-    With a ``generator``, which nothing else may use, the order is drawn from it, and a second iteration continues where
-    the first one stopped. Without one every iteration starts at the beginning and there is no state.
+    With a ``seed`` the order is drawn from a generator on ``drawn_on``, and a second iteration continues where the
+    first one stopped. Without one every iteration starts at the beginning and there is no state.
     """
 
-    def __init__(self, count: int, batch_size: int, *, generator: torch.Generator | None, last: str) -> None:
+    def __init__(
+        self, count: int, batch_size: int, *, seed: int | None, last: str, drawn_on: torch.device | str = "cpu"
+    ) -> None:
         if last == "drop" and count < batch_size:
             raise ValueError(f"batch_size must be at most the {count} samples of the data, got {batch_size}.")
-        self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, generator is not None
-        # Without shuffle nothing is drawn, so that any generator will do.
-        self.generator = torch.Generator() if generator is None else generator
+        self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, seed is not None
+        self.generator = torch.Generator(drawn_on)
+        if seed is not None:
+            self.generator.manual_seed(seed)
         self.steps = count // batch_size if last == "drop" else -(-count // batch_size)
         self.epoch = 0  # number of epochs begun
         self.position = self.steps  # number of batches of this epoch already yielded
-        self._epoch_start: Tensor | None = None if generator is None else generator.get_state()
+        self._epoch_start: Tensor | None = self.generator.get_state() if self.shuffle else None
 
     def __len__(self) -> int:
         """The number of batches per epoch."""

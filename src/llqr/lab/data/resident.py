@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from llqr.lab.data.augment import Augmentation
+from llqr.lab.data.augment import Augmentation, Draws
 from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.imageset import ImageSet
 
@@ -43,11 +43,11 @@ class ResidentBatches(Batches):
         deviation: Tensor,
         device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(data), batch_size, generator=generator, last=last)
+        super().__init__(len(data), batch_size, seed=seed, last=last, drawn_on=device)
         self.memory_format = memory_format
         drawn = augmentation if self.shuffle else None
         self._augmented = drawn is not None
@@ -74,7 +74,8 @@ class ResidentBatches(Batches):
 
     def _make(self, samples: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         if self._augmented:
-            images = self.augmentation.apply(self._images, samples, self._draws[part], self._scale, self._shift)
+            draws = Draws(*(numbers[part] for numbers in self._draws))
+            images = self.augmentation.apply(self._images, samples, draws, self._scale, self._shift)
         else:
             images = self._images[samples] * self._scale
             images += self._shift
@@ -115,7 +116,7 @@ class ResidentData(ImageData):
             mean=self.mean,
             deviation=self.deviation,
             augmentation=self.options,
-            generator=None if seed is None else torch.Generator(placement.get("device", "cpu")).manual_seed(seed),
+            seed=seed,
             last=last,
             **placement,
         )

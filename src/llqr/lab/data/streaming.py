@@ -7,8 +7,9 @@ square, 224/256 of the shorter side. Pillow decodes.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from llqr.lab.cores import cores
 from llqr.lab.data.batches import Batches, ImageData, Placement
 from llqr.lab.data.decode import decode
+from llqr.lab.machine import cores
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
@@ -28,11 +29,27 @@ IMAGE_ENDINGS = {".jpeg", ".jpg", ".png"}
 CENTRAL = 224 / 256
 
 Box = tuple[float, float, float, float]
+Files = list[tuple[Path, int]]
+"""The images of one split, with their labels."""
 
 
 @dataclass(frozen=True)
-class StreamingOptions:
-    """Options of a streamed data set: the size of its images, and the number of worker processes.
+class FileOptions:
+    """Options of images in files: the side of the square they become, and the processes that read them."""
+
+    image_size: int = 64
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}.")
+
+
+@dataclass(frozen=True)
+class StreamingOptions(FileOptions):
+    """Options of a streamed data set.
 
     With ``shorter_side = [from, to]`` a training image is scaled to a random length of its shorter side and cropped
     (Simonyan & Zisserman, 2015) instead of getting a random resized crop.
@@ -43,10 +60,7 @@ class StreamingOptions:
     shorter_side: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, got {self.workers}.")
+        super().__post_init__()
         if self.shorter_side is not None and not self.image_size <= self.shorter_side[0] <= self.shorter_side[1]:
             raise ValueError(
                 f"shorter_side must be two lengths in order, of at least image_size = {self.image_size}, "
@@ -54,29 +68,21 @@ class StreamingOptions:
             )
 
 
-@dataclass(frozen=True)
-class Files:
-    """The images of one split: paths and labels."""
-
-    paths: list[Path]
-    labels: list[int]
-
-    def __len__(self) -> int:
-        return len(self.paths)
+def images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
 
 
 def find_files(folder: Path, classes: list[str]) -> Files:
     """Every image below ``folder``, which has one folder per class."""
-    paths, labels = [], []
+    files = []
     for label, name in enumerate(classes):
-        found = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        found = images_in(folder / name)
         if not found:
             raise FileNotFoundError(
                 f"{folder / name} holds no images: expected at least one .JPEG, .jpg or .png there."
             )
-        paths += found
-        labels += [label] * len(found)
-    return Files(paths, labels)
+        files += [(path, label) for path in found]
+    return files
 
 
 def random_resized_box(width: int, height: int, chance: random.Random) -> Box:
@@ -105,6 +111,15 @@ def central_box(width: int, height: int, fraction: float) -> Box:
     return left, top, left + side, top + side
 
 
+def square(path: Path, size: int, box: Callable[[int, int], Box], flip: Callable[[], bool]) -> Tensor:
+    """The ``box`` of an image of some width and height as bytes ``(size, size, 3)``, perhaps flipped."""
+    from PIL.Image import Resampling, Transpose
+
+    image = decode(path)
+    image = image.resize((size, size), Resampling.BILINEAR, box=box(*image.size))
+    return torch.from_numpy(np.array(image.transpose(Transpose.FLIP_LEFT_RIGHT) if flip() else image))
+
+
 class DecodedImages(Dataset[tuple[Tensor, int]]):
     """Images by ``(index, seed)``; the seed determines crop and flip, no seed means the central crop."""
 
@@ -112,23 +127,15 @@ class DecodedImages(Dataset[tuple[Tensor, int]]):
         self.files, self.size, self.shorter_side = files, size, shorter_side
 
     def __getitem__(self, request: tuple[int, int | None]) -> tuple[Tensor, int]:
-        from PIL.Image import Resampling, Transpose
-
         index, seed = request
-        image = decode(self.files.paths[index])
-        chance = None if seed is None else random.Random(seed)
-        box = self._box(*image.size, chance)
-        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
-        if chance is not None and chance.random() < 0.5:
-            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(image)), self.files.labels[index]
-
-    def _box(self, width: int, height: int, chance: random.Random | None) -> Box:
-        if chance is None:
-            return central_box(width, height, CENTRAL)
-        if self.shorter_side is None:
-            return random_resized_box(width, height, chance)
-        return random_scaled_box(width, height, self.size, self.shorter_side, chance)
+        path, label = self.files[index]
+        if seed is None:
+            return square(path, self.size, partial(central_box, fraction=CENTRAL), lambda: False), label
+        chance = random.Random(seed)
+        box: Callable[[int, int], Box] = partial(random_resized_box, chance=chance)
+        if self.shorter_side is not None:
+            box = partial(random_scaled_box, size=self.size, sides=self.shorter_side, chance=chance)
+        return square(path, self.size, box, lambda: chance.random() < 0.5), label
 
 
 class StreamingBatches(Batches):
@@ -141,11 +148,11 @@ class StreamingBatches(Batches):
         *,
         options: StreamingOptions,
         device: torch.device | str = "cpu",
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        super().__init__(len(files), batch_size, generator=generator, last=last)
+        super().__init__(len(files), batch_size, seed=seed, last=last)  # drawn on the CPU, alike for every device
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
         self._data = DecodedImages(files, options.image_size, options.shorter_side)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
@@ -190,7 +197,5 @@ class StreamingData(ImageData):
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        # The generator is always on the CPU: the order does not depend on the device.
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
         files = self.test if seed is None else self.train
-        return StreamingBatches(files, batch_size, options=self.options, generator=generator, last=last, **placement)
+        return StreamingBatches(files, batch_size, options=self.options, seed=seed, last=last, **placement)

@@ -9,7 +9,7 @@ widths growing by 7.5 per block and multiplied by 4 at the output, 18,323,787 pa
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.preactivation import PreActivationNetwork
+from llqr.lab.models.convolutional import conv_norm, pre_activation
 from llqr.lab.models.sizes import check_sizes
 
 LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
@@ -45,25 +45,6 @@ class PyramidBlock(nn.Module):
         return residual + F.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
 
 
-class PyramidNet(PreActivationNetwork):
-    """A 3x3 stem of width ``width`` with BatchNorm, three stages, norm, ReLU, global mean and linear head."""
-
-    def __init__(self, depth: int, alpha: int, block: str, width: int, classes: int, channels: int) -> None:
-        if block not in LAYERS_PER_BLOCK:
-            raise ValueError(f"block must be one of {', '.join(LAYERS_PER_BLOCK)}, got {block!r}.")
-        per_stage, rest = divmod(depth - 2, 3 * LAYERS_PER_BLOCK[block])
-        if rest or per_stage < 1:
-            raise ValueError(f"depth must be {3 * LAYERS_PER_BLOCK[block]} n + 2 for {block} blocks, got {depth}.")
-        stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
-        fan_in, blocks = width, []
-        for index in range(3 * per_stage):
-            planes = round(width + alpha * (index + 1) / (3 * per_stage))
-            stride = 2 if index in (per_stage, 2 * per_stage) else 1
-            blocks.append(PyramidBlock(fan_in, planes, stride, block))
-            fan_in = planes if block == "basic" else 4 * planes
-        super().__init__(stem, blocks, fan_in, classes)
-
-
 def pyramidnet110(
     *,
     classes: int = 10,
@@ -73,11 +54,26 @@ def pyramidnet110(
     alpha: int = 270,
     block: str = "basic",
     width: int = 16,
-) -> PyramidNet:
-    """PyramidNet-110, alpha = 270; ``width`` is that of the stem, and the last block is alpha wider."""
+) -> nn.Sequential:
+    """PyramidNet-110, alpha = 270: a 3x3 stem with BatchNorm, three stages, norm, ReLU, global mean and linear head.
+
+    ``width`` is that of the stem, and the last block is alpha wider.
+    """
     check_sizes(classes=classes, image_size=image_size, channels=channels, depth=depth, width=width)
     if alpha < 0:
         raise ValueError(f"alpha must not be negative, got {alpha}.")
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for pyramidnet110, which halves it twice, got {image_size}.")
-    return PyramidNet(depth, alpha, block, width, classes, channels)
+    if block not in LAYERS_PER_BLOCK:
+        raise ValueError(f"block must be one of {', '.join(LAYERS_PER_BLOCK)}, got {block!r}.")
+    per_stage, rest = divmod(depth - 2, 3 * LAYERS_PER_BLOCK[block])
+    if rest or per_stage < 1:
+        raise ValueError(f"depth must be {3 * LAYERS_PER_BLOCK[block]} n + 2 for {block} blocks, got {depth}.")
+    fan_in, blocks = width, []
+    stem = conv_norm(channels, width, 3)
+    for index in range(3 * per_stage):
+        planes = round(width + alpha * (index + 1) / (3 * per_stage))
+        stride = 2 if index in (per_stage, 2 * per_stage) else 1
+        blocks.append(PyramidBlock(fan_in, planes, stride, block))
+        fan_in = planes if block == "basic" else 4 * planes
+    return pre_activation(stem, blocks, fan_in, classes)

@@ -5,15 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.initialise import he_normal
+from llqr.lab.models.convolutional import conv_norm, network
 from llqr.lab.models.sizes import check_sizes
-
-
-def conv_norm(fan_in: int, fan_out: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias that keeps the image size up to its stride, and the BatchNorm that follows it."""
-    return nn.Sequential(
-        nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(fan_out)
-    )
 
 
 class BasicBlock(nn.Module):
@@ -52,49 +45,34 @@ def shortcut(fan_in: int, fan_out: int, stride: int) -> nn.Module:
     return nn.Identity() if stride == 1 and fan_in == fan_out else conv_norm(fan_in, fan_out, 1, stride)
 
 
-class ResNet(nn.Module):
+def resnet(
+    block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], stem: nn.Module, width: int, classes: int
+) -> nn.Sequential:
     """A stem, four stages that double the width and halve the image, a global mean and a linear head."""
-
-    def __init__(
-        self,
-        block: type[BasicBlock] | type[Bottleneck],
-        depths: Sequence[int],
-        stem: nn.Module,
-        width: int,
-        classes: int,
-    ) -> None:
-        super().__init__()
-        self.stem = stem
-        fan_in, stages = width, []
-        for stage, depth in enumerate(depths):
-            blocks = []
-            for position in range(depth):
-                stride = 2 if stage > 0 and position == 0 else 1
-                blocks.append(block(fan_in, width << stage, stride))
-                fan_in = (width << stage) * block.expansion
-            stages.append(nn.Sequential(*blocks))
-        self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(fan_in, classes)
-        he_normal(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.stages(self.stem(images)).mean(dim=(2, 3)))
-        return logits
+    fan_in, stages = width, []
+    for stage, depth in enumerate(depths):
+        blocks = []
+        for position in range(depth):
+            stride = 2 if stage > 0 and position == 0 else 1
+            blocks.append(block(fan_in, width << stage, stride))
+            fan_in = (width << stage) * block.expansion
+        stages.append(nn.Sequential(*blocks))
+    return network(fan_in, classes, stem=stem, stages=nn.Sequential(*stages))
 
 
-def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> ResNet:
+def resnet18(*, classes: int = 10, image_size: int = 32, channels: int = 3, width: int = 64) -> nn.Sequential:
     """ResNet-18 with the 3x3 stem of stride 1 used on 32 and 64 pixels; ``width`` is that of the first stage."""
     check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 8:
         raise ValueError(f"image_size must be at least 8 for resnet18, which halves it three times, got {image_size}.")
     stem = nn.Sequential(*conv_norm(channels, width, 3), nn.ReLU())
-    return ResNet(BasicBlock, (2, 2, 2, 2), stem, width, classes)
+    return resnet(BasicBlock, (2, 2, 2, 2), stem, width, classes)
 
 
-def resnet50(*, classes: int = 1000, image_size: int = 224, channels: int = 3, width: int = 64) -> ResNet:
+def resnet50(*, classes: int = 1000, image_size: int = 224, channels: int = 3, width: int = 64) -> nn.Sequential:
     """ResNet-50 with the 7x7 stem of stride 2 and the max-pool used on ImageNet."""
     check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 32:
         raise ValueError(f"image_size must be at least 32 for resnet50, which halves it five times, got {image_size}.")
     stem = nn.Sequential(*conv_norm(channels, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-    return ResNet(Bottleneck, (3, 4, 6, 3), stem, width, classes)
+    return resnet(Bottleneck, (3, 4, 6, 3), stem, width, classes)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
-from llqr.lab.models.initialise import he_normal
-from llqr.lab.models.resnet import conv_norm
+from llqr.lab.models.convolutional import conv_norm, network
 from llqr.lab.models.sizes import check_hidden, check_sizes
 
 
@@ -23,29 +22,17 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-class Cnn(nn.Module):
-    """Three 3x3 convolutions with BatchNorm and ReLU, halving the image twice, a global mean and a linear head."""
+def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> nn.Sequential:
+    """Three 3x3 convolutions with BatchNorm and ReLU, halving the image twice, a global mean and a linear head.
 
-    def __init__(self, classes: int, channels: int, width: int) -> None:
-        super().__init__()
-        sizes = [channels, width, 2 * width, 4 * width]
-        self.features = nn.Sequential(
-            *(
-                nn.Sequential(*conv_norm(fan_in, fan_out, 3, stride), nn.ReLU())
-                for (fan_in, fan_out), stride in zip(pairwise(sizes), (1, 2, 2), strict=True)
-            )
-        )
-        self.head = nn.Linear(sizes[-1], classes)
-        he_normal(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(images).mean(dim=(2, 3)))
-        return logits
-
-
-def cnn(*, classes: int = 10, image_size: int = 8, channels: int = 1, width: int = 16) -> Cnn:
-    """The small CNN; ``width`` is the number of channels of its first convolution."""
+    ``width`` is the number of channels of the first convolution.
+    """
     check_sizes(classes=classes, image_size=image_size, channels=channels, width=width)
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for cnn, which halves it twice, got {image_size}.")
-    return Cnn(classes, channels, width)
+    sizes = pairwise([channels, width, 2 * width, 4 * width])
+    layers = [
+        nn.Sequential(*conv_norm(fan_in, fan_out, 3, stride), nn.ReLU())
+        for (fan_in, fan_out), stride in zip(sizes, (1, 2, 2), strict=True)
+    ]
+    return network(4 * width, classes, features=nn.Sequential(*layers))

@@ -2,7 +2,7 @@
 
 import html
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,12 +16,11 @@ from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
+from llqr.lab.number_table import decimals, spread
 from llqr.lab.own import load
 from llqr.lab.own.load import Override, mixed_bases
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
-from llqr.lab.results.decimals import decimals, spread
-from llqr.lab.results.paper_table import Number
 from llqr.lab.results.summary import Summary, summarise
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
@@ -29,9 +28,9 @@ from llqr.lab.runs.planned import plan
 from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.cache import TaskCache
 from llqr.lab.tasks.own import sources
 from llqr.lab.tasks.own.experiment import Experiment
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 
@@ -63,7 +62,8 @@ class Comparison:
         first, *_ = summaries = self.summaries
         found = []
         for one in summaries:
-            sharpness = self._sharpness(one.method)
+            measured = (run.analysis for run in self.runs if run.method == one.method and run.analysis is not None)
+            sharpness = [analysis["sharpness"]["top"]["value"] for analysis in measured]
             other = one is not first
             found.append(
                 {
@@ -73,7 +73,7 @@ class Comparison:
                     f"last {one.metric}": one.last_mean,
                     "n": one.n,
                     f"- {first.method}": one.best_mean - first.best_mean if other else None,
-                    "p": welch(_number(one), _number(first)) if other else None,
+                    "p": welch(one.best, first.best) if other else None,
                     "top eigenvalue": fmean(sharpness) if sharpness else None,
                     f"s / {one.counted_in}": one.seconds,
                     f"time / {first.method}": one.relative_time,
@@ -89,7 +89,7 @@ class Comparison:
             made = ", ".join(dict.fromkeys(run.method for run in self.runs))
             raise ValueError(f"method, seed: expected one of {made} with a seed that was run, got {method!r}, {seed}")
         task = TaskCache(self.device).load(chosen[0].run, seed)
-        return solution.load(RunFolder(chosen[0].path), task, self.device).model
+        return solution.load(RunFolder(chosen[0].path), task, self.device)[0]
 
     def report(self, out: Path | str | None = None) -> Path:
         """Write the HTML report, by default as `report.html` beside the runs."""
@@ -125,13 +125,6 @@ class Comparison:
         first = self.runs[0].method
         test = f"± is the standard deviation over n seeds; p is Welch's, of the difference to {first}."
         return [*([test] if self.summaries[0].n > 1 else []), *self.notes]
-
-    def _sharpness(self, method: str) -> list[float]:
-        return [
-            run.analysis["sharpness"]["top"]["value"]
-            for run in self.runs
-            if run.method == method and run.analysis is not None
-        ]
 
 
 def compare(
@@ -207,22 +200,20 @@ def _recipe(
     return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
 
 
-def _number(summary: Summary) -> Number:
-    return Number(summary.best_mean, summary.best_std, summary.n)
-
-
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = row[key]
     if value is None:
         return ""
     if isinstance(value, str | int):
         return str(value)
-    if key.startswith("best "):
-        return spread(value, row["std"])
-    if key.startswith("- "):
-        best = next(number for name, number in row.items() if name.startswith("best "))
-        return f"{value:+.{decimals(best)}f}"
-    formats: dict[str, Callable[[float], str]] = {"p": "{:.2g}".format, "top eigenvalue": "{:.3g}".format}
-    if key.startswith("time / "):
-        return f"{value:.2f}x"
-    return formats.get(key, "{:.4g}".format if key.startswith("s / ") else spread)(value)
+    best = next(number for name, number in row.items() if name.startswith("best "))
+    texts = {
+        "best": spread(value, row["std"]),
+        "last": spread(value),
+        "-": f"{value:+.{decimals(best)}f}",
+        "p": f"{value:.2g}",
+        "top": f"{value:.3g}",
+        "s": f"{value:.4g}",
+        "time": f"{value:.2f}x",
+    }
+    return texts[key.partition(" ")[0]]

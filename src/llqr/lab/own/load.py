@@ -16,6 +16,7 @@ from llqr.lab.config.layers import merge, names, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
+from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, unknown
 from llqr.lab.tasks.own import fingerprint, image_folder, sources
@@ -92,7 +93,7 @@ def _folder(folder: Path, filed_under: str, overrides: list[Override]) -> Recipe
         parsed = layer(override)
         merge(chosen, {part: parsed[part] for part in chosen if part in parsed}, "", {})
     origin = f"--set data.options of {filed_under}"
-    options = make(image_folder.FolderOptions, chosen["data"]["options"], "data.options", lambda key: origin)
+    options = make(FileOptions, chosen["data"]["options"], "data.options", lambda key: origin)
     made = image_folder.experiment(folder, options, chosen["model"]["name"], chosen["model"]["options"])
     parts = {
         "task": {"name": "image-folder", "options": {"digest": image_folder.digest(folder)}},

@@ -7,7 +7,7 @@ run uncaptured.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from llqr.cuda_graphs import capturing, warming_up
 from llqr.lab.passes.precision import Precision
-from llqr.lab.tasks.task import Batch
+from llqr.lab.tasks.task import Batch, Task
 from llqr.step.snapshot import Snapshot
 
 WARM_UP = 3
@@ -28,21 +28,13 @@ Capture = Callable[[Compute], Compute]
 """Turns a pass over fixed buffers into a function that replays it."""
 
 
-class Objective(Protocol):
-    """What a pass needs of a task: how outputs are computed, and their loss."""
-
-    def forward(self, model: nn.Module, inputs: Any) -> Any: ...
-
-    def loss(self, outputs: Any, targets: Any) -> Tensor: ...
-
-
 class Pass:
     """Loss and gradients of the batch that was loaded last, each time it is called.
 
     Gradients are added to those that are there: `llqr.Optimizer` zeroes them before every call.
     """
 
-    def __init__(self, task: Objective, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, task: Task, model: nn.Module, precision: Precision) -> None:
         self._task, self._model, self._precision = task, model, precision
         self._batch: Batch | None = None
 
@@ -76,7 +68,7 @@ class CapturedPass(Pass):
 
     def __init__(
         self,
-        task: Objective,
+        task: Task,
         model: nn.Module,
         precision: Precision,
         capture: Capture | None = None,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from llqr.lab.grouping import grouped
 from llqr.lab.pictures import dark_rules
 from llqr.lab.report.conclusion import conclusion
 from llqr.lab.report.outcomes import curves, summary
@@ -34,8 +35,7 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
     ``notes`` say why the solution of a run, given by its path, was not measured.
     """
     runs, repeated = told_apart(runs)
-    names = list(dict.fromkeys(run.recipe for run in runs))
-    groups = {name: [run for run in runs if run.recipe == name] for name in names}
+    groups = grouped(runs, lambda run: run.recipe)
     sections = [Section(name, own, home, notes or {}, repeated) for name, own in groups.items()]
     finished = sum(run.result is not None for run in runs)
     counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, digits, plain_cell, spread
+from llqr.lab.report.html_table import HtmlCell, HtmlTable, digits, plain_cell, spread
 from llqr.lab.report.section import Section, result_of
 from llqr.lab.results import summary
 from llqr.lab.results.against import welch
-from llqr.lab.results.paper_table import Number
 from llqr.lab.results.summary import Summary
 
 CHANCE = 0.05
@@ -69,7 +68,7 @@ def deciding(section: Section) -> HtmlTable:
     columns = {heading: [_chosen(runs, *place) for runs in chosen.values()] for heading, place in DECIDING.items()}
     columns = {heading: values for heading, values in columns.items() if any(value is not None for value in values)}
     rows = [
-        HtmlRow([HtmlCell(method), *(plain_cell(values[number]) for values in columns.values())])
+        [HtmlCell(method), *(plain_cell(values[number]) for values in columns.values())]
         for number, method in enumerate(chosen)
     ]
     return HtmlTable(["method", *columns], rows)
@@ -80,7 +79,7 @@ def _certainty(best: Summary, other: Summary) -> str:
     if min(best.n, other.n) < 2:
         which = "each method" if best.n == other.n else (best.method if best.n < 2 else other.method)
         return f"With one run of {which} there is no p: whether it is more than chance cannot be said."
-    p = welch(Number(best.best_mean, best.best_std, best.n), Number(other.best_mean, other.best_std, other.n))
+    p = welch(best.best, other.best)
     if p is None:
         return "No seed differs from another, so there is no p."
     return f"Welch's p is {p:.2g}: seeds alone {'hardly' if p < CHANCE else 'could'} explain the difference."

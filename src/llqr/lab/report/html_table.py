@@ -11,7 +11,8 @@ from typing import Any
 class HtmlCell:
     """``source`` is shown as a tooltip; ``link`` leads to the file or to the runs behind the number.
 
-    ``files`` are further links, as (name, address).
+    ``files`` are further links, as (name, address). The ``anchor`` of a row's first cell is the target of links within
+    the page.
     """
 
     text: str
@@ -20,6 +21,7 @@ class HtmlCell:
     link: str = ""
     strong: bool = False
     files: Sequence[tuple[str, str]] = ()
+    anchor: str = ""
 
     @property
     def key(self) -> str:
@@ -41,22 +43,14 @@ def plain_cell(value: Any) -> HtmlCell:
 
 
 @dataclass(frozen=True)
-class HtmlRow:
-    """``anchor`` is the target of links within the page."""
-
-    cells: list[HtmlCell]
-    anchor: str = ""
-
-
-@dataclass(frozen=True)
 class HtmlTable:
     """The first cell of a row says what the row is about."""
 
     headings: Sequence[str]
-    rows: list[HtmlRow]
+    rows: list[list[HtmlCell]]
 
     def is_numeric(self, column: int) -> bool:
-        return all(row.cells[column].is_number for row in self.rows)
+        return all(row[column].is_number for row in self.rows)
 
 
 # -- numbers with the file they were read from, and the cells that show them -----------------------------------------

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
+from llqr.lab import pictures
 from llqr.lab.report.conclusion import deciding
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, mean
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, mean
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.results import summary as compare
@@ -44,7 +45,7 @@ def summary(section: Section) -> Part:
             HtmlCell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
             *([_probing(section, method, reference.seconds, link)] if probing else []),
         ]
-        rows.append(HtmlRow(cells))
+        rows.append(cells)
     headings = ["method", f"best {metric}", *([f"test {metric} of the best"] if tested else []), f"last {metric}"]
     headings += [f"last {split} {name.replace('_', ' ')}" for name in others]
     headings += ["n", compare.HEADINGS[reference.counted_in], f"time / {first}"]
@@ -101,9 +102,9 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
         values += [value for one in several for value in one if value == value]
         late += [value for one in several for value in one[count // 4 :] if value == value]
     if values and min(values) > 0 and max(values) > 20 * min(values):
-        plot.logarithmic()
+        plot.axes.set_yscale("log")
     elif late:
-        plot.focus(late)
+        pictures.focus(plot.axes, late)
     return plot
 
 

@@ -6,17 +6,11 @@ matplotlib is imported by the first plot, so that `llqr --help` does not wait fo
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from llqr.lab import pictures
 from llqr.lab.pictures import STYLE, literal
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SIZE = (4.4, 2.8)
 
@@ -34,59 +28,40 @@ class Look:
         return "" if isinstance(self.dashes, str) else " ".join(f"{2 * length:g}" for length in self.dashes[1])
 
 
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """A look for every method."""
-    return {method: Look(*pictures.look(number)) for number, method in enumerate(methods)}
-
-
-@dataclass
 class Plot:
     """A plot that is being drawn; ``label`` says what it shows and is its text alternative."""
 
-    label: str
-    x: str
-    y: str
-    looks: Mapping[str, Look]
-    _figure: "Figure" = field(init=False)
-    _axes: "Axes" = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, label: str, x: str, y: str, looks: Mapping[str, Look]) -> None:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
+        self.label, self.looks = label, looks
         with mpl.rc_context(STYLE):
             self._figure = Figure(figsize=SIZE, layout="constrained")
-            self._axes = self._figure.subplots()
-        self._axes.set_xlabel(literal(self.x))
-        self._axes.set_ylabel(literal(self.y))
+            self.axes = self._figure.subplots()
+        self.axes.set(xlabel=literal(x), ylabel=literal(y))
 
     def curves(self, method: str, x: Sequence[float], several: Sequence[Sequence[float]]) -> None:
         """The mean of several curves as a line, their range as a band."""
         look, stacked = self.looks[method], np.array(several, dtype=float)
         mean, low, high = (reduce(stacked, axis=0) for reduce in (np.mean, np.min, np.max))
         if len(stacked) > 1:
-            self._axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+            self.axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
         marker = "o" if len(x) == 1 else None
-        self._axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1.6, marker=marker)
+        self.axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1.6, marker=marker)
 
     def dots(self, method: str, row: int, values: Sequence[float], *, filled: bool) -> None:
         """Values as dots on row number ``row``."""
         colour = self.looks[method].colour
         face = colour if filled else "none"
         height = row + (-0.15 if filled else 0.15)
-        self._axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
+        self.axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
 
     def name_rows(self, names: Sequence[str]) -> None:
-        self._axes.set_yticks(range(len(names)), list(map(literal, names)))
-        self._axes.set_ylim(len(names) - 0.4, -0.6)
-        if self._axes.get_xlim()[0] > 0:
-            self._axes.set_xlim(left=0)
-
-    def logarithmic(self) -> None:
-        self._axes.set_yscale("log")
-
-    def focus(self, values: Sequence[float]) -> None:
-        pictures.focus(self._axes, values)
+        self.axes.set_yticks(range(len(names)), list(map(literal, names)))
+        self.axes.set_ylim(len(names) - 0.4, -0.6)
+        if self.axes.get_xlim()[0] > 0:
+            self.axes.set_xlim(left=0)
 
     def svg(self) -> str:
         """The SVG element, without XML header and without ids that would clash with those of other plots."""

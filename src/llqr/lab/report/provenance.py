@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, Sourced, duration, plain_cell, single
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, Sourced, duration, plain_cell, single
 from llqr.lab.report.refreshes import last_effect
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.runs.json_files import flatten
@@ -20,10 +20,8 @@ def every_run(section: Section) -> Part:
     shown = effects if any(effects.values()) else {}
     rows = []
     for method, runs in section.by_method(section.runs):
-        rows += [
-            HtmlRow(_cells(section, run, shown), "" if number else section.rows_of(method))
-            for number, run in enumerate(runs)
-        ]
+        anchors = [section.rows_of(method), *[""] * (len(runs) - 1)]
+        rows += [_cells(section, run, shown, anchor) for run, anchor in zip(runs, anchors, strict=True)]
     headings = [
         "method",
         "seed",
@@ -40,10 +38,10 @@ def every_run(section: Section) -> Part:
     return Part("Runs", repeated, [HtmlTable(headings, rows)])
 
 
-def _cells(section: Section, run: StoredRun, effects: Mapping[Path, Sourced | None]) -> list[HtmlCell]:
+def _cells(section: Section, run: StoredRun, effects: Mapping[Path, Sourced | None], anchor: str) -> list[HtmlCell]:
     log, file = section.link(run, "log.jsonl"), section.link(run, "result.json")
     cells = [
-        HtmlCell(run.method, link=section.link(run)),
+        HtmlCell(run.method, link=section.link(run), anchor=anchor),
         HtmlCell(str(run.seed), run.seed),
         HtmlCell(run.state, None, log, log),
     ]
@@ -69,24 +67,22 @@ def _cells(section: Section, run: StoredRun, effects: Mapping[Path, Sourced | No
 def configuration(section: Section) -> Part:
     """The settings that all methods share, those in which they differ, and where and how the runs were made."""
     settings = {run.method: dict(flatten(run.config["run"])) for run in section.runs}
-    shared: list[HtmlRow] = []
-    differing: list[HtmlRow] = []
+    shared: list[list[HtmlCell]] = []
+    differing: list[list[HtmlCell]] = []
     for key in dict.fromkeys(key for own in settings.values() for key in own):
         values = [own.get(key) for own in settings.values()]
         # Left out: options that no method sets, the method (it heads the columns), and where the data lies.
         if all(value in (None, {}) for value in values) or key in ("method", "data.root"):
             continue
         same = all(value == values[0] for value in values)
-        (shared if same else differing).append(
-            HtmlRow([HtmlCell(key), *map(plain_cell, values[:1] if same else values)])
-        )
+        (shared if same else differing).append([HtmlCell(key), *map(plain_cell, values[:1] if same else values)])
     commands = [command for run in section.runs for command in (run.config, *run.config["resumed"])]
     made: dict[str, dict[str, None]] = {}
     for command in commands:
         facts = {kind: command[kind] for kind in ("commit", "dirty", "versions", "machine") if kind in command}
         for key, value in flatten(facts):
             made.setdefault(key, {})[str(value)] = None
-    machines = [HtmlRow([HtmlCell(key), HtmlCell(", ".join(values))]) for key, values in made.items()]
+    machines = [[HtmlCell(key), HtmlCell(", ".join(values))] for key, values in made.items()]
     tables = [HtmlTable(["setting", *settings], differing)] if differing else []
     folded = [
         ("Shared by all methods", HtmlTable(["setting", "value"], shared)),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlRow, HtmlTable, Sourced
+from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, Sourced
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.runs.stored import StoredRun
@@ -29,7 +29,7 @@ def refreshes(section: Section) -> Part | None:
     rows = []
     shown = section.by_method(learned)
     for method, runs in shown:
-        rows.append(HtmlRow(_cells(section, method, runs)))
+        rows.append(_cells(section, method, runs))
         _plot(effect, method, runs, _effect)
         _plot(change, method, runs, _change)
         count = min(len(run.records) for run in runs)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from llqr.lab import pictures
+from llqr.lab.grouping import grouped
 from llqr.lab.report.html_table import HtmlTable, Sourced
-from llqr.lab.report.plots import Look, Plot, looks
+from llqr.lab.report.plots import Look, Plot
 from llqr.lab.runs.stored import StoredRun
 
 
@@ -50,7 +52,7 @@ class Section:
         self.home = home
         self.notes = {run.path: notes[run.path] for run in runs if run.path in notes}
         self.methods = list(dict.fromkeys(run.method for run in runs))
-        self.looks = looks(self.methods)
+        self.looks = {method: Look(*pictures.look(number)) for number, method in enumerate(self.methods)}
         self.repeated = [run for run in repeated if run.recipe == name]
         self.finished = [run for run in runs if run.result is not None]
         self.measured = [run for run in runs if run.analysis is not None]
@@ -59,9 +61,7 @@ class Section:
 
     def by_method(self, runs: Iterable[StoredRun]) -> list[tuple[str, list[StoredRun]]]:
         """The runs of each method, for the methods that have any."""
-        groups: dict[str, list[StoredRun]] = {}
-        for run in runs:
-            groups.setdefault(run.method, []).append(run)
+        groups = grouped(runs, lambda run: run.method)
         return [(method, groups[method]) for method in self.methods if method in groups]
 
     def results(self, method: str, *keys: str) -> list[Sourced]:

@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from llqr.lab.report.html_table import HtmlCell, HtmlRow, HtmlTable, mean
+from llqr.lab.report.html_table import HtmlCell, HtmlTable, mean
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, analysis_of, sources
 from llqr.lab.runs.stored import StoredRun
@@ -24,14 +24,15 @@ def sharpness(section: Section) -> Part | None:
         for kind, values in found.items():
             plot.dots(method, number, [one.value for one in values], filled=kind == "top")
         reasons = dict.fromkeys(analysis_of(run)["sharpness"]["reason"] for run in runs)
-        cells = [
-            HtmlCell(method),
-            mean(found["top"], link),
-            mean(found["perceived"], link) if found["perceived"] else HtmlCell("–", source="\n".join(reasons)),
-            mean(section.analyses(runs, "loss"), link),
-            HtmlCell(str(len(runs)), len(runs), section.files(runs, "analysis.json"), link),
-        ]
-        rows.append(HtmlRow(cells))
+        rows.append(
+            [
+                HtmlCell(method),
+                mean(found["top"], link),
+                mean(found["perceived"], link) if found["perceived"] else HtmlCell("–", source="\n".join(reasons)),
+                mean(section.analyses(runs, "loss"), link),
+                HtmlCell(str(len(runs)), len(runs), section.files(runs, "analysis.json"), link),
+            ]
+        )
     plot.name_rows([method for method, _ in shown])
     samples = ", ".join(str(count) for count in sorted({analysis_of(run)["samples"] for run in section.measured}))
     engines = ", ".join(dict.fromkeys(analysis_of(run)["engine"] for run in section.measured))

@@ -7,18 +7,18 @@ recipes have it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.grouping import grouped
 from llqr.lab.names import unknown
 from llqr.lab.results import storage
-from llqr.lab.results.averages import measured_cell
 from llqr.lab.results.measurements import differences
-from llqr.lab.results.own_table import own_table
-from llqr.lab.results.paper import paper
-from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
+from llqr.lab.results.paper_table import Number, PaperCell, PaperTable, paper
+from llqr.lab.runs.apart import settings_apart
 from llqr.lab.runs.record import RunRecord
 
 Measure = Literal["best", "last"]
@@ -96,7 +96,7 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequenc
     return list(seeds.values())
 
 
-def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord], measure: Measure) -> str:
+def _metric(cells: Iterable[PaperCell], runs: Iterable[RunRecord], measure: str) -> str:
     """What was measured, where the paper does not say."""
     used = {origin for cell in cells for origin in cell.origins}
     counted = (one.result["metric"] for one in runs if one.origin in used and one.result is not None)
@@ -130,3 +130,69 @@ def _storage_cells() -> Iterator[PaperCell]:
             theirs = printed.get(place)
             expected = None if theirs is None else Number(theirs[column])
             yield PaperCell(label, column, Number(counted[column]), expected)
+
+
+def mean_of(values: Sequence[float]) -> Number | None:
+    return Number(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+
+
+def results_of(runs: Iterable[RunRecord], key: str) -> list[float]:
+    """This number of every result that has it."""
+    return [one.result[key] for one in runs if one.result is not None and one.result.get(key) is not None]
+
+
+def measured_cell(
+    row: str,
+    column: str,
+    found: Sequence[RunRecord],
+    reference: Sequence[RunRecord],
+    measure: str,
+    *,
+    paper: Number | None = None,
+    beside: Number | None = None,
+) -> PaperCell:
+    """What these runs of a method come to; times are relative to the runs of the ``reference``."""
+    return PaperCell(
+        row,
+        column,
+        mean_of(results_of(found, measure)),
+        paper,
+        tuple(one.origin for one in found),
+        beside=beside,
+        tested=mean_of([one.tested for one in found if one.tested is not None]),
+        relative_time=relative_time(found, reference, "step_seconds"),
+        probing_time=relative_time(found, reference, "probing_step_seconds"),
+    )
+
+
+def relative_time(found: Sequence[RunRecord], reference: Sequence[RunRecord], key: str) -> float | None:
+    """The time of a step relative to the reference, where both were measured on the same kind of device."""
+    times, others = results_of(found, key), results_of(reference, "step_seconds")
+    if not times or not others or len({one.device for one in (*found, *reference)}) > 1:
+        return None
+    return fmean(times) / fmean(others)
+
+
+def own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
+    """The kept runs of an experiment of one's own: no recipe says what belongs to it, so that all of them do.
+
+    One column per method, and one row for all runs or, if a method was run with several settings, for each.
+    """
+    rows: dict[str, list[RunRecord]] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        for setting, found in _by_setting([run for run in runs if run.method == method]).items():
+            rows.setdefault(f"{name} {setting}".strip(), []).extend(found)
+    cells: list[PaperCell] = []
+    for row, own in rows.items():
+        methods = grouped(own, lambda run: run.method)
+        reference = next(iter(methods.values()))
+        cells += [measured_cell(row, method, found, reference, measure) for method, found in methods.items()]
+    return PaperTable(name, _metric(cells, runs, measure), cells)
+
+
+def _by_setting(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs of a method by the settings in which they differ, the first one of every seed."""
+    groups: dict[str, dict[int, RunRecord]] = {}
+    for run, label in zip(runs, settings_apart([run.run.to_dict() for run in runs]), strict=True):
+        groups.setdefault(label, {}).setdefault(run.seed, run)
+    return {label: list(own.values()) for label, own in groups.items()}

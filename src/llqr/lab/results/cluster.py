@@ -6,9 +6,11 @@ Nothing overlaps here, which is the worst case.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from rich.table import Table
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,8 +18,8 @@ from llqr import Inner, Metric
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab import models
 from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.number_table import NumberTable
-from llqr.lab.results.storage import MIB, scalars_of_shards
+from llqr.lab.number_table import IN_MIB, Column, number_table
+from llqr.lab.results.storage import scalars_of_shards
 from llqr.metric.owners import owners
 from llqr.metric.placement import Placement
 
@@ -79,6 +81,9 @@ class Cost:
         added = self.apply_compute + self.apply_traffic + (self.refresh_compute + self.refresh_traffic) / EVERY
         return added / (self.step_compute + self.step_traffic)
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"overhead": self.overhead}
+
 
 def costs() -> list[Cost]:
     return [cost for job in jobs() for cost in _costs(job)]
@@ -132,41 +137,19 @@ def _apply_flops(metric: Metric, shards: int) -> int:
     return most
 
 
-def as_table(found: list[Cost]) -> NumberTable:
+def as_table(found: list[Cost]) -> Table:
     """The rows for a terminal."""
-    table = NumberTable("LLQR+SAM on many devices, on paper", *HEADINGS[:2], numbers=HEADINGS[2:])
-    for cost in found:
-        table.add(*cells(cost))
-    return table
-
-
-HEADINGS = (
-    "training",
-    "structure",
-    "devices",
-    "S",
-    "U MiB",
-    "two passes ms",
-    "their traffic ms",
-    "two U g ms",
-    "their traffic ms",
-    "refresh s",
-    "its traffic s",
-    "added",
-)
-
-
-def cells(cost: Cost) -> list[str]:
-    """A row as it is printed."""
-    milliseconds = (cost.step_compute, cost.step_traffic, cost.apply_compute, cost.apply_traffic)
-    return [
-        cost.job,
-        cost.structure,
-        f"{cost.devices}",
-        f"{cost.shards}",
-        f"{cost.metric_bytes / MIB:,.0f}",
-        *(f"{1e3 * seconds:,.1f}" for seconds in milliseconds),
-        f"{cost.refresh_compute:.2f}",
-        f"{cost.refresh_traffic:.2f}",
-        f"{100 * cost.overhead:.1f} %",
+    numbers = [
+        Column("devices", "devices", "{}"),
+        Column("S", "shards", "{}"),
+        Column("U MiB", "metric_bytes", "{:,.0f}", IN_MIB),
+        Column("two passes ms", "step_compute", "{:,.1f}", 1e3),
+        Column("their traffic ms", "step_traffic", "{:,.1f}", 1e3),
+        Column("two U g ms", "apply_compute", "{:,.1f}", 1e3),
+        Column("their traffic ms", "apply_traffic", "{:,.1f}", 1e3),
+        Column("refresh s", "refresh_compute", "{:.2f}"),
+        Column("its traffic s", "refresh_traffic", "{:.2f}"),
+        Column("added", "overhead", "{:.1f} %", 100),
     ]
+    rows = [{"training": cost.job} | cost.to_dict() for cost in found]
+    return number_table("LLQR+SAM on many devices, on paper", rows, ("training", "structure"), numbers)

@@ -31,12 +31,10 @@ ABSOLUTE = re.compile(r"""(?:^|(?<==)|(?<==["']))/[^"']*""")
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """``key = theirs, not ours`` for every setting in which two runs differ; a missing option is one not set."""
     one, other = (dict(flatten({"run": plain(_in_effect(run))})) for run in (theirs, ours))
-    keys = sorted(key for key in {*one, *other} - {ELSEWHERE} if not _same(one.get(key), other.get(key)))
+    unset = {"None", "{}"}
+    differing = (key for key in {*one, *other} - {ELSEWHERE} if one.get(key) != other.get(key))
+    keys = sorted(key for key in differing if not {str(one.get(key)), str(other.get(key))} <= unset)
     return [f"{key.removeprefix('run.')} = {one.get(key)}, not {other.get(key)}" for key in keys]
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other or {str(one), str(other)} <= {"None", "{}"}
 
 
 def _in_effect(run: dict[str, Any]) -> dict[str, Any]:

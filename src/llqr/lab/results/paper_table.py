@@ -1,10 +1,24 @@
 """A table of the paper with measured numbers beside the printed ones, and how its cells are written."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from llqr.lab.results.decimals import decimals
+from llqr.lab.grouping import grouped
+from llqr.lab.number_table import decimals
+
+FILE = Path(__file__).parent / "paper_tables.json"
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """All tables of the paper, by name."""
+    tables: dict[str, Any] = json.loads(FILE.read_text())
+    return tables
+
 
 MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""
@@ -54,13 +68,6 @@ class PaperCell:
     def difference(self) -> float | None:
         return None if self.measured is None or self.paper is None else self.measured.mean - self.paper.mean
 
-    @property
-    def difference_in_words(self) -> str:
-        """Signed, and empty if there is none."""
-        if self.difference is None:
-            return ""
-        return f"{self.difference:+.2f}" if isinstance(self.difference, float) else f"{self.difference:+,}"
-
     def to_dict(self) -> dict[str, Any]:
         numbers = {key: getattr(self, key) for key in ("measured", "paper", "beside", "tested")}
         plain = {key: None if number is None else vars(number) for key, number in numbers.items()}
@@ -108,10 +115,8 @@ class PaperTable:
 
     def missing_in_words(self) -> str:
         """The missing cells, row by row."""
-        rows: dict[str, list[str]] = {}
-        for cell in self.missing:
-            rows.setdefault(cell.row, []).append(cell.column)
-        return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
+        rows = grouped(self.missing, lambda cell: cell.row)
+        return "; ".join(f"{row}: {', '.join(cell.column for cell in cells)}" for row, cells in rows.items())
 
 
 def headings(table: PaperTable) -> list[str]:
@@ -121,14 +126,19 @@ def headings(table: PaperTable) -> list[str]:
 
 def texts(cell: PaperCell, table: PaperTable) -> list[str]:
     """The texts of a cell in the columns that `headings` names."""
-    measured, paper = (_with_n(number) for number in (cell.measured, cell.paper))
+    measured, paper = (
+        ["", ""] if number is None else [str(number), str(number.n or "")] for number in (cell.measured, cell.paper)
+    )
+    difference = ""
+    if cell.difference is not None:
+        difference = format(cell.difference, "+.2f" if isinstance(cell.difference, float) else "+,")
     if cell.beside is not None:
         paper = [f"{cell.beside}{MARK}", str(cell.beside.n)]
     tested = []
     if table.tested:
         times = [f"{time:.2f}x" if time else "" for time in (cell.relative_time, cell.probing_time)]
         tested = [str(cell.tested or ""), *times]
-    return [*measured, *tested, *([*paper, cell.difference_in_words] if table.printed else [])]
+    return [*measured, *tested, *([*paper, difference] if table.printed else [])]
 
 
 def footnotes(table: PaperTable) -> list[str]:
@@ -141,7 +151,3 @@ def footnotes(table: PaperTable) -> list[str]:
             f"step relative to {first}, refreshes included: over the whole run, and from where the probe begins."
         )
     return notes
-
-
-def _with_n(number: Number | None) -> list[str]:
-    return ["", ""] if number is None else [str(number), "" if number.n is None else str(number.n)]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
+from llqr.lab.grouping import grouped
+from llqr.lab.results.paper_table import Number, PaperTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,10 +38,8 @@ def save(table: PaperTable, path: Path) -> None:
 @pictures.styled
 def draw(table: PaperTable) -> "Figure":
     """One panel per row of the table, one line per method."""
-    rows: dict[str, list[PaperCell]] = {}
-    for cell in table.cells:
-        if cell.measured or cell.paper or cell.beside:
-            rows.setdefault(cell.row, []).append(cell)
+    shown = [cell for cell in table.cells if cell.measured or cell.paper or cell.beside]
+    rows = grouped(shown, lambda cell: cell.row)
     figure, panels = pictures.column([ROW * len(cells) + 0.5 for cells in rows.values()])
     for axes, (row, cells) in zip(panels, rows.items(), strict=True):
         _points(axes, [cell.paper or cell.beside for cell in cells], 0.17, "paper", pictures.BLUE, hollow=True)

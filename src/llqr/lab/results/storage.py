@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from llqr import Metric
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.number_table import NumberTable
+from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
@@ -31,7 +32,6 @@ NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
 }
 STRUCTURES = ("e-kfac", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac")
 SHARDS = (1, 4)
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,11 @@ class Storage:
     precond_params: int
     largest_shard: int
 
-    @property
-    def precond_mib(self) -> float:
-        return self.largest_shard * torch.float32.itemsize / MIB
-
-    @property
-    def total_mib(self) -> float:
-        return self.model_params * torch.float32.itemsize / MIB + self.precond_mib
-
     def to_dict(self) -> dict[str, Any]:
         """The row as the paper prints it, with two decimals."""
         counted = ("model", "structure", "shards", "model_params", "precond_params")
-        sizes = {"precond_mib": round(self.precond_mib, 2), "total_mib": round(self.total_mib, 2)}
+        model, metric = (IN_MIB * torch.float32.itemsize * count for count in (self.model_params, self.largest_shard))
+        sizes = {"precond_mib": round(metric, 2), "total_mib": round(model + metric, 2)}
         return {key: getattr(self, key) for key in counted} | sizes
 
 
@@ -88,11 +81,14 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
     return [held[shard] for shard in range(shards)]
 
 
-def as_table(found: list[Storage]) -> NumberTable:
+def as_table(found: list[Storage]) -> Table:
     """The rows for a terminal."""
-    numbers = ("S", "parameters", "scalars of U", "U MiB", "total MiB")
-    table = NumberTable("fp32 storage per device", "model", "structure", numbers=numbers)
-    for row in found:
-        counts = (f"{row.shards}", f"{row.model_params:,}", f"{row.precond_params:,}")
-        table.add(row.model, row.structure, *counts, f"{row.precond_mib:,.2f}", f"{row.total_mib:,.2f}")
-    return table
+    numbers = [
+        Column("S", "shards", "{}"),
+        Column("parameters", "model_params", "{:,}"),
+        Column("scalars of U", "precond_params", "{:,}"),
+        Column("U MiB", "precond_mib", "{:,.2f}"),
+        Column("total MiB", "total_mib", "{:,.2f}"),
+    ]
+    rows = [row.to_dict() for row in found]
+    return number_table("fp32 storage per device", rows, ("model", "structure"), numbers)

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median, stdev
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
-from llqr.lab.results.decimals import spread
+from llqr.lab.grouping import grouped
+from llqr.lab.number_table import spread
+from llqr.lab.results.paper_table import Number
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
@@ -36,15 +39,16 @@ class Summary:
     seconds: float
     relative_time: float
 
+    @property
+    def best(self) -> Number:
+        return Number(self.best_mean, self.best_std, self.n)
+
 
 def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
     """Results by recipe and method, in the order in which these first appear."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for result in results:
-        groups.setdefault((result["recipe"], result["method"]), []).append(result)
     first_seconds: dict[str, float] = {}
     summaries = []
-    for (recipe, method), group in groups.items():
+    for (recipe, method), group in grouped(results, itemgetter("recipe", "method")).items():
         metric, counted_in = group[0]["metric"], group[0].get("counted_in", "epoch")
         seconds = median(result[TIMES[counted_in][0]] for result in group)
         best, last = ([result[key] for result in group] for key in ("best", "last"))
@@ -73,15 +77,11 @@ def as_table(summaries: Sequence[Summary]) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
     first = summaries[0]
     tested = first.test_mean is not None
-    table = Table(title=first.recipe, box=SIMPLE)
-    table.add_column("method")
-    headings = [
-        f"best {first.metric}",
-        f"last {first.metric}",
-        *([f"test {first.metric} of the best"] if tested else []),
-    ]
-    for heading in (*headings, "n", HEADINGS[first.counted_in], f"time / {first.method}"):
-        table.add_column(heading, justify="right")
+    headings = [f"best {first.metric}", f"last {first.metric}"]
+    headings += [f"test {first.metric} of the best"] if tested else []
+    headings += ["n", HEADINGS[first.counted_in], f"time / {first.method}"]
+    columns = (Column(heading, justify="right") for heading in headings)
+    table = Table("method", *columns, title=first.recipe, box=SIMPLE)
     for row in summaries:
         pairs: list[tuple[float, float | None]] = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
         if row.test_mean is not None:

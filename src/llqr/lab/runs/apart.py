@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.grouping import grouped
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.runs.stored import StoredRun
 
@@ -25,14 +26,13 @@ def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredR
 
     Of a run that several folders hold, one counts: a seed that counts twice makes a deviation too small.
     """
-    groups: dict[tuple[str, str], list[StoredRun]] = {}
-    texts: dict[str, set[str]] = {}
-    for run in runs:
-        groups.setdefault((run.recipe, run.method), []).append(run)
-        texts.setdefault(run.recipe, set()).update([] if run.text is None else [run.text])
+    texts = {
+        recipe: {run.text for run in own if run.text is not None}
+        for recipe, own in grouped(runs, lambda run: run.recipe).items()
+    }
     names: dict[Path, str] = {}
     counted: dict[tuple[str, str, int], StoredRun] = {}
-    for (recipe, method), own in groups.items():
+    for (recipe, method), own in grouped(runs, lambda run: (run.recipe, run.method)).items():
         for run, setting in zip(own, settings_apart([_known(run) for run in own]), strict=True):
             # Two methods on two texts differ in more than the method, which their settings do not show.
             text = f"text={run.text or 'unknown'}" if len(texts[recipe]) > 1 else ""

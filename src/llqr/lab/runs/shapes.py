@@ -42,29 +42,14 @@ RECORD: Shape = {
     "seconds": {"train": NUMBER, "refresh": NUMBER},
     "refreshes": list,
 }
-LINE: Shape = {
-    "recipe": str,
-    "seed": int,
-    "run": {"method": str},
-    "machine": {"device": str},
-    "result": {"metric": str},
-}
+HEAD: Shape = {"recipe": str, "seed": int, "run": {"method": str}}
+LINE: Shape = {**HEAD, "machine": {"device": str}, "result": {"metric": str}}
 """A line of a file of results, which may be older than the other keys of today's runs."""
-CURVE: Shape = {
-    "recipe": str,
-    "seed": int,
-    "run": {"method": str},
-    "finished": bool,
-    "split": str,
-    "epoch": list,
-    "step": list,
-    "train_loss": list,
-}
-PAIR: Shape = {"value": NUMBER_OR_NULL}
+CURVE: Shape = {**HEAD, "finished": bool, "split": str, "epoch": list, "step": list, "train_loss": list}
 ANALYSIS: Shape = {
     "samples": int,
     "loss": NUMBER_OR_NULL,
-    "sharpness": {"top": PAIR, "reason": str},
+    "sharpness": {"top": {"value": NUMBER_OR_NULL}, "reason": str},
     "slices": list,
     "engine": str,
 }

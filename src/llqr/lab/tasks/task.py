@@ -14,6 +14,7 @@ from llqr.lab.data import Batches
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
 
+
 Batch = tuple[Any, Any]
 """Inputs and targets; each a tensor or nested containers of tensors."""
 
@@ -144,5 +145,17 @@ class Task(ABC):
         """What the numbers of a run depend on beyond its configuration, such as how a metric was computed."""
         return {}
 
-    def better(self, new: float, old: float) -> bool:
-        return new > old if self.larger_is_better else new < old
+
+class TaskCache:
+    """Reads the data of a run when they are needed and keeps them for the runs after it that use the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._latest: tuple[tuple[object, ...], Task] | None = None
+
+    def load(self, run: Run, seed: int) -> Task:
+        key = (run.task, run.data, run.training, seed if run.task_type.varies_with_seed else None)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = None  # its memory is free before the next data are read
+            self._latest = key, run.load_task(self._device, seed)
+        return self._latest[1]

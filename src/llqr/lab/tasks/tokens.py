@@ -19,8 +19,8 @@ from llqr.lab.names import unknown
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.subwords import PAD
 from llqr.lab.text.token_stream import TokenStream
-from llqr.lab.text.vocabulary import PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run

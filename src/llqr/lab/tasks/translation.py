@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from llqr.lab.data import Batches
 from llqr.lab.extras import extra
-from llqr.lab.models.decoding.beam import beam_search
+from llqr.lab.models.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
@@ -20,7 +20,7 @@ from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
-from llqr.lab.text.vocabulary import BOS, EOS, PAD
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run

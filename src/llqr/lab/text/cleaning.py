@@ -1,12 +1,15 @@
-"""Which sentence pairs are kept; a dropped pair is counted once, under the first reason that applies.
+"""How sentences are tokenised, by Moses' rules with sacremoses, and which pairs are kept.
 
-Length and ratio limits are those of Moses' ``clean-corpus-n.perl`` and apply to training text only, as they do there.
+A dropped pair is counted once, under the first reason that applies. Length and ratio limits are those of Moses'
+``clean-corpus-n.perl`` and apply to training text only, as they do there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from llqr.lab.text import moses
+from llqr.lab.extras import extra
 from llqr.lab.text.lines import decode
 
 REASONS = {
@@ -49,7 +52,7 @@ class Rules:
 
     def words(self, text: str, language: str) -> list[str]:
         """The words of a sentence."""
-        tokenised = moses.tokenise(text, language)
+        tokenised = tokenise(text, language)
         return (tokenised.lower() if self.lowercase else tokenised).split()
 
     def reason_to_drop(self, source: Sequence[str], target: Sequence[str]) -> str | None:
@@ -82,3 +85,18 @@ def _outcome(source: bytes, target: bytes, rules: Rules, training: bool) -> Outc
         return "empty"
     reason = rules.reason_to_drop(*sides) if training else None
     return reason or (" ".join(sides[0]), " ".join(sides[1]))
+
+
+def tokenise(text: str, language: str) -> str:
+    """The words of ``text`` separated by spaces; what Moses treats as markup is escaped, as its script does."""
+    return str(_moses("MosesTokenizer", language).tokenize(text, return_str=True))
+
+
+def detokenise(words: Sequence[str], language: str) -> str:
+    """The plain text of escaped ``words``."""
+    return str(_moses("MosesDetokenizer", language).detokenize(list(words)))
+
+
+@lru_cache
+def _moses(tool: str, language: str) -> Any:
+    return getattr(extra("sacremoses", "Tokenisation needs sacremoses"), tool)(lang=language)

@@ -60,7 +60,8 @@ def from_files(splits: Mapping[str, tuple[Path, Path] | None], languages: tuple[
     if "train" not in given:
         raise ValueError("train must be given: the two files to train on.")
     if languages is None:
-        first, second = (lines.plain_name(path).rpartition(".")[2] for path in given["train"])
+        names = (path.stem if path.suffix in lines.COMPRESSED else path.name for path in given["train"])
+        first, second = (name.rpartition(".")[2] for name in names)
         languages = (first, second)
         if not all(name.isalpha() and len(name) <= 3 for name in languages):
             raise ValueError(
@@ -75,9 +76,8 @@ def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCo
     if not source.exists():
         raise FileNotFoundError(f"source must be a folder or an archive, but {source.absolute()} does not exist.")
     languages = languages or DIRECTION
-    distributed = iwslt.find(source, languages)
-    if distributed is not None:
-        sides = {name: [distributed.side(name, language) for language in languages] for name in ("train", "test")}
+    sides = iwslt.read(source, languages)
+    if sides is not None:
         return RawCorpus(languages, {name: RawSplit(name, *both) for name, both in sides.items()})
     found = {name: [lines.find(source, f"{name}.{language}") for language in languages] for name in SPLITS}
     if None in found["train"]:

@@ -8,7 +8,6 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,21 +23,6 @@ SEGMENT_ENDS = re.compile(rb"\s*</seg>\s*")
 CURLY_APOSTROPHE = "’".encode()
 
 
-@dataclass(frozen=True)
-class Distributed:
-    """The distributed files of a language pair; ``read`` returns a file's content by name."""
-
-    pair: str
-    read: Callable[[str], bytes]
-
-    def side(self, split: str, language: str) -> list[bytes]:
-        """The sentences of ``"train"`` or ``"test"`` in one language."""
-        if split == "train":
-            return training_lines(self.read(f"train.tags.{self.pair}.{language}"))
-        names = [f"IWSLT14.{name}.{self.pair}.{language}.xml" for name in TEST_SETS]
-        return [line for name in names for line in segments(self.read(name))]
-
-
 def training_lines(content: bytes) -> list[bytes]:
     """The sentences, titles and descriptions of the talks."""
     kept = (line for line in split_lines(content) if not any(tag in line for tag in LINES_LEFT_OUT))
@@ -51,17 +35,28 @@ def segments(content: bytes) -> list[bytes]:
     return [SEGMENT_ENDS.sub(b"", SEGMENT_BEGINS.sub(b"", line)).replace(CURLY_APOSTROPHE, b"'") for line in marked]
 
 
-def find(source: Path, languages: tuple[str, str]) -> Distributed | None:
-    """The distributed files at ``source``: the archive, a folder that holds it, or the unpacked folder."""
+def read(source: Path, languages: tuple[str, str]) -> dict[str, list[list[bytes]]] | None:
+    """The sentences of both sides of ``train`` and ``test``; None if they are not at ``source``.
+
+    That is the archive, a folder that holds it, or the unpacked folder.
+    """
     for pair in ("-".join(languages), "-".join(reversed(languages))):
         marker = f"train.tags.{pair}.{languages[0]}"
         for folder in (source, source / pair):
             if (folder / marker).is_file():
-                return Distributed(pair, partial(_read_from_folder, folder))
+                return _sides(pair, languages, partial(_read_from_folder, folder))
         for archive in (source, source / f"{pair}.tgz"):
             if archive.is_file():
-                return _from_archive(archive, pair)
+                return _sides(pair, languages, _archive_reader(archive, pair))
     return None
+
+
+def _sides(pair: str, languages: tuple[str, str], content: Callable[[str], bytes]) -> dict[str, list[list[bytes]]]:
+    tests = [[content(f"IWSLT14.{name}.{pair}.{language}.xml") for name in TEST_SETS] for language in languages]
+    return {
+        "train": [training_lines(content(f"train.tags.{pair}.{language}")) for language in languages],
+        "test": [[line for file in files for line in segments(file)] for files in tests],
+    }
 
 
 def _read_from_folder(folder: Path, name: str) -> bytes:
@@ -71,7 +66,7 @@ def _read_from_folder(folder: Path, name: str) -> bytes:
     return path.read_bytes()
 
 
-def _from_archive(archive: Path, pair: str) -> Distributed:
+def _archive_reader(archive: Path, pair: str) -> Callable[[str], bytes]:
     """Reads all text files of the archive into memory; nothing is unpacked to disk."""
     try:
         with tarfile.open(archive) as tar:
@@ -87,4 +82,4 @@ def _from_archive(archive: Path, pair: str) -> Distributed:
             raise FileNotFoundError(f"{archive} holds no {name}: expected IWSLT14 as {EXPECTED}.")
         return contents[name]
 
-    return Distributed(pair, read)
+    return read

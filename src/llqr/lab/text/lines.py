@@ -45,11 +45,6 @@ def digest(lines: Sequence[bytes]) -> str:
     return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
-def plain_name(path: Path) -> str:
-    """The name of a file without the suffix of its compression."""
-    return path.stem if path.suffix in COMPRESSED else path.name
-
-
 def find(folder: Path, name: str) -> Path | None:
     """The file ``name`` in a folder, plain or compressed."""
     candidates = [folder / (name + ending) for ending in ("", *COMPRESSED)]

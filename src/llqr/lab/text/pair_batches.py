@@ -16,7 +16,7 @@ from torch import Tensor
 from llqr.lab.data.batches import Batches
 from llqr.lab.text.buckets import GRID, Shape, choose
 from llqr.lab.text.sentences import SentencePairs, Sentences
-from llqr.lab.text.vocabulary import BOS, EOS, PAD
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 SHAPES = 8
 FILLER = -1
@@ -43,8 +43,7 @@ class ShapedBatches(Batches):
         seed: int | None,
         device: torch.device | str,
     ) -> None:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        super().__init__(len(pairs), batch_size, generator=generator, last="keep")
+        super().__init__(len(pairs), batch_size, seed=seed, last="keep")
         self.shapes, self.device = shapes, torch.device(device)
         self._belongs = belongs
         self._real = _spread(torch.bincount(belongs, minlength=len(shapes)).tolist(), [shape.rows for shape in shapes])

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llqr.lab.text import moses, prepared_folder
-from llqr.lab.text.cleaning import Rules
-from llqr.lab.text.prepared_text import PreparedText
+from llqr.lab.text import prepared_folder
+from llqr.lab.text.cleaning import Rules, detokenise
+from llqr.lab.text.prepared_folder import PreparedText
 from llqr.lab.text.sentences import SentencePairs, Sentences
 
 
@@ -47,7 +47,7 @@ class ParallelText(PreparedText):
 
     def detokenise(self, tokens: Iterable[int]) -> str:
         """Target ``tokens`` as plain text, to be compared with a reference; needs sacremoses."""
-        return moses.detokenise(self.subwords.decode(tokens).split(), self.languages[1])
+        return detokenise(self.subwords.decode(tokens).split(), self.languages[1])
 
     @classmethod
     def _split(cls, name: str, files: Mapping[str, bytes], tokens: int, settings: Mapping[str, Any]) -> SentencePairs:

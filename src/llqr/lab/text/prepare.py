@@ -1,22 +1,28 @@
 """Prepares parallel text: tokenisation, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.cores import cores
+from llqr.lab.machine import cores
 from llqr.lab.text import prepared_folder, subwords
 from llqr.lab.text.cleaning import REASONS, Outcome, Rules, process
 from llqr.lab.text.corpus import SPLITS, RawCorpus, RawSplit
 from llqr.lab.text.parallel_text import ParallelText
-from llqr.lab.text.prepared_text import SUBWORDS
+from llqr.lab.text.prepared_folder import SUBWORDS
 from llqr.lab.text.sentences import Sentences
 from llqr.lab.text.stages import Stages
-from llqr.lab.text.vocabulary import UNK
-from llqr.lab.text.workers import workers
+from llqr.lab.text.subwords import UNK
 
 PAIRS_IN_A_PIECE = 500
 PAIRS_FOR_PROCESSES = 10_000
@@ -166,3 +172,33 @@ def _hold_out(train: Split, names: list[str], valid_every: int) -> dict[str, Spl
 
 def _counts(*, read: int, kept: int) -> dict[str, int]:
     return {"read": read, **dict.fromkeys(REASONS, 0), "held_out": 0, "kept": kept}
+
+
+Map = Callable[..., Iterable[Any]]
+
+
+@contextmanager
+def workers(processes: int) -> Iterator[Map]:
+    """A `map` that runs in ``processes`` processes; with one process it is the built-in `map`."""
+    if processes == 1:
+        yield map
+        return
+    # Spawned, not forked: this process has threads of torch and of a progress display.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare_worker)
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    """Leave signals to the parent process, and exit when it exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # None in the process that started everything
+        parent.join()
+        os._exit(1)

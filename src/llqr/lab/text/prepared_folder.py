@@ -1,7 +1,8 @@
 """Prepared folders: complete or absent, and the same key always means the same content.
 
 ``root/<key>/`` holds one preparation; the key is a digest of everything it depends on. ``root/current`` names the one
-requested last. A folder is written under a temporary name and renamed when it is complete.
+requested last. A folder is written under a temporary name and renamed when it is complete. `PreparedText` is what one
+holds, once it is read.
 """
 
 import hashlib
@@ -10,20 +11,25 @@ import os
 import re
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from llqr.lab.text.corpus import SPLITS
 from llqr.lab.text.sentences import Sentences
+from llqr.lab.text.subwords import Subwords, Vocabulary
 from llqr.lab.writing import write_text
 
 FORMAT = 1
 """Incremented whenever the same input gives different files."""
 MANIFEST = "prepared.json"
+SUBWORDS = "subwords.json"
 CURRENT = "current"
 PARTIAL = ".partial-"
 NAME = re.compile(r"\w[\w.-]*")
@@ -139,3 +145,42 @@ def unpack_sentences(files: Mapping[str, bytes], name: str, vocabulary: int) -> 
 
 def _width(vocabulary: int) -> str:
     return "<u2" if vocabulary <= 2**16 else "<u4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedText(ABC):
+    """The splits of a prepared text, their encoding, and how they were made.
+
+    Attributes:
+        subwords: the encoding.
+        settings: how the text was prepared.
+        counts: for each split what was read, dropped for each reason, and kept.
+        key: a digest of everything that could change a token.
+    """
+
+    KIND: ClassVar[str]
+    subwords: Subwords
+    settings: Mapping[str, Any]
+    counts: Mapping[str, Mapping[str, int]]
+    key: str
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.subwords.vocabulary
+
+    @classmethod
+    def load(cls, root: Path | str) -> Self:
+        """Load what `llqr data` prepared at ``root``: the folder of a name, or one of the preparations in it."""
+        place, manifest, files = read(Path(root), cls.KIND)
+        try:
+            subwords = Subwords.read(files[SUBWORDS].decode())
+            own = {key: manifest[key] for key in ("settings", "counts", "key")}
+            splits = {name: cls._split(name, files, subwords.vocabulary.tokens, own["settings"]) for name in SPLITS}
+            return cls(subwords=subwords, **own, **splits)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{place} is damaged: {error}; remove it and prepare the text again.") from error
+
+    @classmethod
+    @abstractmethod
+    def _split(cls, name: str, files: Mapping[str, bytes], tokens: int, settings: Mapping[str, Any]) -> Any:
+        """A split from the files of the folder, whose encoding has so many ``tokens``."""

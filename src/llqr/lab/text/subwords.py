@@ -6,15 +6,32 @@ in subword-nmt. ``"bytes"``: the bytes of any text, spaces included, so that eve
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from llqr.lab.extras import extra
-from llqr.lab.text.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, vocabulary
 
+PAD, BOS, EOS, UNK = range(4)
+MULTIPLE = 8
+SPECIAL = ("<the padding>", "<sentence begins>", "<sentence ends>", "<unknown token>")
+"""Names of the special tokens. No token of a text contains a space, so none can be mistaken for one of these."""
 END_OF_WORD = "</w>"
 MIN_FREQUENCY = 2  # of a pair that is merged, as in subword-nmt
 UNKNOWN_WORD = "<unk>"
 TEXTS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The numbers of the tokens, shared by both languages.
+
+    Attributes:
+        size: rows of the embedding: a multiple of 8, for the matrix units of a GPU; the last few have no token.
+        tokens: number of tokens, including the special ones.
+    """
+
+    size: int
+    tokens: int
 
 
 class Subwords:
@@ -24,7 +41,8 @@ class Subwords:
         self._tokenizer = tokenizer
         # An unknown token also ends its word, because the rest of the word is unknown too.
         self._unknown = UNKNOWN_WORD + END_OF_WORD if tokenizer.model.unk_token else ""
-        self.vocabulary: Vocabulary = vocabulary(tokenizer.get_vocab_size())
+        tokens: int = tokenizer.get_vocab_size()
+        self.vocabulary = Vocabulary(-(-tokens // MULTIPLE) * MULTIPLE, tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of every text."""
@@ -83,26 +101,22 @@ def _learn_words(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[
     marked = sorted(last)
     # The library numbers marked characters in an order that changes from process to process, and so do the ties between
     # pairs. Passed as special tokens, they keep this order.
-    joined = _train(texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
+    joined = _train("words", texts, len(inner), merges, special_tokens=marked, end_of_word_suffix=END_OF_WORD)
     return [*sorted(inner), *marked], joined
 
 
 def _learn_bytes(texts: Callable[[], Iterable[str]], merges: int) -> tuple[list[str], list[tuple[str, str]]]:
     alphabet = sorted(_tokenizers().pre_tokenizers.ByteLevel.alphabet())
-    return alphabet, _train(texts, len(alphabet), merges, special_tokens=[], initial_alphabet=alphabet)
+    return alphabet, _train("bytes", texts, len(alphabet), merges, initial_alphabet=alphabet)
 
 
 def _train(
-    texts: Callable[[], Iterable[str]], characters: int, merges: int, *, special_tokens: list[str], **options: Any
+    alphabet: str, texts: Callable[[], Iterable[str]], characters: int, merges: int, **options: Any
 ) -> list[tuple[str, str]]:
-    alphabet = "words" if "end_of_word_suffix" in options else "bytes"
     tokenizer = _build({}, [], alphabet)
+    size = len(options.get("special_tokens", ())) + characters + merges
     trainer = _tokenizers().trainers.BpeTrainer(
-        vocab_size=len(special_tokens) + characters + merges,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=special_tokens,
-        show_progress=False,
-        **options,
+        vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False, **options
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.text import lines, prepared_folder, subwords
-from llqr.lab.text.prepared_text import SUBWORDS, PreparedText
+from llqr.lab.text.prepared_folder import SUBWORDS, PreparedText
 from llqr.lab.text.stages import Stages
 
 

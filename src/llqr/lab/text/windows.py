@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.data.batches import Batches
-from llqr.lab.text.vocabulary import PAD
+from llqr.lab.text.subwords import PAD
 
 
 class WindowBatches(Batches):
@@ -39,8 +39,7 @@ class WindowBatches(Batches):
             raise ValueError(f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}.")
         # Whatever the offset, this many windows have a target for every token.
         count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        super().__init__(count, rows, generator=generator, last="fill" if shuffle else "keep")
+        super().__init__(count, rows, seed=seed, last="fill" if shuffle else "keep")
         self.context, self.device = context, torch.device(device)
         self._length = len(tokens)
         padding = torch.full((context + 1,), PAD, dtype=torch.int32)

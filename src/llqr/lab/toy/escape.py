@@ -8,11 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from llqr.lab.pictures import styled
-from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, shared_legend
+from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, ring_map, ring_slice, shared_legend
 from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, claims_sentence, quantiles, statistics
-from llqr.lab.toy.ring_plots import ring_map, ring_slice
 from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope
-from llqr.theory.search import as_dict
 
 
 def run_escape(
@@ -39,7 +37,7 @@ def run_escape(
             f"{decay['sam']:.3f}.",
         ],
         {
-            "constants": as_dict(constants), "starts": starts, "steps": steps, "seed": seed, "claims": claims,
+            "constants": constants, "starts": starts, "steps": steps, "seed": seed, "claims": claims,
             "steps_to_flat": flat, "mean_loss": decay,
             "loss_curves": {m: quantiles(runs.losses(m)) for m in METHODS},
         },

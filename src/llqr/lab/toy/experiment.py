@@ -1,13 +1,19 @@
-"""What a toy experiment returns, and how it reports progress, claims and statistics."""
+"""What a toy experiment returns, how it reports claims and statistics, and the folder with its page."""
 
+import base64
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
+import jinja2
 import numpy as np
 import typer
 from matplotlib.figure import Figure
 from torch import Tensor
+
+from llqr import __version__
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a part of the work, how much of it is done, and how much there is."""
@@ -29,11 +35,6 @@ class ToyResult:
     figures: dict[str, Figure]
 
 
-def part_of(progress: Progress, what: str) -> Callable[[int, int], None]:
-    """``progress`` for the part of the work called ``what``."""
-    return lambda done, total: progress(what, done, total)
-
-
 def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
     """For each claim the fraction of runs in which it holds."""
     return {claim: float(holds.double().mean()) for claim, holds in claims.items()}
@@ -47,13 +48,39 @@ def statistics(values: Tensor) -> dict[str, float]:
     return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
 
 
-def quantiles(values: Tensor) -> dict[str, list[float]]:
+def quantiles(values: Tensor) -> dict[str, Any]:
     """Minimum, median and maximum over runs at log-spaced steps, so that the file stays readable."""
     steps = np.unique(np.geomspace(1, len(values), 40).astype(int)) - 1
     chosen = values[steps]
     return {
-        "step": steps.tolist(),
-        "min": chosen.amin(1).tolist(),
-        "median": chosen.median(1).values.tolist(),
-        "max": chosen.amax(1).tolist(),
+        "step": steps,
+        "min": chosen.amin(1),
+        "median": chosen.median(1).values,
+        "max": chosen.amax(1),
     }
+
+
+ORDER = ("hover", "escape", "noise", "phase", "selection", "transfer")
+
+
+def save(result: ToyResult, folder: Path, command: str) -> Path:
+    """Write the figures (PNG and SVG) and the numbers of one command, then update the page; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in result.figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=160)
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    record = vars(result) | {"command": command, "figures": list(result.figures)}
+    (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
+    parts = [json.loads(file.read_text()) for name in ORDER if (file := folder / f"{name}.json").exists()]
+    names = [figure for part in parts for figure in part["figures"]]
+    pngs = {figure: base64.b64encode((folder / f"{figure}.png").read_bytes()).decode() for figure in names}
+    loader = jinja2.PackageLoader("llqr.lab.toy", ".")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    page = folder / "report.html"
+    page.write_text(environment.get_template("page.html").render(parts=parts, pngs=pngs, version=__version__))
+    return page
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and dataclasses of them as JSON holds them."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()

@@ -1,7 +1,6 @@
 """Hovering: two-cycle amplitudes measured with the optimizers, against their closed forms."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated
 
 import numpy as np
@@ -60,12 +59,8 @@ def run_hover(
         ],
         {
             "lambda_bar": lambda_bar, "lambda_eps": lambda_eps, "eta": eta, "rho": rho, "envelopes": envelopes,
-            "worst_relative_error": worst,
-            "series": {method: z.tolist() for method, z in series.items()},
-            "wells": {
-                method: {k: v.tolist() for k, v in asdict(well).items()} for method, well in wells.items()
-            },
-            "collapse": {"eta_mu": rates.tolist(), "amplitude_over_envelope": ratio.tolist()},
+            "worst_relative_error": worst, "series": series, "wells": wells,
+            "collapse": {"eta_mu": rates, "amplitude_over_envelope": ratio},
         },
         {"hover": hover_figure(series, envelopes, wells, (rates, ratio))},
     )  # fmt: skip

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from llqr.lab.pictures import styled, written_out
-from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, shared_legend
+from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, ring_map, shared_legend
 from llqr.lab.toy.experiment import (
     Anisotropy,
     Progress,
@@ -25,7 +25,6 @@ from llqr.lab.toy.experiment import (
     claims_sentence,
     statistics,
 )
-from llqr.lab.toy.ring_plots import ring_map
 from llqr.theory import (
     FIGURE_CONSTANTS,
     METHODS,
@@ -36,7 +35,6 @@ from llqr.theory import (
     stationary_variance,
 )
 from llqr.theory.arguments import Array
-from llqr.theory.search import as_dict
 
 
 def run_noise(
@@ -75,9 +73,9 @@ def run_noise(
             f"{100 * damping['worst_relative_error']:.2f}% at 10^6 steps.",
         ],
         {
-            "constants": as_dict(constants), "seeds": seeds, "steps": steps, "variance": variance, "claims": claims,
+            "constants": constants, "seeds": seeds, "steps": steps, "variance": variance, "claims": claims,
             "path_length": paths, "path_ratio": statistics(ratio),
-            "path_to_flat": {m: runs.path_to_flat(m).tolist() for m in ("sam", "llqr+sam")}, "damping": damping,
+            "path_to_flat": {m: runs.path_to_flat(m) for m in ("sam", "llqr+sam")}, "damping": damping,
         },
         {"noise": ejection_figure(runs), "damping": damping_figure},
     )  # fmt: skip
@@ -119,9 +117,8 @@ def measure_damping(progress: Progress) -> tuple[dict[str, Any], Figure]:
     measured = {key: np.array([getattr(mode, key) for mode in modes]) for key in closed}
     worst = max(float(np.abs(measured[key] / closed[key] - 1).max()) for key in closed)
     numbers = {
-        "eta": eta, "lambda": lam, "tau": tau, "d": d.tolist(), "worst_relative_error": worst,
-        "closed": {k: v.tolist() for k, v in closed.items()},
-        "measured": {k: v.tolist() for k, v in measured.items()},
+        "eta": eta, "lambda": lam, "tau": tau, "d": d, "worst_relative_error": worst,
+        "closed": closed, "measured": measured,
     }  # fmt: skip
     line = np.geomspace(d[0], d[-1], 200)
     smooth = {name: form(eta, lam, line, tau) for name, form in forms.items()}

@@ -1,8 +1,8 @@
 """Escape phase diagrams over (rho, lambda_bar), and over the learning rate."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import LABELS, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, ToyResult, part_of
+from llqr.lab.toy.experiment import Progress, ToyResult
 from llqr.theory import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.arguments import Array
 from llqr.theory.phase import Cells
@@ -31,27 +31,27 @@ def run_phase(
     bar, rho = np.geomspace(0.1, 2.0, rows), np.geomspace(0.05, 4.0, columns)
     diagrams, finite = {}, {}
     for method in ("sam", "llqr+sam"):
-        report = part_of(progress, f"phase diagram of {LABELS[method]}")
+        report = partial(progress, f"phase diagram of {LABELS[method]}")
         diagrams[method] = escape_diagram(method, bar, rho, settings, report)
         sharpness = bar + settings.lambda_eps
         rate = settings.eta * (sharpness if method == "sam" else sharpness / bar)
         finite[method] = finite_rate_envelope(rate, settings) * (1 if method == "sam" else np.sqrt(bar))
     rates = np.geomspace(0.05, 2.5, rows)
     over_rate = rate_diagram(
-        rates, np.geomspace(0.1, 4.0, columns), settings, progress=part_of(progress, "learning rates")
+        rates, np.geomspace(0.1, 4.0, columns), settings, progress=partial(progress, "learning rates")
     )
     finite_rate = finite_rate_envelope(rates, settings)
     breaks = float(rates[np.argmax(over_rate.boundary < 0.8 * settings.r_eps)])
     unstable = float(rates[np.argmax(over_rate.escaped.all(1))])
-    numbers = {
+    numbers: dict[str, dict[str, Any]] = {
         method: {
             "agreement": diagram.agreement,
             "agreement_off_line": diagram.agreement_off_line,
             "agreement_finite_rate": diagram.agreement_with(finite[method]),
             "monotone": diagram.monotone,
-            "boundary_rho": diagram.boundary.tolist(),
-            "finite_rate_rho": finite[method].tolist(),
-            "escaped": diagram.escaped.astype(int).tolist(),
+            "boundary_rho": diagram.boundary,
+            "finite_rate_rho": finite[method],
+            "escaped": diagram.escaped.astype(int),
         }
         for method, diagram in diagrams.items()
     }
@@ -75,13 +75,13 @@ def run_phase(
             f"{100 * over_rate.agreement_with(finite_rate):.1f}%.",
         ],
         {
-            "settings": asdict(settings), "lambda_bar": bar.tolist(), "rho": rho.tolist(), "diagrams": numbers,
+            "settings": settings, "lambda_bar": bar, "rho": rho, "diagrams": numbers,
             "learning_rate": {
-                "eta_mu": rates.tolist(), "envelope": over_rate.columns.tolist(),
+                "eta_mu": rates, "envelope": over_rate.columns,
                 "agreement": over_rate.agreement, "agreement_finite_rate": over_rate.agreement_with(finite_rate),
                 "envelope_argument_fails_from": breaks, "all_leave_from": unstable,
                 "boundary_envelope": [None if np.isnan(b) else float(b) for b in over_rate.boundary],
-                "finite_rate_envelope": finite_rate.tolist(), "escaped": over_rate.escaped.astype(int).tolist(),
+                "finite_rate_envelope": finite_rate, "escaped": over_rate.escaped.astype(int),
             },
         },
         {

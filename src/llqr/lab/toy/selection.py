@@ -1,7 +1,8 @@
 """Selection between wells: the regenerative model, and mean exit times of the real optimizers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import astuple
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -10,9 +11,9 @@ from matplotlib.figure import Figure
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, Seeds, ToyResult, part_of
+from llqr.lab.toy.experiment import Progress, Seeds, ToyResult
 from llqr.theory import Selection, select
-from llqr.theory.exits import ExitSettings, ExitTimes, exit_times
+from llqr.theory.phase import ExitSettings, ExitTimes, exit_times
 
 
 def run_selection(
@@ -33,11 +34,10 @@ def run_selection(
     for method in ("sam", "llqr+sam"):
         times = exit_times(
             method, np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma],
-            seeds=seeds, settings=settings, progress=part_of(progress, f"exit times of {LABELS[method]}"),
+            seeds=seeds, settings=settings, progress=partial(progress, f"exit times of {LABELS[method]}"),
         )  # fmt: skip
-        first, second = slice(0, len(rho)), slice(len(rho), None)
-        over_rho[method] = ExitTimes(times.rho[first], times.sigma[first], times.mean[first], times.cut[first])
-        over_sigma[method] = ExitTimes(times.rho[second], times.sigma[second], times.mean[second], times.cut[second])
+        over_rho[method] = ExitTimes(*(part[: len(rho)] for part in astuple(times)))
+        over_sigma[method] = ExitTimes(*(part[len(rho) :] for part in astuple(times)))
     thresholds = {"sam": settings.r_eps, "llqr+sam": settings.r_eps * float(np.sqrt(settings.lambda_bar))}
     first_out = {method: _first_out(times) for method, times in over_rho.items()}
     shown_out = {method: "(none)" if rho is None else f"{rho:.2f}" for method, rho in first_out.items()}
@@ -58,13 +58,9 @@ def run_selection(
             f"{settings.steps} steps.",
         ],
         {
-            "sigma": selection.sigma.tolist(), "simulated": selection.simulated.tolist(),
-            "bound": selection.bound.tolist(), "slope_in_rate": selection.slope_in_rate,
-            "slope_in_sigma": selection.slope_in_sigma, "flat_time": selection.flat_time.tolist(),
-            "sharp_time": selection.sharp_time.tolist(), "cycles": cycles,
-            "exit_from_rho": first_out, "exit_settings": asdict(settings),
-            "exit_over_rho": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_rho.items()},
-            "exit_over_sigma": {m: {k: v.tolist() for k, v in asdict(t).items()} for m, t in over_sigma.items()},
+            **vars(selection), "slope_in_rate": selection.slope_in_rate, "slope_in_sigma": selection.slope_in_sigma,
+            "cycles": cycles, "exit_from_rho": first_out, "exit_settings": settings, "exit_over_rho": over_rho,
+            "exit_over_sigma": over_sigma,
         },
         {"selection": selection_figure(selection, over_rho, over_sigma, thresholds, settings.steps)},
     )  # fmt: skip

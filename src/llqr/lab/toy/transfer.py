@@ -1,6 +1,7 @@
 """Convergence transfer under a bounded, changing metric."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
-from llqr.lab.toy.experiment import Progress, ToyResult, part_of
+from llqr.lab.toy.experiment import Progress, ToyResult
 from llqr.theory import Transfer, transfer
 
 
@@ -23,7 +24,7 @@ def run_transfer(
     for power, shown in ((0.5, "1/2"), (0.25, "1/4")):
         for size, kind in ((None, "full gradient"), (batch, f"batches of {batch}")):
             name = f"{kind}, radius power {shown}"
-            report = part_of(progress, f"transfer, {name}")
+            report = partial(progress, f"transfer, {name}")
             runs[name] = transfer(steps=steps, power=power, batch=size, progress=report)
     slopes = {name: run.slope() for name, run in runs.items()}
     every = np.unique(np.geomspace(1, steps, 60).astype(int))
@@ -38,8 +39,8 @@ def run_transfer(
         {
             "steps": steps,
             "slopes": slopes,
-            "T": every.tolist(),
-            "running_mean": {name: run.running_mean[every - 1].tolist() for name, run in runs.items()},
+            "T": every,
+            "running_mean": {name: run.running_mean[every - 1] for name, run in runs.items()},
         },
         {"transfer": transfer_figure(runs)},
     )

@@ -7,13 +7,13 @@ from typing import Any
 
 from llqr.lab import machine
 from llqr.lab.errors import Stopped
+from llqr.lab.number_table import spread
 from llqr.lab.progress import Display
-from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
-from llqr.lab.tasks.cache import TaskCache
+from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.loop import Execution, Training
 
 

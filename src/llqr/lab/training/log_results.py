@@ -12,11 +12,8 @@ Records = Sequence[dict[str, Any]]
 
 def best_record(records: Records, task: Task) -> dict[str, Any]:
     """The first of the evaluations with the best metric."""
-    best, *later = records
-    for record in later:
-        if task.better(record[task.split][task.metric], best[task.split][task.metric]):
-            best = record
-    return best
+    choose = max if task.larger_is_better else min
+    return choose(records, key=lambda record: float(record[task.split][task.metric]))
 
 
 def results_of(records: Records, task: Task, steps_per_epoch: int) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from llqr import Geometry, Refresh, RefreshError
 from llqr.lab.data import Batches
 from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
+from llqr.lab.number_table import spread
 from llqr.lab.passes.captured_pass import CapturedPass, Pass
 from llqr.lab.passes.compiling import compile_network
 from llqr.lab.passes.precision import Precision
 from llqr.lab.progress import Display
 from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.ranks.team import FailureElsewhere
-from llqr.lab.results.decimals import spread
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
@@ -358,12 +358,9 @@ class Training:
         self._effects = state["layer_effects"]
         vars(self.current).update(state["current"])
         self.team.by_all(lambda: self.folder.log.restore(state["log"]))
-        self._set_random_state(state["random"])
-
-    def _set_random_state(self, saved: list[dict[str, torch.Tensor]]) -> None:
-        """Each rank gets its own state back; a rank that did not exist then begins a new stream."""
-        if self.team.rank < len(saved):
-            checkpoint.set_random_state(saved[self.team.rank], self.execution.device)
+        # Each rank gets its own random state back; a rank that did not exist then begins a new stream.
+        if self.team.rank < len(state["random"]):
+            checkpoint.set_random_state(state["random"][self.team.rank], self.execution.device)
         else:
             torch.manual_seed(seed_of_rank(self.planned.seed + self.optimizer.steps, self.team.rank))
 

@@ -8,33 +8,31 @@ from typing import TYPE_CHECKING, Any
 from llqr.lab import pictures
 from llqr.lab.bench.plots.bars import memory, peers, refresh, step
 from llqr.lab.bench.plots.lines import cadence, scaling, shards, solvers
-from llqr.lab.bench.plots.rows import Rows
-from llqr.lab.bench.record import measured_on
+from llqr.lab.bench.record import Rows, measured_on
 from llqr.lab.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {
-    "cadence": "Epoch time relative to SAM, by refresh interval",
-    "memory": "Most memory that a step and a refresh hold",
-    "peers": "Our steps compared with those of pytorch_optimizer",
-    "refresh": "Time of a refresh, and error of what it learns",
-    "scaling": "Time of a refresh by the number of parameters",
-    "shards": "Memory and traffic of a metric that ranks share",
-    "solvers": "Objective of a refresh by the number of products with H",
-    "step": "Time of a step relative to SGD",
+DRAWINGS: "dict[str, tuple[Callable[[Rows], Figure], str]]" = {
+    "cadence": (cadence, "Epoch time relative to SAM, by refresh interval"),
+    "memory": (memory, "Most memory that a step and a refresh hold"),
+    "peers": (peers, "Our steps compared with those of pytorch_optimizer"),
+    "refresh": (refresh, "Time of a refresh, and error of what it learns"),
+    "scaling": (scaling, "Time of a refresh by the number of parameters"),
+    "shards": (shards, "Memory and traffic of a metric that ranks share"),
+    "solvers": (solvers, "Objective of a refresh by the number of products with H"),
+    "step": (step, "Time of a step relative to SGD"),
 }
-DRAWINGS: "dict[str, Callable[[Rows], Figure]]" = {
-    draw.__name__: draw for draw in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
-}
+"""By bench: what draws it, and its title."""
 
 
 def save(record: Mapping[str, Any], path: Path, source: str = "") -> None:
     """Draw the rows of a record, in the form it has on disk, with the machine they were measured on."""
-    figure = DRAWINGS[record["bench"]](record["rows"])
+    draw, title = DRAWINGS[record["bench"]]
+    figure = draw(record["rows"])
     pictures.note_below(figure, measured_on(record))
-    pictures.save(figure, path, TITLES[record["bench"]], source)
+    pictures.save(figure, path, title, source)
 
 
 def save_recorded(file: Path, path: Path) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llqr.lab import pictures
-from llqr.lab.bench.plots.rows import Row, Rows, grouped
+from llqr.lab.bench.record import Row, Rows
+from llqr.lab.grouping import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,16 +19,14 @@ GIB = 2**30
 @pictures.styled
 def memory(rows: Rows) -> "Figure":
     """One panel per network; the part of the factors of U is darker."""
-    groups = grouped(rows, "model")
-    figure, panels = pictures.column([_height(own) for own in groups.values()])
-    for axes, (network, own) in zip(panels, groups.items(), strict=True):
+    figure, panels = _panels(rows, "model")
+    for axes, own in panels:
         names = [row["what"] if row["structure"] is None else f"{row['what']}, {row['structure']}" for row in own]
         _bars(axes, names, [row["peak_bytes"] / GIB for row in own], "{:.2f}", pictures.SKY, label="all")
         factors = [row["metric_bytes"] / GIB for row in own]
         axes.barh(range(len(own)), factors, color=pictures.BLUE, height=0.7, label="factors of U")
-        axes.set(title=network)
-    panels[-1].set_xlabel("GiB at the peak")
-    pictures.legend_above(figure, panels[0])
+    axes.set_xlabel("GiB at the peak")
+    pictures.legend_above(figure, panels[0][0])
     return figure
 
 
@@ -50,23 +49,20 @@ def refresh(rows: Rows) -> "Figure":
 @pictures.styled
 def step(rows: Rows) -> "Figure":
     """One panel for every network and form of the passes."""
-    groups = grouped(rows, "model", "passes")
-    figure, panels = pictures.column([_height(own) for own in groups.values()])
-    for axes, (title, own) in zip(panels, groups.items(), strict=True):
+    figure, panels = _panels(rows, "model", "passes")
+    for axes, own in panels:
         ratios = [row["vs_sgd"]["median"] for row in own]
         _bars(axes, [row["method"] for row in own], ratios, "{:.2f}", pictures.ORANGE)
-        axes.set(title=title)
-    panels[-1].set_xlabel("time of a step / time of a step of SGD")
+    axes.set_xlabel("time of a step / time of a step of SGD")
     return figure
 
 
 @pictures.styled
 def peers(rows: Rows) -> "Figure":
     """Medians with quartiles; left of 1 ours is faster."""
-    groups = grouped(rows, "model")
-    figure, panels = pictures.column([_height(own) for own in groups.values()])
+    figure, panels = _panels(rows, "model")
     kinds = {"step": (pictures.ORANGE, "o", "whole step"), "alone": (pictures.BLUE, "s", "optimizer alone")}
-    for axes, (network, own) in zip(panels, groups.items(), strict=True):
+    for axes, own in panels:
         for what, (colour, marker, label) in kinds.items():
             places = [number for number, row in enumerate(own) if row["what"] == what]
             ratios = [own[number]["ratio"] for number in places]
@@ -75,10 +71,18 @@ def peers(rows: Rows) -> "Figure":
             axes.errorbar(medians, places, xerr=spread, fmt=marker, color=colour, markersize=4, label=label)
         axes.axvline(1, color=pictures.INK, linewidth=1, linestyle=(0, (1.5, 1.5)))
         _names(axes, [f"{row['method']}, {row['theirs']}" for row in own])
-        axes.set(title=network)
-    panels[-1].set_xlabel("our time / time of pytorch_optimizer; control: theirs / theirs")
-    pictures.legend_above(figure, panels[0])
+    axes.set_xlabel("our time / time of pytorch_optimizer; control: theirs / theirs")
+    pictures.legend_above(figure, panels[0][0])
     return figure
+
+
+def _panels(rows: Rows, *keys: str) -> "tuple[Figure, list[tuple[Axes, list[Row]]]]":
+    """A panel, with a title, for the rows that have the same words under these keys."""
+    groups = grouped(rows, lambda row: ", ".join(row[key] for key in keys))
+    figure, panels = pictures.column([_height(own) for own in groups.values()])
+    for axes, title in zip(panels, groups, strict=True):
+        axes.set(title=title)
+    return figure, list(zip(panels, groups.values(), strict=True))
 
 
 def _way(row: Row) -> str:

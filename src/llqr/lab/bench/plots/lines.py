@@ -1,6 +1,7 @@
 """Measurements over a number, as lines: over the refresh interval, the size of a network, ranks, or products."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import numpy as np
 from llqr.lab import pictures
 from llqr.lab.bench import scaling as measured
 from llqr.lab.bench.cadence import printed
-from llqr.lab.bench.plots.rows import Rows, grouped
+from llqr.lab.bench.record import Rows
 from llqr.lab.bench.workload import Network
+from llqr.lab.grouping import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +23,13 @@ LABELLED = 500
 PAPER = ("LLQR+SAM", LABELLED)
 """The row of the paper's cadence table that its refreshes are taken from."""
 MIB = 2**20
+MODEL = itemgetter("model")
 
 
 @pictures.styled
 def cadence(rows: Rows) -> "Figure":
     """One panel per network; the paper's ratios are dashed."""
-    networks = grouped(rows, "model")
+    networks = grouped(rows, MODEL)
     figure, panels = pictures.column([2.5] * len(networks))
     for axes, (network, own) in zip(panels, networks.items(), strict=True):
         for method, colour in COLOURS.items():
@@ -96,14 +99,14 @@ def shards(rows: Rows) -> "Figure":
     counted = [row for row in rows if row.get("step_payload") is not None and row["what"] == "one rank"]
     figure, panels = pictures.column([2.6, 2.0] if counted else [2.6])
     planned = [row for row in rows if row["what"] == "planned"]
-    for colour, (network, own) in zip(pictures.COLOURS, grouped(planned, "model").items(), strict=False):
+    for colour, (network, own) in zip(pictures.COLOURS, grouped(planned, MODEL).items(), strict=False):
         sizes = [row["metric_bytes"] / MIB for row in own]
         panels[0].plot([row["shards"] for row in own], sizes, "o-", color=colour, markersize=4, label=network)
     theirs = [row for row in planned if row["paper_mib"] is not None]
     places, printed = [row["shards"] for row in theirs], [row["paper_mib"] for row in theirs]
     panels[0].plot(places, printed, "s", color=pictures.INK, markerfacecolor="none", markersize=8, label="paper")
     panels[0].set(title="metric on the fullest rank", ylabel="MiB", yscale="log")
-    for colour, (network, own) in zip(pictures.COLOURS, grouped(counted, "model").items(), strict=False):
+    for colour, (network, own) in zip(pictures.COLOURS, grouped(counted, MODEL).items(), strict=False):
         for key, look, label in (("step_payload", "o-", network.partition(":")[0]), ("step_formula", "--", None)):
             received = [row[key] / MIB for row in own]
             panels[1].plot([row["shards"] for row in own], received, look, color=colour, markersize=4, label=label)
@@ -123,7 +126,7 @@ def solvers(rows: Rows) -> "Figure":
     """One panel for every network and structure; solvers that refused a structure are not in its panel."""
     drawn = [row for row in rows if "objective" in row]
     looks = {name: number for number, name in enumerate(dict.fromkeys(row["solver"] for row in drawn))}
-    places = grouped(drawn, "model", "structure")
+    places = grouped(drawn, lambda row: f"{row['model']}, {row['structure']}")
     figure, panels = pictures.column([1.7] * len(places))
     for axes, (place, own) in zip(panels, places.items(), strict=True):
         for row in own:

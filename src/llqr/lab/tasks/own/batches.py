@@ -90,8 +90,7 @@ class SampleBatches(Batches):
     """Shuffled batches of a data set."""
 
     def __init__(self, samples: Samples, batch_size: int, *, seed: int, last: str, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        super().__init__(samples.count, batch_size, generator=generator, last=last)
+        super().__init__(samples.count, batch_size, seed=seed, last=last)
         self._samples, self._device = samples, device
 
     def _draw(self, total: int) -> None:
@@ -111,8 +110,7 @@ class LoaderBatches(Batches):
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        super().__init__(length(loader), 1, generator=generator, last="keep")
+        super().__init__(length(loader), 1, seed=seed, last="keep")
         self._loader, self._device = loader, device
 
     def _draw(self, total: int) -> None:

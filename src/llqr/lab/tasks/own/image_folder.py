@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from llqr.lab import models
-from llqr.lab.cores import cores
-from llqr.lab.data.decode import decode
 from llqr.lab.data.streaming import (
-    IMAGE_ENDINGS,
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
+    FileOptions,
     Files,
     central_box,
+    images_in,
     random_resized_box,
+    square,
 )
 from llqr.lab.errors import DataError
+from llqr.lab.machine import cores
 from llqr.lab.tasks.own import fingerprint
 from llqr.lab.tasks.own.experiment import Experiment
 from llqr.lab.tasks.own.task import OwnTask
@@ -37,20 +35,6 @@ TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")
 ONE_IN = 5
 """Of the images of a folder without a test set, one in so many is held out."""
-
-
-@dataclass(frozen=True)
-class FolderOptions:
-    """Options of an image folder: the side of its square images, and the processes that read them."""
-
-    image_size: int = 64
-    workers: int = 4
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, got {self.workers}.")
 
 
 class FolderImages(Dataset[tuple[Tensor, int]]):
@@ -67,21 +51,16 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL.Image import Resampling, Transpose
-
-        image = decode(self.files.paths[index])
+        path, label = self.files[index]
         if self.augmented:
-            box = random_resized_box(*image.size, random.Random(random.getrandbits(32)))
+            box = partial(random_resized_box, chance=random.Random(random.getrandbits(32)))
+            image = square(path, self.size, box, lambda: random.random() < 0.5)
         else:
-            box = central_box(*image.size, 1.0)
-        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
-        if self.augmented and random.random() < 0.5:
-            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        pixels = (torch.from_numpy(np.array(image)) - IMAGENET_MEAN) / IMAGENET_DEVIATION
-        return pixels.permute(2, 0, 1).contiguous(), self.files.labels[index]
+            image = square(path, self.size, partial(central_box, fraction=1.0), lambda: False)
+        return ((image - IMAGENET_MEAN) / IMAGENET_DEVIATION).permute(2, 0, 1).contiguous(), label
 
 
-def image_folder(folder: Path | str, image_size: int = FolderOptions.image_size) -> tuple[FolderImages, FolderImages]:
+def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -> tuple[FolderImages, FolderImages]:
     """The training and the test images of a folder.
 
     It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
@@ -109,46 +88,39 @@ def image_folder(folder: Path | str, image_size: int = FolderOptions.image_size)
 
 
 def _classes(folder: Path) -> list[str]:
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and any(_images(path)))
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path))
     if len(found) < 2:
         raise DataError(f"{folder} must hold at least two folders of images, one per class, and has {len(found)}.")
     return found
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_ENDINGS)
-
-
 def _files(folder: Path, classes: list[str]) -> Files:
-    found = {label: _images(folder / name) for label, name in enumerate(classes) if (folder / name).is_dir()}
-    return Files(
-        [path for paths in found.values() for path in paths], [label for label, paths in found.items() for _ in paths]
-    )
+    return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
 
 
 def _divided(files: Files, classes: int) -> tuple[Files, Files]:
     """One in so many of every class is held out: at least one, and not the only one."""
-    parts: tuple[list[tuple[Path, int]], list[tuple[Path, int]]] = ([], [])
+    train: Files = []
+    test: Files = []
     for label in range(classes):
-        own = [path for path, its_label in zip(files.paths, files.labels, strict=True) if its_label == label]
+        own = [path for path, its_label in files if its_label == label]
         if len(own) < 2:
             raise DataError(f"{own[0].parent} must hold at least two images, one of which is held out.")
         random.Random(0).shuffle(own)
         count = max(1, len(own) // ONE_IN)
-        parts[1].extend((path, label) for path in sorted(own[:count]))
-        parts[0].extend((path, label) for path in sorted(own[count:]))
-    train, test = (Files([path for path, _ in part], [label for _, label in part]) for part in parts)
+        test += [(path, label) for path in sorted(own[:count])]
+        train += [(path, label) for path in sorted(own[count:])]
     return train, test
 
 
 def digest(folder: Path) -> str:
     """Changes with the names and sizes of the images."""
     train, test = image_folder(folder)
-    paths = [*train.files.paths, *test.files.paths]
-    return fingerprint.of_texts(f"{path.relative_to(folder)} {path.stat().st_size}" for path in paths)
+    files = [*train.files, *test.files]
+    return fingerprint.of_texts(f"{path.relative_to(folder)} {path.stat().st_size}" for path, _ in files)
 
 
-def experiment(folder: Path, options: FolderOptions, model: str, model_options: dict[str, object]) -> Experiment:
+def experiment(folder: Path, options: FileOptions, model: str, model_options: dict[str, object]) -> Experiment:
     """A network of the laboratory on the images of a folder."""
     train, test = image_folder(folder, options.image_size)
     sizes = {"classes": len(train.classes), "image_size": options.image_size, "channels": 3}
@@ -167,7 +139,7 @@ class ImageFolderTask(OwnTask):
 
     @classmethod
     def data_options(cls, name: str) -> type:
-        return FolderOptions
+        return FileOptions
 
     @classmethod
     def experiment_of(cls, run: Run, seed: int) -> Experiment:

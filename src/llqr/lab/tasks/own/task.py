@@ -188,7 +188,10 @@ class OwnTask(Task):
 
     def _try_passes(self, model: nn.Module, name: str, data: Samples | Iterable[Any]) -> Pair:
         """Outputs and targets of the first batch."""
-        inputs, targets = self._first(name, data)
+        batch = next(self._batches_of(data), None)
+        if batch is None:
+            raise ConfigurationError(f"{name} gave no batch.")
+        inputs, targets = batch
         outputs = _tried("model cannot be called", name, self.forward, model, inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigurationError(
@@ -216,11 +219,6 @@ class OwnTask(Task):
                 f"{name} has the class {int(strange[0])}, but the model has {count} outputs, of the classes 0 to "
                 f"{count - 1}."
             )
-
-    def _first(self, name: str, data: Samples | Iterable[Any]) -> Pair:
-        for batch in self._batches_of(data):
-            return batch
-        raise ConfigurationError(f"{name} gave no batch.")
 
 
 def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int, device: torch.device) -> Batches:
