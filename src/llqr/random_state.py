@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 
-class RandomState:
+class TorchRandomState:
     """The state of the host's generator and of those of the parameters' CUDA devices, taken when constructed."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -20,3 +23,33 @@ class RandomState:
     def restore(self) -> None:
         for generator, state in self._states:
             generator.set_state(state)
+
+
+class RandomState(TorchRandomState):
+    """Also that of Python's and numpy's own generators, with which networks drop layers and mask or mix samples."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters)
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy.random")  # who has not imported it does not draw from it
+        self._numpy = None if numpy is None else numpy.get_state(legacy=False)
+
+    def restore(self) -> None:
+        super().restore()
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+
+
+@contextmanager
+def repeated(state: RandomState, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """While entered, for the second pass, the numbers since that state are drawn again; then the stream goes on.
+
+    A pass that draws fewer numbers than the first one leaves none of them to be drawn once more.
+    """
+    now = RandomState(parameters)
+    state.restore()
+    try:
+        yield
+    finally:
+        now.restore()

@@ -19,7 +19,7 @@ from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
-from llqr.random_state import RandomState
+from llqr.random_state import TorchRandomState
 
 T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
@@ -225,10 +225,10 @@ class Problem:
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
 
 
-def _random_state(parameters: Mapping[str, Tensor]) -> RandomState | None:
+def _random_state(parameters: Mapping[str, Tensor]) -> TorchRandomState | None:
     """None inside a CUDA graph, which has its own."""
     on_cuda = any(parameter.is_cuda for parameter in parameters.values())
-    return None if on_cuda and torch.cuda.is_current_stream_capturing() else RandomState(parameters.values())
+    return None if on_cuda and torch.cuda.is_current_stream_capturing() else TorchRandomState(parameters.values())
 
 
 class _Caller(nn.Module):
