@@ -329,7 +329,7 @@ class Geometry:
         self._outcomes.count(report, found, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
-        self._outcomes.judge(report)
+        self._outcomes.judge(report, found)
         return report
 
     def summary(self) -> str:
