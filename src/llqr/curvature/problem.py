@@ -269,6 +269,13 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
             f"batch: its inputs do not fit {type(model).__name__}.forward ({error}); give the geometry a "
             "forward=lambda model, inputs: ..., which calls the model"
         ) from error
+    except ValueError as error:
+        if not named:
+            raise
+        raise ValueError(
+            f"batch: {type(model).__name__} cannot be called on {', '.join(named)} ({error}); the targets are not "
+            "among its inputs, so that an encoder-decoder needs decoder_input_ids beside them, or a forward="
+        ) from error
     return getattr(outputs, "logits", outputs)
 
 
