@@ -218,8 +218,10 @@ class Problem:
 
     def terms(self, outputs: Tensor) -> Tensor:
         """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
+        # A target for every output is no class: several labels per sample may be whole numbers, or as well floats.
+        of_outputs = isinstance(self.targets, Tensor) and self.targets.shape == outputs.shape
         counted = counted_terms(self.loss_fn, self.targets)
-        if counted is not None:
+        if counted is not None and (hasattr(self.loss_fn, "terms") or not of_outputs):
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
