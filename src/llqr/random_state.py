@@ -57,7 +57,7 @@ def repeated(state: RandomState, parameters: Iterable[Tensor]) -> Iterator[None]
 
 def vary(device: torch.device, by: int) -> None:
     """Let what is drawn next depend on a number too, where the state itself is put back again and again."""
-    seed = int(torch.randint(2**62, ())) + by
+    seed = int(torch.randint(2**62, (), device="cpu")) + by
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
