@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -32,13 +33,15 @@ class RandomState(TorchRandomState):
         super().__init__(parameters)
         self._python = random.getstate()
         numpy = sys.modules.get("numpy.random")  # who has not imported it does not draw from it
-        self._numpy = None if numpy is None else numpy.get_state(legacy=False)
+        self._numpy = None if numpy is None else pickle.dumps(numpy.get_state(legacy=False))  # bytes can be compared
 
-    def restore(self) -> None:
+    def restore(self, instead_of: RandomState | None = None) -> None:
+        """`instead_of` is the present state, if it is known: setting numpy's takes a while, and is seldom needed."""
         super().restore()
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+        if instead_of is None or instead_of._python != self._python:
+            random.setstate(self._python)
+        if self._numpy is not None and (instead_of is None or instead_of._numpy != self._numpy):
+            sys.modules["numpy.random"].set_state(pickle.loads(self._numpy))
 
 
 @contextmanager
@@ -48,11 +51,11 @@ def repeated(state: RandomState, parameters: Iterable[Tensor]) -> Iterator[None]
     A pass that draws fewer numbers than the first one leaves none of them to be drawn once more.
     """
     now = RandomState(parameters)
-    state.restore()
+    state.restore(instead_of=now)
     try:
         yield
     finally:
-        now.restore()
+        now.restore(instead_of=state)
 
 
 def vary(device: torch.device, by: int) -> None:
