@@ -1,7 +1,7 @@
 """The one wrapper: refresh if due, centre gradient, probe, gradient at the probe, transport by `U`, base step."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -12,7 +12,7 @@ from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
-from llqr.random_state import RandomState
+from llqr.random_state import RandomState, repeated
 from llqr.step import amp, gradients
 from llqr.step.arguments import (
     check_base,
@@ -45,7 +45,8 @@ class Optimizer(Wrapper):
         model: its buffers (BatchNorm statistics) are protected during the second pass. By default found at the first
             step: the modules that own the parameters, and others whose buffers the first pass writes to.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
-        same_dropout: both passes of a step see the same random numbers.
+        same_dropout: both passes of a step see the same random numbers: those of torch, of Python's `random` and of
+            `numpy.random`, but not those of a generator of your own.
         buffers: which pass writes the model's buffers (BatchNorm statistics): "centre" the first, "probe" the second,
             from where they were before the step. In the two-call form, `first_step` comes after the first pass, so that
             with "probe" both passes write.
@@ -340,11 +341,10 @@ class Optimizer(Wrapper):
             self._modules.restore_buffers()
         else:
             self._modules.hold_buffers()
-        if random is not None:
-            random.restore()
         self._others.hold(self._modules.parameters(), self._order())
         gradients.clear(self._order())
-        with torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
+        same_numbers = nullcontext() if random is None else repeated(random, self._order())
+        with same_numbers, torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
             closure()
 
     def _perturb(self, scaler: Any) -> None:

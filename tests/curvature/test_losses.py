@@ -48,6 +48,10 @@ class TokensLoss(nn.CrossEntropyLoss):
         return super().forward(logits.flatten(0, -2), targets.flatten())
 
 
+def _of_whole_numbers(logits, labels):
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
 # name -> (loss, batch, the number of terms the mean is over)
 LOSSES = {
     "cross-entropy": lambda: (F.cross_entropy, (inputs(), classes()), ROWS),
@@ -83,6 +87,8 @@ LOSSES = {
         (inputs(), torch.rand(ROWS, 3, dtype=torch.float64).round()),
         ROWS,
     ),
+    "labels as whole numbers": lambda: (_of_whole_numbers, (inputs(), torch.randint(2, (ROWS, 3))), ROWS),
+    "labels that are true or false": lambda: (_of_whole_numbers, (inputs(), torch.rand(ROWS, 3) > 0.5), ROWS),
     "huber": lambda: (F.huber_loss, (inputs(), 2 * torch.randn(ROWS, 3, dtype=torch.float64)), ROWS),
 }
 

@@ -36,6 +36,23 @@ def test_a_causal_language_model():
     assert report.loss == pytest.approx(model(tokens, labels).loss.item())
 
 
+class EncoderDecoder(LanguageModel):
+    """Makes the decoder's inputs of the labels, which a refresh keeps for the loss."""
+
+    def forward(self, input_ids, decoder_input_ids=None, labels=None):
+        if decoder_input_ids is None and labels is None:
+            raise ValueError("specify decoder_input_ids or labels")
+        return super().forward(input_ids if labels is None else labels)
+
+
+def test_a_model_that_needs_its_targets_among_its_inputs():
+    tokens = torch.randint(7, (4, 9))
+    geometry = flat_geometry(EncoderDecoder(), llqr.ShiftedCrossEntropy(), steps=2)
+    with pytest.raises(ValueError, match=r"^batch: EncoderDecoder cannot be called on input_ids \(.*forward="):
+        geometry.refresh({"input_ids": tokens, "labels": tokens})
+    assert geometry.refresh({"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens}).accepted
+
+
 def test_the_shifted_loss_has_the_curvature_of_the_plain_one_on_what_it_compares():
     """Including the number of terms, by which the curvature is scaled."""
     tokens = torch.randint(7, (4, 9))

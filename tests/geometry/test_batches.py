@@ -124,6 +124,29 @@ def test_drawing_leaves_the_random_state_alone():
     assert torch.get_rng_state().equal(before)
 
 
+def test_every_refresh_draws_other_numbers_although_the_random_state_is_left_alone():
+    """A loop that draws no numbers of its own does not let the state go on between two refreshes."""
+    drawn = []
+
+    def sampled():
+        drawn.append(float(torch.rand(())))
+        return batches(1, size=8)[0]
+
+    class Epochs:
+        def __iter__(self):
+            yield sampled()
+
+    model, (batch,) = mlp(), batches(1)
+    for given, source in ((None, sampled), (None, Epochs()), (sampled, None)):
+        geometry = quick_geometry(model, every=1)
+        geometry.batches = source
+        opt = llqr.LLQR(sgd(model), geometry)
+        drawn.clear()
+        for _ in range(3):
+            opt.step(closure_of(opt, model, batch), batch=given)
+        assert len(set(drawn)) == 3
+
+
 def test_mappings_of_any_class():
     class Encoding(UserDict):
         """What tokenizers return."""

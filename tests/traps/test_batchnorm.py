@@ -411,3 +411,14 @@ def test_frozen_parameters_that_the_model_writes_to_are_written_once_per_step(fo
         else:
             opt.step(closure_of(opt, model, (x, y)))
         assert_same_bits(weights(model.follower), weights(expected.follower))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_the_statistics_of_a_scripted_network():
+    """Its buffers are not in a dictionary. One elsewhere in memory is looked at too, when the model is searched for."""
+    eager, data = network(nn.BatchNorm1d), batches(3)
+    scripted = torch.jit.script(network(nn.BatchNorm1d))
+    for model in (eager, scripted):
+        train(llqr.SAM(sgd(model)), model, data)
+    assert int(scripted.state_dict()["1.num_batches_tracked"]) == 3
+    torch.testing.assert_close(weights(scripted), weights(eager))  # scripted code is fused

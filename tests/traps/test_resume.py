@@ -171,6 +171,16 @@ def test_a_refused_state_changes_nothing():
     assert_same_state(through_a_file(opt.state_dict()), before)
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_what_is_no_state_of_an_optimizer_is_named(adopt):
+    model = mlp()
+    opt = llqr.SAM(sgd(model))
+    with pytest.raises(ValueError, match=r"^state_dict: expected that of an optimizer, .* got '0\.weight', '0\.bias'"):
+        opt.load_state_dict(model.state_dict(), adopt=adopt)
+    with pytest.raises(ValueError, match="got 'model', 'opt'"):
+        opt.load_state_dict({"model": model.state_dict(), "opt": opt.state_dict()}, adopt=adopt)
+
+
 def test_the_base_may_load_what_a_plain_optimizer_saved():
     """This is how a run that was started without the wrapper continues with it."""
     model, plain, data = mlp(), mlp(), batches(3)

@@ -19,7 +19,7 @@ from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
-from llqr.random_state import RandomState
+from llqr.random_state import TorchRandomState
 
 T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
@@ -71,8 +71,7 @@ class Problem:
         learned = {f"model.{name}" for name in parameters}
         self._held = {n: self.taken(p.detach()) for n, p in self._caller.named_parameters() if n not in learned}
         self._buffers = dict(self._caller.named_buffers())
-        capturing = any(p.is_cuda for p in self.parameters.values()) and torch.cuda.is_current_stream_capturing()
-        self._random = None if capturing else RandomState(self.parameters.values())  # a CUDA graph has its own
+        self._random = _random_state(self.parameters)
         self.written: frozenset[str] = frozenset()
         self.replaced: list[str] = []
         self.keeps_outputs = False
@@ -219,11 +218,19 @@ class Problem:
 
     def terms(self, outputs: Tensor) -> Tensor:
         """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
+        # A target for every output is no class: several labels per sample may be whole numbers, or as well floats.
+        of_outputs = isinstance(self.targets, Tensor) and self.targets.shape == outputs.shape
         counted = counted_terms(self.loss_fn, self.targets)
-        if counted is not None:
+        if counted is not None and (hasattr(self.loss_fn, "terms") or not of_outputs):
             return counted.to(outputs.dtype)
         rows = outputs.shape[0] if outputs.ndim else 1
         return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
+
+
+def _random_state(parameters: Mapping[str, Tensor]) -> TorchRandomState | None:
+    """None inside a CUDA graph, which has its own."""
+    on_cuda = any(parameter.is_cuda for parameter in parameters.values())
+    return None if on_cuda and torch.cuda.is_current_stream_capturing() else TorchRandomState(parameters.values())
 
 
 class _Caller(nn.Module):
@@ -263,6 +270,13 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
         raise TypeError(
             f"batch: its inputs do not fit {type(model).__name__}.forward ({error}); give the geometry a "
             "forward=lambda model, inputs: ..., which calls the model"
+        ) from error
+    except ValueError as error:
+        if not named:
+            raise
+        raise ValueError(
+            f"batch: {type(model).__name__} cannot be called on {', '.join(named)} ({error}); the targets are not "
+            "among its inputs, so that an encoder-decoder needs decoder_input_ids beside them, or a forward="
         ) from error
     return getattr(outputs, "logits", outputs)
 

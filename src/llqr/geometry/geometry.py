@@ -21,6 +21,7 @@ from llqr.metric import Metric, StructureSpec
 from llqr.metric.block import Block
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
+from llqr.random_state import vary
 from llqr.refresh import interrupts
 from llqr.refresh.effect import Effect
 from llqr.refresh.guards import Findings, examine, objection
@@ -266,6 +267,7 @@ class Geometry:
     def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
         self._check_place()
         with interrupts.deferred(), self.linearizer.frozen():
+            vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
             given = self._draw if batch is None else batch
             return self.linearizer.agreed(lambda: self._refresher.begin(given, self._step, self._until()))
 
@@ -331,7 +333,7 @@ class Geometry:
         self._outcomes.count(report, found, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
-        self._outcomes.judge(report)
+        self._outcomes.judge(report, found)
         return report
 
     def summary(self) -> str:

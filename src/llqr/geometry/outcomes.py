@@ -13,6 +13,11 @@ from llqr.refresh.report import Refresh, RefreshError, RefreshWarning
 
 #: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
 WEAK_REFRESHES = 3
+BOTTOMLESS = (
+    "loss_fn: the curvature along -Ug is negative, so that the objective has no minimum and U grows from refresh to "
+    "refresh; a loss that is not convex in the outputs is a reason (let forward= return what a convex one takes, such "
+    "as similarities for a cross-entropy), divergence='newton' another; bounds= limits U (said once)"
+)
 COUNTERS = ("refreshes", "failures", "failures_in_a_row")
 
 
@@ -29,6 +34,7 @@ class Outcomes:
         self.failures = 0
         self.failures_in_a_row = 0
         self._weak_in_a_row = 0
+        self._bottomless = False
         self._metric, self._max_failures = metric, max_failures
         self._identity = 1.0  # the share of the identity in the moving average
         self._effect: Effect | None = None
@@ -47,11 +53,15 @@ class Outcomes:
             self._effect, self.layers = found.effect, found.layers
             self._identity *= beta
 
-    def judge(self, report: Refresh) -> None:
-        """Warn of a rejected refresh, or of a metric that does nearly nothing; raise after too many rejected ones."""
+    def judge(self, report: Refresh, found: Findings) -> None:
+        """Warn of a rejected refresh, or of a metric that only grows or does nearly nothing; raise after too many
+        rejected ones."""
         if not report.accepted:
             self._complain(report)
         elif self._metric.stored():
+            if found.bottomless and not self._bottomless:
+                self._bottomless = True
+                warn(BOTTOMLESS, RefreshWarning)
             self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
                 warn(weak_metric(report.change, self._structures()), RefreshWarning)

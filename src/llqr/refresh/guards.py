@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite, nan, sqrt
 
 import torch
+from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
@@ -16,6 +17,8 @@ from llqr.refresh.inner_loop import Solution
 #: An objective may rise by this share of its own terms before a refresh counts as failed: near the minimum, rounding
 #: alone decides whether it rises, and that is no reason to reject a refresh. The size of the slack is a choice.
 ROUNDING = 1e-3
+#: `J` is at least `-g.Ug` where the curvature is not negative.
+BOTTOMLESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Findings:
     Attributes:
         before, after: `J` at the start and at the end.
         along: `g.Ug`, for the metric as it would become.
+        slope: the mean of `g.Ug` over the gradients, for what the inner loop has learned.
         finite: whether all factors are.
         effect, layers: what that metric does to the inner gradient, and to each layer's part of it.
     """
@@ -35,8 +39,17 @@ class Findings:
     finite: bool = False
     gradient_norm: float = nan
     along: float = nan
+    slope: float = nan
     effect: Effect = field(default_factory=Effect)
     layers: Mapping[str, Effect] = field(default_factory=dict)
+
+    @property
+    def bottomless(self) -> bool:
+        """Whether the curvature along `-Ug` is so negative that `J` falls faster than the slope alone lets it.
+
+        The factor is a choice: where curvature is small, rounding alone may make it a little negative.
+        """
+        return self.after < -BOTTOMLESS * abs(self.slope)
 
 
 def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candidate: Sequence[Factors]) -> Findings:
@@ -51,8 +64,9 @@ def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candi
         solution.after.to(loss.device),
         loss,
         metric.placement.total(count),
+        _slope(metric, quadratic, solution).to(loss),
     ]
-    before, after, value, broken_factors, *rest = torch.cat(
+    before, after, value, broken_factors, slope, *rest = torch.cat(
         [torch.stack(numbers), products.flatten().to(loss.device)]
     ).tolist()
     rows = [rest[i : i + 3] for i in range(0, len(rest), 3)]
@@ -64,9 +78,18 @@ def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candi
         broken_factors == 0,
         sqrt(gg) if gg >= 0 else nan,
         gUg,
+        slope,
         Effect.of(gg, gUg, UgUg),
         by_layer(names, rows),
     )
+
+
+def _slope(metric: Metric, quadratic: QuadraticModel, solution: Solution) -> Tensor:
+    def along(g: Mapping[str, Tensor]) -> Tensor:
+        Ug = metric.apply(g, solution.factors)
+        return metric.dot(list(g.values()), [Ug[name] for name in g])
+
+    return torch.stack([along(g) for g in quadratic.gradients or (quadratic.gradient,)]).mean()
 
 
 def objection(found: Findings) -> str:

@@ -30,9 +30,13 @@ def _refuse(parameters: list[Tensor], name_of: Callable[[Tensor], str | None]) -
     for i, parameter in enumerate(parameters):
         gradient = parameter.grad
         if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
-            kind = "complex" if gradient.is_complex() else "sparse"
             name = name_of(parameter) or f"number {i}"
-            raise TypeError(f"parameters: {name!r} has a {kind} gradient, which is not supported")
+            kind, instead = (
+                ("complex", "keep torch.view_as_real of it as the parameter")
+                if gradient.is_complex()
+                else ("sparse", "make the embedding with sparse=False")
+            )
+            raise TypeError(f"parameters: {name!r} has a {kind} gradient, which is not supported; {instead}")
 
 
 def leave(parameters: Iterable[Tensor]) -> None:

@@ -66,7 +66,7 @@ class OwningModules:
         found = _owners(alive, parameters)
         reached = leaves_of(search.loss)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
-            written = owner._buffers.get(name) is not buffer or _version(buffer) != version
+            written = _buffer(owner, name) is not buffer or _version(buffer) != version
             if written and owner not in found and not _trained_elsewhere(owner, alive, reached):
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self._modules = _outermost(found, alive)
@@ -151,7 +151,7 @@ class OwningModules:
     def restore_buffers(self) -> None:
         """Put back what `hold_buffers` remembered, if anything."""
         for owner, name, buffer in self._held:
-            if owner._buffers.get(name) is not buffer:
+            if _buffer(owner, name) is not buffer:
                 setattr(owner, name, buffer)
         self._held = []
         self._contents.restore()
@@ -185,6 +185,10 @@ def living_parameters() -> list[tuple[str, Tensor]]:
 
 def _buffers_of(modules: Iterable[nn.Module]) -> list[Slot]:
     return [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+
+
+def _buffer(module: nn.Module, name: str) -> Tensor | None:
+    return dict(module._buffers.items()).get(name)  # those of a torch.jit module are not in a dictionary
 
 
 def _marks_of(modules: Iterable[nn.Module]) -> dict[Tensor, tuple[int, int]]:

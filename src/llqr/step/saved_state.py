@@ -62,6 +62,11 @@ def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequen
 def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The base optimizer's part of a state, and our own, if it has one."""
     plain = dict(state)
+    if "param_groups" not in plain:
+        raise ValueError(
+            "state_dict: expected that of an optimizer, with the keys 'state' and 'param_groups', got "
+            f"{', '.join(map(repr, list(plain)[:4])) or 'an empty one'}"
+        )
     own = plain.pop("llqr", None)
     groups = [dict(group) for group in plain["param_groups"]]
     for group in groups:
