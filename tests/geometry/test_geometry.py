@@ -66,6 +66,15 @@ def walk_from(geometry, batch, start, stop):
     return refreshed
 
 
+def test_a_refresh_needs_derivatives():
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, steps=2)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inside inference_mode"):
+        geometry.refresh(drawn.batch)
+    with torch.no_grad():
+        assert geometry.refresh(drawn.batch).accepted
+
+
 def test_ema_and_lr_may_be_functions_of_the_step():
     drawn = case("mlp")
     asked = {"ema": [], "lr": []}

@@ -265,6 +265,8 @@ class Geometry:
             refresher.progress, self._next = progress, progress.until
 
     def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
         self._check_place()
         with interrupts.deferred(), self.linearizer.frozen():
             vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
