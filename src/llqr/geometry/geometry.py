@@ -268,10 +268,14 @@ class Geometry:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
         self._check_place()
-        with interrupts.deferred(), self.linearizer.frozen():
+        given = self._draw if batch is None else batch
+
+        def begin() -> Progress:
             vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
-            given = self._draw if batch is None else batch
-            return self.linearizer.agreed(lambda: self._refresher.begin(given, self._step, self._until()))
+            return self._refresher.begin(given, self._step, self._until())
+
+        with interrupts.deferred(), self.linearizer.frozen():
+            return self.linearizer.agreed(begin)
 
     def _until(self) -> int:
         """The step at which the refresh after the one that begins now is due."""

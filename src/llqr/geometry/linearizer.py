@@ -195,10 +195,13 @@ class Linearizer:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem, ranks))
         if ranks is None:
-            return self._local(problem)
-        if self._of_shards:
-            return ranks.carried(self._local(problem), problem.parameters)
-        return ranks.joined(lambda: self._local(problem), self.device)
+            model = self._local(problem)
+        elif self._of_shards:
+            model = ranks.carried(self._local(problem), problem.parameters)
+        else:
+            model = ranks.joined(lambda: self._local(problem), self.device)
+        self._checked = True  # on all ranks or, if one of them has failed, on none
+        return model
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
@@ -215,7 +218,6 @@ class Linearizer:
         model = self._engine.linearise(problem)
         if not self._checked:
             self._check(problem, model)
-            self._checked = True
         return model
 
     def _check(self, problem: Problem, model: QuadraticModel) -> None:
