@@ -50,7 +50,7 @@ class RandomState(TorchRandomState):
 
 @dataclass(frozen=True)
 class NumpyState:
-    """The state of numpy's own generator. numpy takes 50 us to give it away: it is asked only when it has changed."""
+    """The state of numpy's own generator. Asking numpy for it is slow, and only done when it has changed."""
 
     memory: bytes
     held_back: float | None  # a normal number that was drawn with the one before it, and is not in the memory
