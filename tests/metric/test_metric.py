@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from geometries import flat_geometry
 from llqr import Metric
@@ -107,6 +108,48 @@ def test_gradients_are_copied_in_the_memory_order_that_they_have():
     for group, inbox in zip(metric.groups, metric.inboxes(metric.factors()), strict=True):
         for block, place in zip(group.blocks, group.unpack(inbox), strict=True):
             assert place.stride() == parameters[block.parameter].stride()
+
+
+def convolutions():
+    """Channels last, of two and three dimensions, wide and tall, stacked, with kernel sides and channels of one."""
+    flat = [nn.Conv2d(3, 4, (2, 3)), nn.Conv2d(3, 4, (2, 3)), nn.Conv2d(2, 9, 2), nn.Conv2d(3, 4, (1, 3))]
+    flat += [nn.ConvTranspose2d(3, 2, 2), nn.Conv2d(4, 4, 2, groups=4)]
+    network = nn.ModuleList(flat).to(memory_format=torch.channels_last)
+    network.append(nn.Conv3d(2, 3, 2).to(memory_format=torch.channels_last_3d))
+    return network.double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_channels_last_convolutions_equal_the_dense_metric(kind):
+    network = convolutions()
+    metric = perturbed(Metric(network, structure=kind))
+    grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
+    expected = dense_metric(metric, trainable(network)) @ flat(grads)
+    for Ug in (metric.apply(grads), metric.apply(grads, metric.factors()), in_inboxes(metric, grads)):
+        assert relative_error(flat(Ug), expected) < 1e-12
+        assert all(Ug[name].stride() == grad.stride() for name, grad in grads.items())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if STRUCTURES[kind].multiplies])
+def test_the_memory_order_of_a_gradient_is_never_changed(kind):
+    """That would be two passes over all gradients per step."""
+    metric = perturbed(Metric(convolutions(), structure=kind))
+    factors = metric.apply_factors()
+    inboxes = metric.inboxes(factors)
+    grads = {name: torch.randn_like(p) for name, p in trainable(convolutions()).items()}
+    with Recorded() as recorded:
+        metric.apply_inboxes(factors, inboxes, grads)
+    assert not recorded.names & {"aten::clone", "aten::copy_", "aten::_to_copy"}
+
+
+class Recorded(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function._schema.name)
+        return function(*args, **(kwargs or {}))
 
 
 def test_matrices_of_one_shape_and_several_memory_orders():

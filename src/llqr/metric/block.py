@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -42,6 +43,19 @@ class Block:
     @property
     def is_matrix(self) -> bool:
         return len(self.shape) == 2
+
+    @cached_property
+    def row_by_row(self) -> bool:
+        """Whether its memory holds one row of the matrix after the other."""
+        return self._memory().is_contiguous()
+
+    @cached_property
+    def channels_last(self) -> bool:
+        """Whether its memory holds `(out, kh, kw, in)` instead of `(out, in, kh, kw)`."""
+        return self.kernel_positions > 1 and not self.row_by_row and self._memory().movedim(1, -1).is_contiguous()
+
+    def _memory(self) -> Tensor:
+        return torch.empty_strided(self.native, self.strides, device="meta")
 
     def piece(self, tensor: Tensor) -> Tensor:
         """This block's part of a tensor that has the parameter's shape, as a view in its native shape."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from llqr.cuda_graphs import Branches, capturing, warming_up
 from llqr.metric.copying import copy_each
 from llqr.metric.metric import Metric
-from llqr.metric.structure import flattened
 
 NamedTensors = dict[str, Tensor]
 
@@ -70,7 +69,8 @@ class CapturedApply:
     def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
         if self._metric.factors() is not self._learned:
             self._learned = self._metric.factors()
-            copy_each(flattened(self._factors), flattened(self._learned))
+            for group, own, learned in zip(self._metric.groups, self._factors, self._learned, strict=True):
+                copy_each(list(own.values()), list(group.for_inbox(learned).values()))
         copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
         self._replay()
         return self._Ug

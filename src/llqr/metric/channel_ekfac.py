@@ -45,6 +45,12 @@ class ChannelEKFAC(EKFAC):
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return super().identity(dtype, device) | {"in": self.eye(self.channels, dtype, device)}
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"scale": (2,)}
+
+    def apply_in_memory_order(self, factors: Factors, g: Tensor) -> Tensor:
+        return super().trace(factors, g)[0]  # channels-last memory is sorted by kernel position
+
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """As in E-KFAC, with the columns sorted by kernel position: each position is then a matrix `(out, in)`."""
         Ug, pull_sorted = super().trace(factors | {"scale": self._sorted(factors["scale"])}, self._sorted(g))

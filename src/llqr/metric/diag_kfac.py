@@ -19,6 +19,9 @@ class DiagKFAC(Stacked):
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in self.shapes().items()}
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"in": (1,)}
+
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["out"].unsqueeze(2) * g * factors["in"].unsqueeze(1)
 

@@ -27,6 +27,9 @@ class EKFAC(Stacked):
             "scale": torch.ones(self.k, self.m, self.n, dtype=dtype, device=device),
         }
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"in": (1,)}
+
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
 

@@ -24,6 +24,9 @@ class KFAC(Stacked):
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {"out": self.eye(self.m, dtype, device), "in": self.eye(self.n, dtype, device)}
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"in": (1, 2)}
+
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
 

@@ -178,6 +178,8 @@ class Metric:
                 return dict(grads)
             self._cast = self._cast or self.apply_factors()
             factors = self._cast
+        else:
+            factors = [group.for_inbox(own) for group, own in zip(self.groups, factors, strict=True)]
         Ug: dict[str, Tensor] = {}
         for group, own in zip(self.groups, factors, strict=True):
             if not own or not any(block.parameter in grads for block in group.blocks):
@@ -249,13 +251,17 @@ class Metric:
         return pieces
 
     def apply_factors(self) -> list[Factors]:
-        """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
-        if self.apply_dtype is None:
-            return self.factors()
-        return [
-            {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplies else own
-            for group, own in zip(self.groups, self.factors(), strict=True)
-        ]
+        """The factors in the dtype `U g` is computed in, and in the order of the gradient's memory.
+
+        Only matrix products gain from a narrower `apply_dtype`.
+        """
+        held = self.factors()
+        if self.apply_dtype is not None:
+            held = [
+                {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplies else own
+                for group, own in zip(self.groups, held, strict=True)
+            ]
+        return [group.for_inbox(own) for group, own in zip(self.groups, held, strict=True)]
 
     # -- inner products over all blocks, those of other ranks included -------------------------------------------------
 

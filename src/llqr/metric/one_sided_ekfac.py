@@ -39,6 +39,9 @@ class OneSidedEKFAC(Stacked):
             "scale": torch.ones(self.k, self.m, self.n, dtype=dtype, device=device),
         }
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"basis": (1,)} if self.n <= self.m else {"scale": (2,)}
+
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
 

@@ -38,21 +38,50 @@ class Stacked(Structure):
         pairs = zip(packed.unbind(0), self.blocks, strict=True)
         return [member if member.shape == block.native else member.view(block.native) for member, block in pairs]
 
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        """The factors' dimensions that run over the columns of a matrix; none: columns must be in their own order."""
+        return {}
+
+    def apply_in_memory_order(self, factors: Factors, g: Tensor) -> Tensor:
+        """`U g` where the columns of `g` and of the factors are in the order that they have in memory."""
+        return self.apply(factors, g)
+
     def inbox(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One stack in the memory order that all blocks have, such as channels-last; row by row if they differ."""
-        layouts = {(block.native, block.strides) for block in self.blocks}
-        if len(layouts) > 1:
+        """One stack in the memory order that all blocks have; row by row if they differ, or `U g` needs that."""
+        first = self.blocks[0]
+        if not self._share_memory_order() or (first.channels_last and not self.over_columns()):
             return self.blank(dtype, device)
-        ((native, strides),) = layouts
-        size = (self.k, *native), (self.blocks[0].size, *strides)
+        size = (self.k, *first.native), (first.size, *first.strides)
         return torch.empty_strided(*size, dtype=dtype, device=device)
 
+    def for_inbox(self, factors: Factors) -> Factors:
+        """With their columns in memory order: moved once per refresh, unlike the gradients and `U g` of every step."""
+        if not self._columns_move():
+            return factors
+        own_order = torch.arange(self.n, device=next(iter(factors.values())).device)
+        in_memory = own_order.view(self.blocks[0].native[1:]).movedim(0, -1).flatten()
+        moved = dict(factors)
+        for name, dimensions in self.over_columns().items():
+            for dimension in dimensions:
+                moved[name] = moved[name].index_select(dimension, in_memory)
+        return moved
+
     def apply_inbox(self, factors: Factors, inbox: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
-        """Memory orders are changed for the whole stack at once: one kernel launch instead of one per block."""
-        Ug = self.apply(factors, inbox.reshape(self.k, *self.blocks[0].shape)).view(inbox.shape)
-        if inbox.is_contiguous():
-            return self.unpack(Ug if dtype is None else Ug.to(dtype))
-        return self.unpack(torch.empty_like(inbox, dtype=dtype or Ug.dtype).copy_(Ug))
+        """The memory of an inbox is a stack of matrices, and `U g` is written in the same order."""
+        matrices = inbox.as_strided((inbox.numel(),), (1,)).view(self.k, *self.blocks[0].shape)
+        apply = self.apply_in_memory_order if self._columns_move() else self.apply
+        Ug = apply(factors, matrices)
+        Ug = (Ug if dtype is None else Ug.to(dtype)).contiguous()
+        return self.unpack(Ug.as_strided(inbox.shape, inbox.stride()))
+
+    def _columns_move(self) -> bool:
+        return self._share_memory_order() and self.blocks[0].channels_last and bool(self.over_columns())
+
+    def _share_memory_order(self) -> bool:
+        """Whether all blocks lie in memory alike, row by row or channels last."""
+        first, *others = self.blocks
+        same = all((block.native, block.strides) == (first.native, first.strides) for block in others)
+        return same and (first.channels_last or first.row_by_row)
 
     def units(self, gradients: Factors) -> list[Tensor]:
         return [member for gradient in gradients.values() for member in gradient.unbind(0)]

@@ -128,7 +128,7 @@ class Structure(ABC):
         return [torch.stack(own, 1) for own in columns]
 
     def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """`U g`, computed in the dtype of the factors, one tensor per block in and out."""
+        """`U g`, computed in the dtype of the factors `for_inbox`, one tensor per block in and out."""
         inbox = self.inbox(dtype, pieces[0].device)
         copy_each(self.unpack(inbox), pieces)
         dtypes = {piece.dtype for piece in pieces}
@@ -137,6 +137,10 @@ class Structure(ABC):
     def inbox(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uninitialised memory for a gradient, each block in its parameter's memory order; `unpack` gives them."""
         return self.blank(dtype, device)
+
+    def for_inbox(self, factors: Factors) -> Factors:
+        """The factors as `apply_inbox` takes them."""
+        return factors
 
     def apply_inbox(self, factors: Factors, inbox: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
         """`U g` for the gradient in an `inbox`, one tensor per block, in this dtype (default: as computed).
