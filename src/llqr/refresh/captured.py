@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import capturing, warming_up
+from llqr.cuda_graphs import Branches, capturing, warming_up
 from llqr.curvature.problem import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.refresh.inner_loop import InnerProblem, Solution, perform, solution_of
 from llqr.schedule import at
 from llqr.solvers import Step
+
+BRANCHES = 4
 
 Linearise = Callable[[Batch], QuadraticModel]
 
@@ -36,10 +38,11 @@ class CapturedLoop:
         solver = problem.solver(self._lr)
         assert solver is not None
         self._solver = solver
+        self._branches = Branches(BRANCHES) if BRANCHES else None
         kinds = list(dict.fromkeys(self.plan))
         self._warm_up(linearise, kinds)
         with capturing() as self._linearise:
-            self._objective = problem.objective(linearise(self._batch))
+            self._objective = problem.objective(linearise(self._batch), self._branches)
         self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}
         self._values: dict[Step, Tensor] = {}
         # In the plan's order: what an engine makes at its first product only, and keeps, is made in the graph of the
@@ -62,7 +65,7 @@ class CapturedLoop:
         """Library handles, workspaces and the solver's state are made outside the graphs."""
         with warming_up():
             for _ in range(2):
-                objective = self._problem.objective(linearise(self._batch))
+                objective = self._problem.objective(linearise(self._batch), self._branches)
                 for kind in kinds:
                     perform(kind, self._solver, objective)
 

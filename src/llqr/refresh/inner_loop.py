@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from llqr.cuda_graphs import Branches
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
 from llqr.schedule import at
@@ -31,8 +32,8 @@ class InnerProblem:
     precision: torch.dtype | None = None
     fuse: bool = False
 
-    def objective(self, quadratic: QuadraticModel) -> Objective:
-        return Objective(self.metric, quadratic, self.damping, self.precision)
+    def objective(self, quadratic: QuadraticModel, branches: Branches | None = None) -> Objective:
+        return Objective(self.metric, quadratic, self.damping, self.precision, branches)
 
     def plan(self) -> tuple[Step, ...]:
         """What each step does; a metric without factors (the identity throughout) only has its objective read."""

@@ -10,19 +10,23 @@ gradient is noisy, and a diagonal that fits it reproduces `(H^-1 g)_i / g_i` of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from llqr.cuda_graphs import Branches
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
 from llqr.metric.packed import Packed
 from llqr.metric.structure import Pull, Structure
 from llqr.solvers.damping import Damping
 from llqr.solvers.extrapolation import Extrapolation
+
+T = TypeVar("T")
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
@@ -60,6 +64,8 @@ class Objective:
         damping: weight of `1/2 |delta|^2`.
         precision: what structures with matrix products compute `U g` and its pull-back in (default: the factors'
             dtype). Factors and vectors are held in their own dtype, and `J` is summed in float64.
+        branches: of a CUDA graph, in which groups are computed side by side: products of small matrices leave most of
+            a device idle.
     """
 
     def __init__(
@@ -68,12 +74,14 @@ class Objective:
         quadratic: QuadraticModel,
         damping: float | Damping = 0.0,
         precision: torch.dtype | None = None,
+        branches: Branches | None = None,
     ) -> None:
         if precision not in (None, *PRECISIONS):
             names = ", ".join(map(str, PRECISIONS))
             raise ValueError(f"precision: the factors' products run in one of {names}, got {precision}")
         self.metric = metric
         self.precision = precision
+        self._branches = branches
         given = quadratic.gradients or (quadratic.gradient,)
         self.count = len(given)
         packed = [metric.pack(gradient) for gradient in given]
@@ -158,7 +166,7 @@ class Objective:
 
     def pulled(self, pulls: list[Pull], residual: Packed) -> list[Factors]:
         """The gradient of every factor, as a mean over the gradients `g_k`."""
-        each = [pull(r) for pull, r in zip(pulls, residual, strict=True)]
+        each = self._side_by_side([partial(pull, r) for pull, r in zip(pulls, residual, strict=True)])
         groups = len(self.metric.groups)
         total = each[:groups]
         for start in range(groups, len(each), groups):
@@ -175,13 +183,25 @@ class Objective:
             {name: self._lowered(group, factor) for name, factor in own.items()}
             for group, own in zip(self.metric.groups, factors, strict=True)
         ]
-        Ug: Packed = []
-        pulls: list[Pull] = []
-        for group, own, operand, g in zip(self._groups(), lowered * self.count, self._operands, self.g, strict=True):
-            part, pull = group.trace(own, operand)
-            Ug.append(part.to(g.dtype))
-            pulls.append(partial(self._pull, group, pull))
-        return Ug, pulls
+        parts = zip(self._groups(), lowered * self.count, self._operands, self.g, strict=True)
+        traced = self._side_by_side([partial(self._traced, *part) for part in parts])
+        return [Ug for Ug, _ in traced], [pull for _, pull in traced]
+
+    def _traced(self, group: Structure, own: Factors, operand: Tensor, g: Tensor) -> tuple[Tensor, Pull]:
+        part, pull = group.trace(own, operand)
+        return part.to(g.dtype), partial(self._pull, group, pull)
+
+    def _side_by_side(self, each: Sequence[Callable[[], T]]) -> list[T]:
+        """What these functions return, one per packed tensor; the largest begin first."""
+        if self._branches is None:
+            return [compute() for compute in each]
+        found: dict[int, T] = {}
+        sizes = [group.stored() for group in self._groups()]
+        for i in sorted(range(len(each)), key=lambda i: -sizes[i]):
+            with self._branches.one():
+                found[i] = each[i]()
+        self._branches.join()
+        return [found[i] for i in range(len(each))]
 
     def _pull(self, group: Structure, pull: Pull, r: Tensor) -> Factors:
         return pull(self._lowered(group, r))
