@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from geometries import flat_geometry
 from references import DIFFERENCES, ONE_PROCESS, relative_error
@@ -52,3 +53,40 @@ def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, diverge
     calls.clear()
     compiled(batch[0])
     assert calls, "the model is compiled again after a refresh"
+
+
+class Gated(nn.Module):
+    """Only a function in it is compiled, so that training and refreshes share its backward pass."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.first, self.last, self.gate = nn.Linear(6, 6), nn.Linear(6, 4), gate
+
+    def forward(self, x):
+        return self.last(self.gate(self.first(x)))
+
+
+def gate(x):
+    return (x.exp().sin() * x.tanh()).cos() * x
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+@pytest.mark.parametrize("engine", DIFFERENCES)
+def test_activations_that_compiled_code_gives_away_are_computed_again(engine, divergence, micro_batch):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = Gated(gate).double()
+    torch.manual_seed(0)
+    compiled = Gated(torch.compile(gate, backend=aot_autograd(fw_compiler=lambda graph, _: graph.forward))).double()
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(4, (8,))
+    F.cross_entropy(compiled(x), y).backward()
+    with pytest.raises(RuntimeError, match="donated buffers"):
+        F.cross_entropy(compiled(x), y).backward(retain_graph=True)
+    settings = {"steps": 3, "ema": 0.0, "engine": engine, "micro_batch": micro_batch}
+    made = [flat_geometry(model, F.cross_entropy, divergence=divergence, **settings) for model in (plain, compiled)]
+    for geometry in made:
+        for _ in range(2):
+            assert geometry.refresh((x, y)).accepted
+    first, second = (geometry.metric.named_factors() for geometry in made)
+    assert max(relative_error(second[name], first[name]) for name in first) < 1e-10

@@ -317,3 +317,20 @@ def test_exact_engines_under_autocast_are_near_full_precision(engine, divergence
             products.append(curvature.product({name: p.detach() for name, p in trainable(model).items()}))
     assert {part.dtype for part in products[1].values()} == {torch.float32}
     assert 1e-5 < relative_error(flat(products[1]), flat(products[0])) < 0.02
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="what autocast makes of a normalisation needs a GPU")
+@pytest.mark.parametrize("engine", ["linearised", "forward", "double-backward"])
+def test_newton_under_autocast_on_a_gpu(engine):
+    """Tangents of a normalisation's backward pass are wider there than what the convolution before it takes."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 5)).eval().cuda()
+    batch = torch.randn(16, 3, 8, 8).cuda(), torch.randint(5, (16,)).cuda()
+    products = []
+    for autocast in (None, torch.bfloat16):
+        problem = Problem(model, F.cross_entropy, batch, trainable(model), autocast=autocast)
+        with torch.no_grad():
+            curvature = quadratic_model(problem, llqr.curvature.divergence_named("newton"), engine)
+            products.append(flat(curvature.product({name: p.detach() for name, p in trainable(model).items()})))
+    assert 1e-5 < relative_error(products[1], products[0]) < 0.05

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -75,6 +76,23 @@ def through_passes(rank, world):
         )
     exact, found = products
     return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
+
+
+def compiled_passes(rank, world):
+    """How far a metric learned through compiled code, which gives activations away, is from a plain model's."""
+    torch._dynamo.reset()
+    x, y = (part.chunk(world)[rank] for part in batches(1)[0])
+    factors = []
+    for compiled in (False, True):
+        model = network()
+        if compiled:
+            model.compile(backend=aot_autograd(fw_compiler=lambda graph, _: graph.forward))
+        model = fully_shard(model)
+        mse(model(x), y).backward()  # compiles the backward pass, as a step before the first refresh does
+        geometry = flat_geometry(model, mse, structure="diagonal", steps=2, engine="passes", shards="all")
+        assert geometry.refresh((x, y)).accepted
+        factors.append(torch.cat([factor.flatten() for factor in geometry.metric.named_factors().values()]))
+    return float((factors[1] - factors[0]).norm() / (factors[0] - 1).norm())
 
 
 def warned(rank, world):

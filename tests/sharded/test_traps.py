@@ -194,6 +194,7 @@ def work(rank, world):
         "failing refresh": refreshes.failing_refresh(rank, world),
         "traffic": refreshes.traffic(rank, world),
         "passes": refreshes.through_passes(rank, world),
+        "compiled passes": refreshes.compiled_passes(rank, world),
         "cuda only": with_cuda_only(rank, world),
         "warned": refreshes.warned(rank, world),
         "stored": refreshes.stored(rank, world),
@@ -239,6 +240,10 @@ def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precisio
     for found in ranks:
         assert found["passes"]["untouched"] == [True, True]
         assert found["passes"]["error"] < 0.05
+
+
+def test_a_refresh_by_passes_of_compiled_parts(ranks):
+    assert all(found["compiled passes"] < 1e-6 for found in ranks)
 
 
 @pytest.mark.parametrize("engine", ["double-backward", "passes"])

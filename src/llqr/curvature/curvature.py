@@ -17,15 +17,18 @@ from llqr.curvature.quadratic import Named, QuadraticModel
 class Curvature:
     """`g` of the mean loss and `H v = scale * J^T Q J v` (plus the network's second derivatives for Newton).
 
-    `derivatives` says how `J v` and `J^T u` are computed.
+    `derivatives` says how `J v` and `J^T u` are computed, and `given_away` whether the network is known to keep nothing
+    for a second backward pass.
     """
 
     def __init__(
         self,
         problem: Problem,
         divergence: Divergence,
-        derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype], Derivatives],
+        derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype, bool], Derivatives],
         scale: Scale | None = None,
+        *,
+        given_away: bool = False,
     ) -> None:
         if problem.replaced and derivatives is ForwardMode:
             raise RuntimeError(
@@ -35,6 +38,7 @@ class Curvature:
         self._problem = problem
         self._derivatives = derivatives
         self._divergence = divergence
+        self.given_away = given_away
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
         with torch.no_grad():
@@ -140,18 +144,19 @@ class Curvature:
         return {name: pulled[name] + second[name] for name in pulled}
 
     def _linearised(self) -> Iterator[Derivatives]:
-        if self._kept is not None:
-            yield self._kept
-        else:
-            for piece in self._problem.pieces:
-                yield self._linearise(piece)
+        pieces = self._problem.pieces
+        for network in [self._kept] if self._kept is not None else map(self._linearise, pieces):
+            yield network
+            self.given_away |= network.given_away
 
     def _linearise(self, piece: object) -> Derivatives:
         problem = self._problem
         plain = not getattr(self._derivatives, "first_order", False)
-        return self._derivatives(
-            lambda theta: problem.outputs(theta, piece, plain=plain), problem.parameters, problem.precision
-        )
+
+        def f(theta: Mapping[str, Tensor]) -> Tensor:
+            return problem.outputs(theta, piece, plain=plain)
+
+        return self._derivatives(f, problem.parameters, problem.precision, self.given_away)
 
     def _outputs(self, piece: object) -> Tensor:
         return self._problem.outputs(self._problem.parameters, piece)

@@ -39,8 +39,12 @@ class Derivatives(ABC):
     """A network `f(theta)` linearised at `theta`.
 
     `J^T u` is the same in all of them: one backward pass through a kept graph, which every kernel supports. They differ
-    in the forward derivative `J v` and in the second derivative of `<w, f>`. `precision` is the coarsest dtype `f`
-    computes in, which may be coarser than that of its outputs.
+    in the forward derivative `J v` and in the second derivative of `<w, f>`.
+
+    Args:
+        precision: the coarsest dtype `f` computes in, which may be coarser than that of its outputs.
+        given_away: whether a backward pass is known to give its activations away, as that of compiled code may: each
+            needs a forward pass of its own then.
     """
 
     #: Whether first derivatives of `f`, backward, are enough, which is all that a compiled `f` has.
@@ -48,17 +52,29 @@ class Derivatives(ABC):
     #: Whether `torch.vmap` can multiply several vectors at once.
     batched: ClassVar[bool] = False
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
+    def __init__(
+        self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype, given_away: bool = False
+    ) -> None:
         self.f = f
         self.precision = precision
+        self.given_away = given_away
         self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
-        with torch.enable_grad():
+        with torch.set_grad_enabled(not given_away):
             self._graph = f(self.theta)
         self.outputs = self._graph.detach()
 
     def vjp(self, u: Tensor) -> Named:
         """`J^T u`."""
-        return self._gradient(self._graph, u)
+        if not self.given_away:
+            try:
+                return self._gradient(self._graph, u)
+            except RuntimeError as error:
+                if "donated buffers" not in str(error):
+                    raise
+            self.given_away, self._graph = True, self.outputs
+        with torch.enable_grad():
+            graph = self.f(self.theta)
+        return self._gradient(graph, u, retain_graph=False)
 
     @abstractmethod
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
@@ -68,12 +84,17 @@ class Derivatives(ABC):
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
         """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
 
-    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False) -> Named:
+    def _backward_twice(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        """`second` by reverse mode alone."""
+        slopes = self._gradient(self._graph, w, create_graph=True)
+        return lambda v: dict(zip(self.theta, _along(slopes, v, list(self.theta.values())), strict=True))
+
+    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False, retain_graph: bool = True) -> Named:
         if not outputs.requires_grad:
             raise UnconnectedError(self.theta)
         theta = self.theta.values()
         found = torch.autograd.grad(
-            outputs, list(theta), u, retain_graph=True, create_graph=create_graph, allow_unused=True
+            outputs, list(theta), u, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
         )
         if all(gradient is None for gradient in found):
             raise UnconnectedError(self.theta)
@@ -95,14 +116,15 @@ class ForwardMode(Derivatives):
         return tangent
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
+        if self.precision.itemsize < 4:
+            # Under autocast, tangents of a backward pass may be wider than its values, and no convolution takes both.
+            return self._backward_twice(w)
         gradient = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
 
         def product(v: Mapping[str, Tensor]) -> Named:
-            # The backward pass of `f` too: its tangents meet low-precision values if `f` computes under autocast.
-            precision = torch.autocast(w.device.type, self.precision, enabled=self.precision.itemsize < 4)
-            with FORWARD_MODE, precision:
+            with FORWARD_MODE:
                 tangent: Named = torch.func.jvp(gradient, (_detached(self.theta),), (dict(v),))[1]
-            return {name: part.to(self.theta[name].dtype) for name, part in tangent.items()}
+            return tangent
 
         return product
 
@@ -112,8 +134,10 @@ class DoubleBackward(Derivatives):
 
     batched = True
 
-    def __init__(self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> None:
-        super().__init__(f, theta, precision)
+    def __init__(
+        self, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype, given_away: bool = False
+    ) -> None:
+        super().__init__(f, theta, precision, given_away)
         self._u = torch.zeros_like(self.outputs, requires_grad=True)
         self._transposed: Named | None = None
 
@@ -123,8 +147,7 @@ class DoubleBackward(Derivatives):
         return _along(self._transposed, v, [self._u])[0]
 
     def second(self, w: Tensor) -> Callable[[Mapping[str, Tensor]], Named]:
-        slopes = self._gradient(self._graph, w, create_graph=True)
-        return lambda v: dict(zip(self.theta, _along(slopes, v, list(self.theta.values())), strict=True))
+        return self._backward_twice(w)
 
 
 def _along(slopes: Named, v: Mapping[str, Tensor], inputs: list[Tensor]) -> Sequence[Tensor]:
@@ -155,7 +178,7 @@ class FiniteDifferences(Derivatives):
 
     def _vjp_at(self, theta: Named, w: Tensor) -> Named:
         with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED):
-            return type(self)(self.f, theta, self.precision).vjp(w)
+            return type(self)(self.f, theta, self.precision, self.given_away).vjp(w)
 
     def _step(self, v: Mapping[str, Tensor]) -> Tensor:
         """`|h v| = eps^(1/2)`.

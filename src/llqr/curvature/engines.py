@@ -29,12 +29,16 @@ class Direct(Engine):
     """Products by derivatives of the network as it is."""
 
     derivatives: ClassVar[type[Derivatives]]
+    _given_away = False
 
     def curvature(self, problem: Problem) -> Curvature:
-        return Curvature(problem, self.divergence, self.derivatives, self.scale)
+        return Curvature(problem, self.divergence, self.derivatives, self.scale, given_away=self._given_away)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        return self.curvature(problem).model(self.gradients)
+        curvature = self.curvature(problem)
+        model = curvature.model(self.gradients)
+        self._given_away = curvature.given_away  # found out once, and not where a CUDA graph is captured
+        return model
 
 
 class ForwardEngine(Direct):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class ShardedProblem(Problem):
         self._model, self._sharded, self._group = model, sharded, group
         self._computes_in = _examined(model)
         self._weight: Tensor | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether parts of the model are compiled, in place or not."""
+        return any(module._compiled_call_impl or hasattr(module, "_orig_mod") for module in self._model.modules())
 
     def taken(self, parameter: Tensor) -> Tensor:
         return local([parameter])[0].clone()
@@ -92,7 +98,7 @@ class ShardedProblem(Problem):
         assert self._weight is not None, "terms come first"
         return number * self._weight.to(number)
 
-    def pulled(self, outputs: Tensor, u: Tensor) -> Named:
+    def pulled(self, outputs: Tensor, u: Tensor, retain_graph: bool) -> Named:
         """This rank's shards of the sum over all ranks of `J^T u`, each weighed by its terms."""
         parameters = list(self._sharded.values())
         before = [parameter.grad for parameter in parameters]
@@ -100,7 +106,7 @@ class ShardedProblem(Problem):
             for parameter in parameters:
                 parameter.grad = None
             # FSDP averages over the ranks.
-            outputs.backward(self.weighed(u) * dist.get_world_size(self._group), retain_graph=True)
+            outputs.backward(self.weighed(u) * dist.get_world_size(self._group), retain_graph=retain_graph)
             found = {name: parameter.grad for name, parameter in self._sharded.items()}
         finally:
             for parameter, gradient in zip(parameters, before, strict=True):
@@ -125,13 +131,18 @@ class Passes(FiniteDifferences):
     """Central differences of FSDP's forward passes, and its backward passes."""
 
     def __init__(
-        self, problem: ShardedProblem, f: Function, theta: Mapping[str, Tensor], precision: torch.dtype
+        self,
+        problem: ShardedProblem,
+        f: Function,
+        theta: Mapping[str, Tensor],
+        precision: torch.dtype,
+        given_away: bool = False,
     ) -> None:
         self._problem = problem
-        super().__init__(f, theta, precision)
+        super().__init__(f, theta, precision, given_away)
 
-    def vjp(self, u: Tensor) -> Named:
-        return self._problem.pulled(self._graph, u)
+    def _gradient(self, outputs: Tensor, u: Tensor, create_graph: bool = False, retain_graph: bool = True) -> Named:
+        return self._problem.pulled(outputs, u, retain_graph)
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         try:
@@ -153,7 +164,7 @@ class Passes(FiniteDifferences):
     def _vjp_at(self, theta: Named, w: Tensor) -> Named:
         with torch.enable_grad():
             outputs = self.f(theta)
-        return self._problem.pulled(outputs, w)
+        return self._problem.pulled(outputs, w, retain_graph=False)
 
     def _step(self, v: Mapping[str, Tensor]) -> Tensor:
         """As in `FiniteDifferences`; in float64, where `h v` is tiny beside any curvature, rounding decides."""
@@ -172,10 +183,10 @@ class PassesEngine(Engine):
     def linearise(self, problem: Problem) -> QuadraticModel:
         assert isinstance(problem, ShardedProblem)
 
-        def derivatives(f: Function, theta: Mapping[str, Tensor], precision: torch.dtype) -> Passes:
-            return Passes(problem, f, theta, precision)
-
-        curvature = Curvature(problem, self.divergence, derivatives, self.scale)
+        # Not tried out, as other engines do: FSDP does not recover from a backward pass that fails halfway.
+        given_away = problem.compiled
+        derivatives = partial(Passes, problem)
+        curvature = Curvature(problem, self.divergence, derivatives, self.scale, given_away=given_away)
         model = curvature.model(self.gradients)
         return replace(model, loss=problem.total(problem.weighed(model.loss)))
 
