@@ -148,6 +148,26 @@ def stored(rank, world):
     return apart, by_passes.steps, by_passes.geometry.engine, gathered.geometry.engine
 
 
+def failing_first_refresh(rank, world):
+    """Rank 1 fails in the middle of the first refresh; the second one is looked at by all ranks, or by none."""
+    model, share, shares = fsdp2(world)
+    broken = [rank == 1]
+
+    def loss(outputs, targets):
+        if broken[0]:
+            raise ArithmeticError("broken")
+        return mse(outputs, targets)
+
+    geometry = flat_geometry(model, loss, structure="kfac", steps=3, engine="double-backward", shards="all")
+    x, y = (part.chunk(shares)[share] for part in batches(1)[0])
+    try:
+        geometry.refresh((x, y))
+    except (ArithmeticError, RuntimeError) as error:
+        raised = type(error).__name__
+    broken[0] = False
+    return raised, geometry.refresh((x, y)).accepted
+
+
 def failing_refresh(rank, world):
     """Rank 1 cannot linearise, then sees NaN."""
     model, share, shares = fsdp2(world)

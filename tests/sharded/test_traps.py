@@ -191,6 +191,7 @@ def work(rank, world):
     return {
         "steps": test_step.compare(test_step.FEW, world),
         "metrics": test_metric.compare(test_metric.FEW, rank, world),
+        "failing first refresh": refreshes.failing_first_refresh(rank, world),
         "failing refresh": refreshes.failing_refresh(rank, world),
         "traffic": refreshes.traffic(rank, world),
         "passes": refreshes.through_passes(rank, world),
@@ -259,6 +260,7 @@ def test_checkpoints_continue_bit_exactly(ranks):
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):
+    assert [found["failing first refresh"] for found in ranks] == [("RankError", True), ("ArithmeticError", True)]
     outcomes = [found["failing refresh"] for found in ranks]
     assert "RankError" in outcomes[0]["raised"]
     assert "batch: the model cannot be called on its inputs" in outcomes[1]["raised"]
