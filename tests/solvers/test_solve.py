@@ -1,5 +1,7 @@
 """The inner loop on quadratic models given as dense matrices: objective, gradient, heavy ball and adam."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -227,3 +229,35 @@ def test_factors_of_bfloat16_parameters_are_learned_in_float32():
     quadratic.product = lambda v: v
     solution = solve(metric, quadratic, Inner(steps=2))
     assert {f.dtype for group in solution.factors for f in group.values()} == {torch.float32}
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+class Streams:
+    """What a CUDA graph's branches do, one after the other."""
+
+    def __init__(self):
+        self.used = self.joined = 0
+
+    def one(self):
+        self.used += 1
+        return nullcontext()
+
+    def join(self):
+        self.joined += 1
+
+
+@pytest.mark.parametrize("large", [0, 30, 2**25])
+def test_groups_side_by_side_are_those_one_after_the_other(large, monkeypatch):
+    monkeypatch.setattr("llqr.solvers.objective.LARGE", large)
+    metric, quadratic = setting("e-kfac")
+    factors, streams = shaken(metric), Streams()
+    plain, branched = (Objective(metric, quadratic, branches=branches) for branches in (None, streams))
+    expected, found = plain.at(factors), branched.at(factors)
+    assert torch.equal(found.value, expected.value)
+    for own, reference in zip(found.slopes(), expected.slopes(), strict=True):
+        assert own.keys() == reference.keys()
+        assert all(torch.equal(own[name], reference[name]) for name in own)
+    small = sum(group.stored() < large for group in metric.groups)
+    assert (streams.used, streams.joined) == (2 * small, 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
+#: A group with so many entries in its factors keeps a device busy, and beside others it would only take more memory.
+LARGE = 2**25
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class Objective:
         found: dict[int, T] = {}
         sizes = [group.stored() for group in self._groups()]
         for i in sorted(range(len(each)), key=lambda i: -sizes[i]):
-            with self._branches.one():
+            with nullcontext() if sizes[i] >= LARGE else self._branches.one():
                 found[i] = each[i]()
         self._branches.join()
         return [found[i] for i in range(len(each))]
