@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError, Origin
-from llqr.lab.names import suggestion, unknown
+from llqr.lab.names import check_known, suggestion, unknown
 
 FOLDER = Path(__file__).parent / "recipes"
 ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
@@ -30,8 +30,7 @@ def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin
     table, origins = read(locate(plain), ())
     if variant:
         variants = table.get("variants", {})
-        if variant not in variants:
-            raise ConfigurationError(unknown(f"{plain}: variant", variant, variants))
+        check_known(f"{plain}: variant", variant, variants)
         merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
     for override in overrides:
         merge(table, parse_override(override), f"--set {override}", origins)

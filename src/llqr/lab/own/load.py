@@ -18,7 +18,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
 from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import check_folder_name, unknown
+from llqr.lab.names import check_folder_name, check_known
 from llqr.lab.tasks.own import fingerprint, image_folder, sources
 from llqr.lab.tasks.own.batches import Samples, first, length, rows, understood
 from llqr.lab.tasks.own.experiment import Experiment
@@ -115,8 +115,7 @@ def layer(override: Override) -> dict[str, Any]:
 
 def defaults(base: str) -> dict[str, Any]:
     """Every method of the library over this base optimizer."""
-    if base not in BASES:
-        raise ConfigurationError(unknown("base", base, BASES))
+    check_known("base", base, BASES)
     methods: dict[str, Any] = {name: {"base": name} for name in BASES}
     methods |= {probe: {"base": base, "probe": probe} for probe in PROBES}
     for geometry in GEOMETRIES:

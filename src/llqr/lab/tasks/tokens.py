@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
@@ -74,8 +74,7 @@ class TokenTask(Task, Generic[Text]):
     @classmethod
     def build_model(cls, run: Run) -> nn.Module:
         name = run.model.name
-        if name not in cls.networks:
-            raise ValueError(unknown("model", name, cls.networks))
+        check_known("model", name, cls.networks)
         sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
         sizes["vocabulary"] = _vocabulary(run) or ASSUMED_VOCABULARY
         try:
