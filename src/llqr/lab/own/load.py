@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from llqr.geometry.geometry import DEFAULT_INNER
-from llqr.lab.config.layers import merge, names, origin_in, parse_override
+from llqr.lab.config.layers import merge, names, nested, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
@@ -107,10 +107,8 @@ def layer(override: Override) -> dict[str, Any]:
     """A setting as nested tables."""
     if isinstance(override, str):
         return parse_override(override)
-    key, table = override
-    for part in reversed(key.split(".")):
-        table = {part: table}
-    return dict(table)
+    key, value = override
+    return nested(key.split("."), value)
 
 
 def defaults(base: str) -> dict[str, Any]:
