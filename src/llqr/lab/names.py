@@ -6,11 +6,15 @@ from difflib import get_close_matches
 from llqr.lab.errors import ConfigurationError
 
 
-def unknown(what: str, value: object, known: Iterable[str], otherwise: str = "") -> str:
-    """The sentence about a ``value`` that is none of the ``known`` names: which ones there are, and which was meant.
+def check_known(what: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a ``value`` that is none of the ``known`` names; ``what`` is the option or the key it was given to."""
+    known = list(known)
+    if value not in known:
+        raise ConfigurationError(unknown(what, value, known))
 
-    ``what`` is the option or the key that the value was given to, ``otherwise`` what else it may be.
-    """
+
+def unknown(what: str, value: object, known: Iterable[str], otherwise: str = "") -> str:
+    """The sentence about such a value: which names there are, which one was meant, and what it may be ``otherwise``."""
     known = list(known)
     return f"{what} must be one of {', '.join(known) or '(none)'}{otherwise}, got {value!r}{suggestion(value, known)}"
 

@@ -143,13 +143,6 @@ class PotholeOnSlope:
     tilt: Number
     well: Pothole
 
-    @classmethod
-    def tilted(
-        cls, lambda_bar: Number, lambda_eps: float, r_eps: float, tilt_fraction: float, edge: float
-    ) -> PotholeOnSlope:
-        """With the tilt given as a fraction of the well's steepest slope, `lambda_eps r_eps`."""
-        return cls(lambda_bar, tilt_fraction * lambda_eps * r_eps, Pothole(lambda_eps, r_eps, edge=edge))
-
     def loss(self, x: Tensor) -> Tensor:
         x = x.squeeze(-1)
         return 0.5 * self.lambda_bar * x**2 + self.tilt * x + self.well.loss(x)

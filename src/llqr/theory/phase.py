@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llqr.theory.arguments import Array, positive
-from llqr.theory.landscapes import Number, PotholeOnSlope
+from llqr.theory.landscapes import Number, Pothole, PotholeOnSlope
 from llqr.theory.trajectories import Method, iterate
 
 Cells = npt.NDArray[np.bool_]
@@ -49,7 +49,8 @@ class PhaseSettings:
         return (1 - self.edge - self.tilt_fraction) * self.r_eps
 
     def landscape(self, lambda_bar: Number) -> PotholeOnSlope:
-        return PotholeOnSlope.tilted(lambda_bar, self.lambda_eps, self.r_eps, self.tilt_fraction, self.edge)
+        tilt = self.tilt_fraction * self.lambda_eps * self.r_eps
+        return PotholeOnSlope(lambda_bar, tilt, Pothole(self.lambda_eps, self.r_eps, edge=self.edge))
 
 
 @dataclass(frozen=True)

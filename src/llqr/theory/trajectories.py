@@ -1,8 +1,8 @@
 """Trajectories of the library's own optimizers on toy losses: many independent points in one parameter.
 
 Every row of a parameter `(rows, dim)` is an independent trajectory: the loss is summed over rows, so that gradients do
-not mix, and the probe is normalised row by row. SAM and LLQR are not reimplemented here: `torch.optim.SGD`, `llqr.SAM`,
-`llqr.LLQR` and `llqr.LLQRSAM` take the steps, with the metric `U` given as a `llqr.FixedGeometry`.
+not mix, and the probe is normalised row by row. SAM and LLQR are not reimplemented here: `llqr.Optimizer` takes the
+steps, over `torch.optim.SGD`, with the metric `U` given as a `llqr.FixedGeometry`.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,26 +82,20 @@ def _optimizer(
     """The optimizer and how many times one of its steps evaluates the loss."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
-    if "sam" in method and (rho is None or not bool((torch.as_tensor(rho) > 0).all())):
-        raise ValueError(f"rho must be positive for {method}, got {rho!r}.")
+    probe = geometry = None
+    if "sam" in method:
+        if rho is None or not bool((torch.as_tensor(rho) > 0).all()):
+            raise ValueError(f"rho must be positive for {method}, got {rho!r}.")
+        probe = llqr.SAMProbe(1.0 if isinstance(rho, Tensor) else rho, norm=_row_norm(rho))
+    if "llqr" in method:
+        if metric is None:
+            raise ValueError(f"metric must be given for {method}.")
+        geometry = llqr.FixedGeometry([(parameter, metric)])
     base = torch.optim.SGD([parameter], lr=lr)
-    if method == "sgd":
-        return base, 1
-    if method == "sam":
-        return llqr.SAM(base, rho=_radius(rho), norm=_row_norm(rho)), 2
-    if metric is None:
-        raise ValueError(f"metric must be given for {method}.")
-    geometry = llqr.FixedGeometry([(parameter, metric)])
-    if method == "llqr":
-        return llqr.LLQR(base, geometry), 1
-    return llqr.LLQRSAM(base, geometry, rho=_radius(rho), norm=_row_norm(rho)), 2
+    return llqr.Optimizer(base, probe, geometry), 1 if probe is None else 2
 
 
-def _radius(rho: float | Tensor | None) -> float:
-    return 1.0 if isinstance(rho, Tensor) or rho is None else rho
-
-
-def _row_norm(rho: float | Tensor | None) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
+def _row_norm(rho: float | Tensor) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
     """`sqrt(v . U v)` of each row, so that rows stay independent, divided by `rho` if it has one value per row."""
 
     def norm(v: list[Tensor], d: list[Tensor]) -> list[Tensor]:

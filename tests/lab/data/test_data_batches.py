@@ -227,10 +227,8 @@ def test_a_constant_channel_is_not_divided_by_zero():
 
 
 def test_bad_requests_name_the_argument():
-    data = image_set(10)
-    settings = {"mean": torch.zeros(2), "deviation": torch.ones(2)}
     with pytest.raises(ValueError, match="batch_size must be at most the 10 samples"):
-        ResidentBatches(data, 11, last="drop", **settings)
+        batches(batch_size=11, last="drop")
     with pytest.raises(ValueError, match="crop_padding must be smaller than the image, 6 pixels, to reflect it, got 6"):
         batches(crop_padding=6, crop_border="reflect")
     with pytest.raises(ValueError, match="had batch_size=5, this one has 4"):

@@ -181,7 +181,7 @@ def test_the_loss_is_smoothed_and_leaves_padding_out():
     targets = torch.tensor([[4, 5, 2, 0], [6, 2, 0, 0], [0, 0, 0, 0]])
     rows = [(logits[i, j], targets[i, j]) for i in range(3) for j in range(4) if targets[i, j] != PAD]
     each = [-(0.9 * z.log_softmax(0)[t] + 0.1 * z.log_softmax(0).mean()) for z, t in rows]
-    loss = TokenCrossEntropy(PAD, label_smoothing=0.1)
+    loss = TokenCrossEntropy(ignore_index=PAD, label_smoothing=0.1)
     assert loss(logits, targets).item() == pytest.approx(sum(each).item() / len(each), rel=1e-6)
 
 
@@ -189,7 +189,7 @@ def test_the_curvature_counts_the_tokens_that_the_loss_counts():
     """A refresh on padded rows learns what one on the same rows without padding learns."""
     torch.manual_seed(0)
     model = torch.nn.Embedding(6, 5)  # logits of the next token from the token before
-    loss = TokenCrossEntropy(PAD, label_smoothing=0.1)
+    loss = TokenCrossEntropy(ignore_index=PAD, label_smoothing=0.1)
     inputs, targets = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 1, 2]])
     padded = torch.cat([inputs, torch.tensor([[5, 5]])], dim=1), torch.cat([targets, torch.tensor([[0, 0]])], dim=1)
     learned = []

@@ -16,7 +16,7 @@ from llqr.curvature.problem import call_model
 from llqr.lab import models
 from llqr.lab.bench.timing import Clock
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.passes.captured_pass import CapturedPass, Pass
 from llqr.lab.passes.compiling import compile_network
 from llqr.lab.passes.precision import Precision
@@ -46,8 +46,7 @@ class Network:
             if not equals:
                 raise ConfigurationError(f"--model {text}: {entry!r} must be written key=value.")
             options[key.strip()] = _value(value.strip())
-        if name not in models.names():
-            raise ConfigurationError(unknown("--model", name, models.names()))
+        check_known("--model", name, models.names())
         return cls(name, options)
 
     @property

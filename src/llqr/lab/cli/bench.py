@@ -25,7 +25,7 @@ from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.passes.precision import Precision
 from llqr.lab.writing import check_file
 
@@ -65,8 +65,7 @@ class Target:
         chosen = machine.choose_device(self.device)
         cuda = chosen.type == "cuda"
         name = self.precision or ("bf16" if cuda else "fp32")
-        if name not in PRECISIONS:
-            raise ConfigurationError(unknown("--precision", name, PRECISIONS))
+        check_known("--precision", name, PRECISIONS)
         networks = [Network.parse(text) for text in self.model or (on_cuda if cuda else on_cpu)]
         return Setup(networks, self.batch, Precision(name, chosen))
 
@@ -187,8 +186,7 @@ def refresh_command(
 ) -> None:
     """Time a refresh by engine and structure: the first one separately, its parts, and its error."""
     setup = target.setup("vit-b", "vit-l")
-    if reference not in REFERENCES:
-        raise ConfigurationError(unknown("--reference", reference, REFERENCES))
+    check_known("--reference", reference, REFERENCES)
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])

@@ -62,6 +62,6 @@ def show_cluster(as_json: options.Json = False) -> None:
     """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
     found = cluster.costs()
     if as_json:
-        print(json.dumps([cost.to_dict() for cost in found], indent=1))
+        print(json.dumps(found, indent=1))
     else:
         show(cluster.as_table(found))

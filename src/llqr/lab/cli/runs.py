@@ -20,7 +20,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
-from llqr.lab.names import suggestion, unknown
+from llqr.lab.names import check_known, suggestion
 from llqr.lab.own import load as own
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
@@ -281,12 +281,9 @@ def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
     """The recipes of a table, or of some of its rows."""
     known = recipe.names()
     rows = {name.partition("/")[2]: name for name in known if name.partition("/")[0] == table}
-    if not rows:
-        tables = dict.fromkeys(name.partition("/")[0] for name in known)
-        raise ConfigurationError(unknown("TABLE", table, tables))
+    check_known("TABLE", table, dict.fromkeys(name.partition("/")[0] for name in known))
     for row in chosen or ():
-        if row not in rows:
-            raise ConfigurationError(unknown("--row", row, rows))
+        check_known("--row", row, rows)
     return [rows[row] for row in chosen or rows]
 
 

@@ -5,12 +5,12 @@ A component may be ``like`` another one of its table and differ from it in a few
 
 import copy
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llqr.lab.config.strict import ConfigurationError, Origin
-from llqr.lab.names import suggestion, unknown
+from llqr.lab.names import check_known, suggestion, unknown
 
 FOLDER = Path(__file__).parent / "recipes"
 ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
@@ -30,8 +30,7 @@ def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin
     table, origins = read(locate(plain), ())
     if variant:
         variants = table.get("variants", {})
-        if variant not in variants:
-            raise ConfigurationError(unknown(f"{plain}: variant", variant, variants))
+        check_known(f"{plain}: variant", variant, variants)
         merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
     for override in overrides:
         merge(table, parse_override(override), f"--set {override}", origins)
@@ -127,11 +126,14 @@ def parse_override(text: str) -> dict[str, Any]:
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise ConfigurationError(f"--set must be key=value with a dotted key, got {text!r}.")
-    *outer, last = parts
     try:
-        table: dict[str, Any] = {last: tomllib.loads(f"value = {value}")["value"]}
+        return nested(parts, tomllib.loads(f"value = {value}")["value"])
     except tomllib.TOMLDecodeError:
-        table = {last: value.strip()}
-    for part in reversed(outer):
-        table = {part: table}
-    return table
+        return nested(parts, value.strip())
+
+
+def nested(parts: Sequence[str], value: Any) -> dict[str, Any]:
+    """The value under a dotted key, of which these are the parts."""
+    for part in reversed(parts):
+        value = {part: value}
+    return dict(value)

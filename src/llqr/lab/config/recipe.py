@@ -29,7 +29,7 @@ from llqr.lab.config.settings import (
 )
 from llqr.lab.config.strict import Origin, make
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import check_folder_name, unknown
+from llqr.lab.names import check_folder_name, check_known, unknown
 
 __all__ = ["Method", "Recipe", "load", "names"]
 
@@ -76,8 +76,8 @@ class Recipe:
         for name, method in self.methods.items():
             for axis, known in (("base", self.bases), ("probe", self.probes), ("geometry", self.geometries)):
                 chosen = getattr(method, axis)
-                if chosen is not None and chosen not in known:
-                    raise ValueError(unknown(f"methods.{name}.{axis}", chosen, known))
+                if chosen is not None:
+                    check_known(f"methods.{name}.{axis}", chosen, known)
         strange = [column for column in self.columns if column not in self.methods]
         if strange or not self.columns:
             raise ValueError(f"columns must be some of {', '.join(self.methods)}, got {', '.join(strange) or 'none'}.")

@@ -28,7 +28,7 @@ from llqr.lab.config.settings import (
 )
 from llqr.lab.config.strict import Origin, make
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.passes.compiling import repeated_blocks
 from llqr.lab.tasks import Task
 
@@ -66,8 +66,7 @@ class Run:
 
     def check(self, origin: Origin) -> None:
         """Refuse names and options of task, data and model that do not exist, before any data is read."""
-        if self.task.name not in tasks.TASKS:
-            raise ConfigurationError(f"{origin('task.name')}: {unknown('task.name', self.task.name, tasks.TASKS)}")
+        check_known(f"{origin('task.name')}: task.name", self.task.name, tasks.TASKS)
         make(self.task_type.options, self.task.options, "task.options", origin)
         try:
             data_options = self.task_type.data_options(self.data.name)

@@ -13,7 +13,7 @@ from torch import nn
 from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
 from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
 from llqr.probes import PROBES, SAMProbe
@@ -191,8 +191,7 @@ class Probe:
     start_after: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in PROBES:
-            raise ValueError(unknown("kind", self.kind, PROBES))
+        check_known("kind", self.kind, PROBES)
         for name in self.arguments():
             owners = [kind for kind, probe in PROBES.items() if name in inspect.signature(probe).parameters]
             if self.kind not in owners:
@@ -228,11 +227,9 @@ class GeometrySettings:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise ValueError(unknown("divergence", self.divergence, DIVERGENCES))
+        check_known("divergence", self.divergence, DIVERGENCES)
         for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
-            if kind not in STRUCTURES:
-                raise ValueError(unknown("structure", kind, STRUCTURES))
+            check_known("structure", kind, STRUCTURES)
         if self.batch_size < max(1, self.inner.gradients):
             needed = "" if self.inner.gradients == 1 else f", the number of inner.gradients ({self.inner.gradients})"
             raise ValueError(f"batch_size must be at least 1{needed}, got {self.batch_size}.")

@@ -21,7 +21,7 @@ from llqr.lab.data.imageset import ImageSet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions
 from llqr.lab.data.tinyimagenet import read_tinyimagenet
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 
 __all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "source"]
 
@@ -64,8 +64,7 @@ SOURCES = {
 
 def source(name: str) -> Source:
     """What is known about the data set ``name`` without reading it."""
-    if name not in SOURCES:
-        raise ValueError(unknown("data", name, SOURCES))
+    check_known("data", name, SOURCES)
     return SOURCES[name]
 
 

@@ -31,38 +31,32 @@ class ResidentOptions(Augmentation):
 class ResidentBatches(Batches):
     """Batches of float images ``(batch, channels, height, width)`` and int64 labels, made on ``device``.
 
-    They are augmented if they are shuffled.
+    With a seed they are training images, shuffled and augmented; without one, test images.
     """
 
     def __init__(
         self,
-        data: ImageSet,
+        source: "ResidentData",
         batch_size: int,
-        *,
-        mean: Tensor,
-        deviation: Tensor,
+        seed: int | None,
+        last: str,
         device: torch.device | str = "cpu",
-        augmentation: Augmentation | None = None,
-        seed: int | None = None,
-        last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
+        data = source.test if seed is None else source.train
         super().__init__(len(data), batch_size, seed=seed, last=last, drawn_on=device)
         self.memory_format = memory_format
-        drawn = augmentation if self.shuffle else None
-        self._augmented = drawn is not None
-        self.augmentation = drawn or Augmentation()
+        self.augmentation = source.options if self.shuffle else Augmentation()
         self._height, self._width, channels = data.images.shape[1:]
         self._images = self.augmentation.pad(data.images).to(device)
         self._labels = data.labels.to(device)
-        self._scale = (1 / deviation).to(device, torch.float32)
-        self._shift = (-mean / deviation).to(device, torch.float32)
+        self._scale = (1 / source.deviation).to(device, torch.float32)
+        self._shift = (-source.mean / source.deviation).to(device, torch.float32)
         batch_bytes = batch_size * self._height * self._width * channels * torch.float32.itemsize
         self._batches_at_once = max(1, BYTES_AT_ONCE // batch_bytes)
 
     def _draw(self, total: int) -> None:
-        if self._augmented:
-            self._draws = self.augmentation.draw(total, self._height, self._width, self.generator, self.batch_size)
+        self._draws = self.augmentation.draw(total, self._height, self._width, self.generator, self.batch_size)
 
     def _produce(self, order: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = order.to(self._labels.device)
@@ -73,7 +67,7 @@ class ResidentBatches(Batches):
             yield from zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True)
 
     def _make(self, samples: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        if self._augmented:
+        if self.shuffle:
             draws = Draws(*(numbers[part] for numbers in self._draws))
             images = self.augmentation.apply(self._images, samples, draws, self._scale, self._shift)
         else:
@@ -110,13 +104,4 @@ class ResidentData(ImageData):
         self.test = test
 
     def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
-        return ResidentBatches(
-            self.test if seed is None else self.train,
-            batch_size,
-            mean=self.mean,
-            deviation=self.deviation,
-            augmentation=self.options,
-            seed=seed,
-            last=last,
-            **placement,
-        )
+        return ResidentBatches(self, batch_size, seed, last, **placement)

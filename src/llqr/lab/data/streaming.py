@@ -143,15 +143,14 @@ class StreamingBatches(Batches):
 
     def __init__(
         self,
-        files: Files,
+        source: "StreamingData",
         batch_size: int,
-        *,
-        options: StreamingOptions,
+        seed: int | None,
+        last: str,
         device: torch.device | str = "cpu",
-        seed: int | None = None,
-        last: str = "keep",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
+        files, options = source.test if seed is None else source.train, source.options
         super().__init__(len(files), batch_size, seed=seed, last=last)  # drawn on the CPU, alike for every device
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
         self._data = DecodedImages(files, options.image_size, options.shorter_side)
@@ -197,5 +196,4 @@ class StreamingData(ImageData):
     def _batches(
         self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
     ) -> StreamingBatches:
-        files = self.test if seed is None else self.train
-        return StreamingBatches(files, batch_size, options=self.options, seed=seed, last=last, **placement)
+        return StreamingBatches(self, batch_size, seed, last, **placement)

@@ -17,7 +17,7 @@ from llqr.lab.models.small import cnn, mlp
 from llqr.lab.models.vgg import vgg16_bn
 from llqr.lab.models.vit import vit_b, vit_l, vit_s, vit_ti
 from llqr.lab.models.wideresnet import wrn28_10
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 
 __all__ = ["build", "names"]
 
@@ -48,8 +48,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     for; other options depend on the network (``width``, ``hidden``, ``patch``, ``fused``, ...). The random initial
     weights come from PyTorch's global generator.
     """
-    if name not in BUILDERS:
-        raise ValueError(unknown("model", name, BUILDERS))
+    check_known("model", name, BUILDERS)
     try:
         return BUILDERS[name](**arguments)
     except TypeError as error:  # an option that this network does not have

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from llqr.lab.models.convolutional import conv_norm, pre_activation
 from llqr.lab.models.sizes import check_sizes
+from llqr.lab.names import check_known
 
 LAYERS_PER_BLOCK = {"basic": 2, "bottleneck": 3}
 
@@ -64,8 +65,7 @@ def pyramidnet110(
         raise ValueError(f"alpha must not be negative, got {alpha}.")
     if image_size < 4:
         raise ValueError(f"image_size must be at least 4 for pyramidnet110, which halves it twice, got {image_size}.")
-    if block not in LAYERS_PER_BLOCK:
-        raise ValueError(f"block must be one of {', '.join(LAYERS_PER_BLOCK)}, got {block!r}.")
+    check_known("block", block, LAYERS_PER_BLOCK)
     per_stage, rest = divmod(depth - 2, 3 * LAYERS_PER_BLOCK[block])
     if rest or per_stage < 1:
         raise ValueError(f"depth must be {3 * LAYERS_PER_BLOCK[block]} n + 2 for {block} blocks, got {depth}.")

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from llqr.lab.names import check_known
+
 NORMS = ("post", "pre")
 
 
@@ -69,8 +71,7 @@ class Residual(nn.Module):
 
     def __init__(self, width: int, dropout: float, norm: str) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}.")
+        check_known("norm", norm, NORMS)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self._norm_first = norm == "pre"

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from llqr.lab.models.sizes import check_sizes
 from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
+from llqr.lab.names import check_known
 
 
 class Cache:
@@ -154,8 +155,7 @@ class TranslationTransformer(nn.Module):
         super().__init__()
         check_sizes(vocabulary=vocabulary, width=width, feed_forward=feed_forward, heads=heads)
         check_sizes(layers=layers, max_length=max_length)
-        if tie not in TIES:
-            raise ValueError(f"tie must be one of {', '.join(TIES)}, got {tie!r}.")
+        check_known("tie", tie, TIES)
         if not 0 <= pad < vocabulary:
             raise ValueError(f"pad must be a token of the vocabulary, got pad={pad} and vocabulary={vocabulary}.")
         self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length

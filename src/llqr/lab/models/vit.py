@@ -4,6 +4,7 @@
 named ``q``, ``k`` and ``v``. The attention itself is PyTorch's fused kernel, see `sublayers.differentiable_forward`.
 """
 
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -37,19 +38,6 @@ class SelfAttention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
-    """The feed-forward network of a block: expand, GELU, contract."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
-
-
 class ViTBlock(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
@@ -58,7 +46,8 @@ class ViTBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = SelfAttention(dim, heads, fused)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, 4 * dim)
+        layers = {"fc1": nn.Linear(dim, 4 * dim), "gelu": nn.GELU(), "fc2": nn.Linear(4 * dim, dim)}
+        self.mlp = nn.Sequential(OrderedDict(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

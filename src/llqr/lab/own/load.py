@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from llqr.geometry.geometry import DEFAULT_INNER
-from llqr.lab.config.layers import merge, names, origin_in, parse_override
+from llqr.lab.config.layers import merge, names, nested, origin_in, parse_override
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
 from llqr.lab.config.strict import make
 from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import check_folder_name, unknown
+from llqr.lab.names import check_folder_name, check_known
 from llqr.lab.tasks.own import fingerprint, image_folder, sources
 from llqr.lab.tasks.own.batches import Samples, first, length, rows, understood
 from llqr.lab.tasks.own.experiment import Experiment
@@ -107,16 +107,13 @@ def layer(override: Override) -> dict[str, Any]:
     """A setting as nested tables."""
     if isinstance(override, str):
         return parse_override(override)
-    key, table = override
-    for part in reversed(key.split(".")):
-        table = {part: table}
-    return dict(table)
+    key, value = override
+    return nested(key.split("."), value)
 
 
 def defaults(base: str) -> dict[str, Any]:
     """Every method of the library over this base optimizer."""
-    if base not in BASES:
-        raise ConfigurationError(unknown("base", base, BASES))
+    check_known("base", base, BASES)
     methods: dict[str, Any] = {name: {"base": name} for name in BASES}
     methods |= {probe: {"base": base, "probe": probe} for probe in PROBES}
     for geometry in GEOMETRIES:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from llqr.lab.errors import EXIT_CODES, ConfigurationError, Diverged, Stopped
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.ranks.strategy import STRATEGIES, Strategy
 from llqr.lab.ranks.team import FailureElsewhere
 
@@ -25,9 +25,9 @@ def check(strategy: str | None) -> None:
                 "--strategy must be given where torchrun starts several processes, each of which would train a copy of "
                 f"its own: --strategy {' or '.join(STRATEGIES)}."
             )
-    elif strategy not in STRATEGIES:
-        raise ConfigurationError(unknown("--strategy", strategy, STRATEGIES))
-    elif "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return
+    check_known("--strategy", strategy, STRATEGIES)
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise ConfigurationError(
             f"--strategy {strategy} needs processes that torchrun starts: "
             f"torchrun --nproc-per-node N -m llqr train RECIPE --strategy {strategy}."

@@ -53,11 +53,6 @@ def _block(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
     return compared(table, options["against"], rows) if "against" in options else markdown(table, rows)
 
 
-def names(text: str) -> list[str]:
-    """The tables that a text shows."""
-    return [name for name, *_ in _blocks(text)]
-
-
 def _blocks(text: str) -> Iterator[tuple[str, list[str], int, int]]:
     """Name, rows, and where the content of each block begins and ends."""
     opened: re.Match[str] | None = None

@@ -29,7 +29,8 @@ def summary(section: Section) -> Part:
     probing = any("probing_step_seconds" in result_of(run) for run in section.finished)
     first, reference = next(iter(summaries.items()))
     rows = []
-    for method, found in summaries.items():
+    for method, runs in section.by_method(section.finished):
+        found = summaries[method]
         link = f"#{section.rows_of(method)}"
         kind, unit = compare.TIMES[found.counted_in]
         times = "median of\n" + "\n".join(map(str, section.results(method, kind)))
@@ -40,15 +41,15 @@ def summary(section: Section) -> Part:
             *([mean(section.results(method, "test_of_best", metric), link)] if tested else []),
             mean(section.results(method, "last"), link),
             *(mean(section.results(method, split, name), link) for name in others),
-            HtmlCell(str(found.n), found.n, section.files(_finished(section, method), "result.json"), link),
+            HtmlCell(str(found.n), found.n, section.files(runs, "result.json"), link),
             HtmlCell(unit.format(found.seconds), found.seconds, times, link),
             HtmlCell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
-            *([_probing(section, method, reference.seconds, link)] if probing else []),
+            *([_probing(section, runs, reference.seconds, link)] if probing else []),
         ]
         rows.append(cells)
     headings = ["method", f"best {metric}", *([f"test {metric} of the best"] if tested else []), f"last {metric}"]
     headings += [f"last {split} {name.replace('_', ' ')}" for name in others]
-    headings += ["n", compare.HEADINGS[reference.counted_in], f"time / {first}"]
+    headings += ["n", f"s / {reference.counted_in}", f"time / {first}"]
     headings += ["while probing"] if probing else []
     better = "larger" if larger else "smaller"
     sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better. Times without evaluation."
@@ -58,16 +59,13 @@ def summary(section: Section) -> Part:
     return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows), deciding(section)])
 
 
-def _finished(section: Section, method: str) -> list[StoredRun]:
-    return [run for run in section.finished if run.method == method]
-
-
-def _probing(section: Section, method: str, reference: float, link: str) -> HtmlCell:
+def _probing(section: Section, runs: Sequence[StoredRun], reference: float, link: str) -> HtmlCell:
     """The time of a step once the probe has begun, for a method whose probe begins late."""
-    runs = [run for run in _finished(section, method) if result_of(run).get("probing_step_seconds")]
-    if not runs:
+    several = [
+        section.result(run, "probing_step_seconds") for run in runs if result_of(run).get("probing_step_seconds")
+    ]
+    if not several:
         return EMPTY
-    several = [section.result(run, "probing_step_seconds") for run in runs]
     ratio = median(one.value for one in several) / reference
     return HtmlCell(f"{ratio:.2f}×", ratio, "median of\n" + "\n".join(map(str, several)), link)
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from llqr.lab.config.recipe import ALIASES
-from llqr.lab.errors import ConfigurationError
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.results.paper_table import Number, PaperTable
 
 
@@ -39,8 +38,7 @@ def compare(table: PaperTable, reference: str) -> list[Comparison]:
     """The measured cells of a table, each compared with the ``reference`` method of its row."""
     reference = ALIASES.get(reference, reference)
     methods = dict.fromkeys(cell.column for cell in table.cells)
-    if reference not in methods:
-        raise ConfigurationError(unknown("against", reference, methods))
+    check_known("against", reference, methods)
     references = {cell.row: cell.measured for cell in table.measured if cell.column == reference}
     found = []
     for cell in table.measured:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.grouping import grouped
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.results import measurements
 from llqr.lab.runs.apart import settings_apart
 from llqr.lab.runs.json_files import plain
@@ -101,8 +101,7 @@ def save(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None
     lines = [line for file in files for line in read(file).values()]
     known = list(dict.fromkeys(line["run"]["method"] for line in lines))
     for method in methods:
-        if method not in known:
-            raise ConfigurationError(unknown("--method", method, known))
+        check_known("--method", method, known)
     chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")

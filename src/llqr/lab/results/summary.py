@@ -15,7 +15,6 @@ from llqr.lab.results.paper_table import Number
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
-HEADINGS = {"epoch": "s / epoch", "step": "s / step"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def as_table(summaries: Sequence[Summary]) -> Table:
     tested = first.test_mean is not None
     headings = [f"best {first.metric}", f"last {first.metric}"]
     headings += [f"test {first.metric} of the best"] if tested else []
-    headings += ["n", HEADINGS[first.counted_in], f"time / {first.method}"]
+    headings += ["n", f"s / {first.counted_in}", f"time / {first.method}"]
     columns = (Column(heading, justify="right") for heading in headings)
     table = Table("method", *columns, title=first.recipe, box=SIMPLE)
     for row in summaries:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from llqr.lab.data import Batches
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import token_stream
 from llqr.lab.text.token_stream import TokenStream
 from llqr.lab.text.windows import WindowBatches
 
@@ -38,6 +36,7 @@ class LanguageTask(TokenTask[TokenStream]):
     Bits per byte do not depend on the vocabulary, so that models with other vocabularies can be compared.
     """
 
+    text_type = TokenStream
     text_options = StreamOptions
     networks = {"gpt": LanguageModel}
     model_options = ("context",)
@@ -54,10 +53,6 @@ class LanguageTask(TokenTask[TokenStream]):
         self._batches = {
             name: WindowBatches(getattr(text, name), rows, self._context, device=device) for name in ("valid", "test")
         }
-
-    @classmethod
-    def read(cls, root: Path) -> TokenStream:
-        return token_stream.load(root)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return WindowBatches(self.text.train, batch_size, self._context, seed=seed, device=self.device)

@@ -6,7 +6,6 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -15,10 +14,11 @@ from torch.nn import functional as F
 
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.names import unknown
+from llqr.lab.names import check_known
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared_folder
 from llqr.lab.text.parallel_text import ParallelText
+from llqr.lab.text.prepared_folder import PreparedText
 from llqr.lab.text.subwords import PAD
 from llqr.lab.text.token_stream import TokenStream
 
@@ -30,30 +30,22 @@ ASSUMED_VOCABULARY = 10_000
 Text = TypeVar("Text", bound=ParallelText | TokenStream)
 
 
-class TokenCrossEntropy:
+class TokenCrossEntropy(nn.CrossEntropyLoss):
     """The mean label-smoothed cross-entropy over all targets that are not ``ignore_index``.
 
     `llqr.Geometry` finds ``ignore_index`` here, so that its curvature counts the same tokens.
     """
 
-    def __init__(self, ignore_index: int, label_smoothing: float = 0.0) -> None:
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Of logits ``(B, T, vocabulary)`` and tokens ``(B, T)``."""
-        return F.cross_entropy(
-            outputs.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-        )
+        return super().forward(outputs.flatten(0, 1).float(), targets.flatten())
 
 
 class TokenTask(Task, Generic[Text]):
     """A task on text that `llqr data` prepared: the best weights are chosen on its validation split."""
 
     split = "valid"
+    text_type: ClassVar[type[PreparedText]]
     text_options: ClassVar[type]
     """The dataclass that reads ``data.options``, whatever the name of the text."""
     networks: ClassVar[dict[str, Callable[..., nn.Module]]]
@@ -63,7 +55,7 @@ class TokenTask(Task, Generic[Text]):
     def __init__(self, text: Text, run: Run, device: torch.device) -> None:
         self.text = text
         self.device = device
-        self._loss = TokenCrossEntropy(PAD, run.task_options.label_smoothing)
+        self._loss = TokenCrossEntropy(ignore_index=PAD, label_smoothing=run.task_options.label_smoothing)
 
     @classmethod
     def data_options(cls, name: str) -> type:
@@ -74,8 +66,7 @@ class TokenTask(Task, Generic[Text]):
     @classmethod
     def build_model(cls, run: Run) -> nn.Module:
         name = run.model.name
-        if name not in cls.networks:
-            raise ValueError(unknown("model", name, cls.networks))
+        check_known("model", name, cls.networks)
         sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
         sizes["vocabulary"] = _vocabulary(run) or ASSUMED_VOCABULARY
         try:
@@ -97,14 +88,10 @@ class TokenTask(Task, Generic[Text]):
     @classmethod
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
-            return cls(cls.read(run.data_path), run, device)
+            text: Any = cls.text_type.load(run.data_path)  # a Text, which a class variable cannot say
+            return cls(text, run, device)
         except (OSError, ValueError, ModuleNotFoundError) as error:
             raise DataError(str(error)) from error
-
-    @classmethod
-    @abstractmethod
-    def read(cls, root: Path) -> Text:
-        """The text that was prepared at ``root``."""
 
     @property
     def loss(self) -> TokenCrossEntropy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,7 +15,6 @@ from llqr.lab.models.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text import parallel_text
 from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
 from llqr.lab.text.parallel_text import ParallelText
 from llqr.lab.text.sentences import SentencePairs, Sentences
@@ -63,6 +61,7 @@ class TranslationTask(TokenTask[ParallelText]):
     detokenised text against the references as they were written; in lower case where the text was prepared so.
     """
 
+    text_type = ParallelText
     options = TranslationOptions
     text_options = PairOptions
     networks = {"transformer": TranslationTransformer}
@@ -74,18 +73,13 @@ class TranslationTask(TokenTask[ParallelText]):
 
     def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
         super().__init__(text, run, device)
+        text.detokenise([])  # if what BLEU needs is missing, fail now and not after hours
         largest = run.training.eval_batch_size
         self._search, self._largest = run.task_options, largest
         self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
         self._bleu = {name: bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
         self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
-
-    @classmethod
-    def read(cls, root: Path) -> ParallelText:
-        text = parallel_text.load(root)
-        text.detokenise([])  # if what BLEU needs is missing, fail now and not after hours
-        return text
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
         return TokenBatches(self.text.train, batch_size, seed=seed, device=self.device, shapes=self._shapes)
