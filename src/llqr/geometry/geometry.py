@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.geometry.arguments import check_capture, check_settings
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
@@ -93,7 +94,7 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
-        _check_types(inner, runtime, on_refresh)
+        check_settings(inner, runtime, on_refresh)
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
@@ -125,7 +126,7 @@ class Geometry:
         if inner.normalise:
             self.metric.check_scalable()
         if runtime.capture:
-            self._check_capturable()
+            check_capture(self.metric, inner.solver, self.parameters)
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
@@ -135,14 +136,6 @@ class Geometry:
         self._step = 0
         self._next = 0
         self._batches = BatchSource()
-
-    def _check_capturable(self) -> None:
-        if self.metric.whole is not self.metric:
-            raise ValueError("capture: not with shards, because the ranks exchange vectors in every inner step")
-        if not SOLVERS[self.inner.solver].capturable:
-            raise ValueError(f"capture: not with solver={self.inner.solver!r}, whose steps are not all the same")
-        if not all(parameter.is_cuda for parameter in self.parameters.values()):
-            raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
 
     def _precision(self) -> torch.dtype | None:
         """Of the factors' matrix products in a refresh. Autocast leaves float64 alone."""
@@ -423,11 +416,3 @@ class Geometry:
         self._batches.load(state.get("batches"))
         self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
-
-
-def _check_types(inner: Any, runtime: Any, on_refresh: Any) -> None:
-    for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
-        if not (given is None or isinstance(given, kind)):
-            raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
-    if on_refresh is not None and not callable(on_refresh):
-        raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")

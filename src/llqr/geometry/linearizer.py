@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.caller_warnings import warn
 from llqr.curvature import (
@@ -26,13 +25,12 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
-from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
-from llqr.curvature.loss_checks import doubles_with_the_batch, ignored_but_counted
 from llqr.curvature.passes import ShardedProblem
-from llqr.curvature.problem import summed
-from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
-from llqr.geometry.fsdp import check_fsdp, fsdp_group
+from llqr.dtensors import any_sharded, drop_gathered
+from llqr.geometry.arguments import check_functions, check_parameters, check_pieces, check_ranks
+from llqr.geometry.first_refresh import check_loss, check_model, try_out
+from llqr.geometry.fsdp import fsdp_group
 from llqr.geometry.runtime import Runtime
 from llqr.metric.placement import Placement
 from llqr.refresh.report import RefreshWarning
@@ -59,36 +57,13 @@ class Linearizer:
         gradients: int = 1,
         forward: Forward | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
-        if not callable(loss_fn):
-            raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
-        if forward is not None and not callable(forward):
-            raise TypeError(f"forward: expected a function of the model and its inputs, got {type(forward).__name__}")
-        if summed(loss_fn):
-            raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
+        check_functions(model, loss_fn, forward)
         self.model: nn.Module = unwrapped(model)
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not self.parameters:
-            raise ValueError("model: no parameter requires a gradient")
-        for name, parameter in self.parameters.items():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ValueError(
-                    f"model: parameter {name!r} has no shape yet (a lazy module); call the model on a batch before the "
-                    "geometry is made"
-                )
-        refuse_fsdp1(self.parameters.values())
-        if any_sharded(self.parameters.values()):
-            check_fsdp(self.model, self.parameters)
-        for name, parameter in self.parameters.items():
-            if parameter.is_complex():
-                raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
-        for name in _without_statistics(self.model, _BatchNorm) if runtime.micro_batch is not None else ():
-            raise ValueError(
-                f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
-                "let it track them, or leave micro_batch out"
-            )
+        check_parameters(self.model, self.parameters)
+        if runtime.micro_batch is not None:
+            check_pieces(self.model)
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
@@ -146,11 +121,8 @@ class Linearizer:
 
     def _together(self, group: dist.ProcessGroup) -> Ranks:
         ranks = Ranks(group, Placement(group), self._summed)
-        for name in _without_statistics(self.model, nn.SyncBatchNorm) if ranks.several else ():
-            raise ValueError(
-                f"model: {name!r} is a SyncBatchNorm without running statistics, which in a refresh would take "
-                "those of each rank's own batch; let it track them"
-            )
+        if ranks.several:
+            check_ranks(self.model)
         return ranks
 
     @property
@@ -188,7 +160,7 @@ class Linearizer:
         ranks = self.ranks
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
-            self.agreed(lambda: _try(problem))
+            self.agreed(lambda: try_out(problem))
             self._written = problem.written, problem.replaced
         problem.written, problem.replaced = self._written
         if self._engine is None:
@@ -217,39 +189,10 @@ class Linearizer:
         assert self._engine is not None
         model = self._engine.linearise(problem)
         if not self._checked:
-            self._check(problem, model)
+            check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
         return model
 
-    def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """At the first refresh: refuse a model, or warn of a loss, from which the wrong metric or none is learned."""
-        if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
-            return
-        if bypassed := problem.bypassed():
-            raise UnconnectedError(bypassed)
-        with torch.no_grad():
-            if doubles_with_the_batch(problem):
-                warn(
-                    "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the "
-                    "batch, where the mean is expected",
-                    RefreshWarning,
-                )
-            if self._summed and (silent := ignored_but_counted(problem)):
-                warn(
-                    f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they "
-                    "count as terms of its mean, by which the curvature is scaled; pass "
-                    f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
-                    RefreshWarning,
-                )
-            problem.keeps_outputs, problem.seen = False, None
-            if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
-                warn(
-                    "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
-                    "outputs is (does forward= return the loss itself?), so that U only grows; instead of nll_loss of "
-                    "log-probabilities pass cross_entropy, which is the same number and has a curvature",
-                    RefreshWarning,
-                )
-
-    def _zero(self, named: Mapping[str, Tensor]) -> bool:
+    def _is_zero(self, named: Mapping[str, Tensor]) -> bool:
         """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
@@ -262,7 +205,7 @@ class Linearizer:
                 return choose_engine(problem, self.divergence, self._scale)
             except RuntimeError as error:
                 failure = error
-            _check_loss(problem)  # here, so that its error does not show that of the engines
+            check_loss(problem)  # here, so that its error does not show that of the engines
             raise failure
 
         kind, refused = self.agreed(choice)
@@ -294,64 +237,6 @@ def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
         model = inner
     group: dist.ProcessGroup = model.process_group
     return group
-
-
-def _try(problem: Problem) -> None:
-    """Find out what the model writes to, and refuse a batch that it cannot be called on."""
-    try:
-        problem.find_writes()
-    except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        raise
-    except RuntimeError:
-        _check_runs(problem)  # there are operations that torch does not let anyone look at, as in flex_attention
-    if problem.mixes_samples():
-        raise ValueError(
-            "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
-            "the first?), so that pieces would give other outputs; leave micro_batch out"
-        )
-
-
-def _check_runs(problem: Problem) -> None:
-    """Say so if the model itself does not run, and not one of its derivatives."""
-    with torch.no_grad():
-        try:
-            problem.outputs(problem.parameters, problem.pieces[0])
-        except NotImplementedError:
-            return
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
-
-
-def _check_loss(problem: Problem) -> None:
-    """Say so if the loss itself cannot be computed, and not one of its derivatives."""
-    try:
-        with torch.no_grad():
-            outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
-        with torch.enable_grad():
-            whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
-            loss = problem.loss(whole)
-            slope = torch.autograd.grad(loss, whole, create_graph=True)[0] if loss.requires_grad else None
-    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        return
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(f"loss_fn: it cannot be computed from the outputs and the targets ({reason})") from error
-    if slope is None:
-        raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
-    try:
-        torch.autograd.grad(slope, whole, slope.detach(), materialize_grads=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(
-            f"loss_fn: torch cannot differentiate it twice ({reason}), which the curvature is made of; write it in "
-            "elementary operations"
-        ) from error
-
-
-def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
-    """The norms of this kind that take the statistics of their batch, in eval mode too."""
-    return [name for name, own in model.named_modules() if isinstance(own, kind) and own.running_mean is None]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.curvature import Batch, Problem, QuadraticModel
-from llqr.curvature.problem import split_batch
+from llqr.curvature import Problem, QuadraticModel
+from llqr.curvature.batch import Batch, split_batch
 from llqr.refresh import interrupts
 from llqr.refresh.captured import CapturedLoop
 from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llqr.curvature import Problem
-from llqr.curvature.problem import tensors_of
+from llqr.curvature.batch import tensors_of
 
 
 class WeightsCopy:
