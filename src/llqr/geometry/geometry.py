@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
 from llqr.geometry.shards import Shards, own_part
 from llqr.metric import Metric, StructureSpec
-from llqr.metric.block import Block
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.random_state import vary
@@ -131,7 +131,7 @@ class Geometry:
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
-        self._members = Members(self.model, self.parameters)
+        self._members = Members(self.model, self.parameters, self.metric)
         self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
@@ -208,9 +208,6 @@ class Geometry:
     def batches(self, batches: Batches | None) -> None:
         self._batches.draw_from(batches)
 
-    def _draw(self) -> Batch:
-        return self._batches.draw(self.linearizer.device)
-
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
 
@@ -223,7 +220,7 @@ class Geometry:
 
     def learn_from(self, quadratic: QuadraticModel) -> Refresh:
         """A refresh on a quadratic model that is given, all at once."""
-        self._check_place()
+        self._members.check()
         self._refresher.release()
         progress = Progress(self._step, self._until(), {})
         with self.linearizer.frozen():
@@ -244,8 +241,8 @@ class Geometry:
     def keep_up(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher
-        if self.metric.learned and not self._in_place(self.metric.whole.blocks[0]):
-            self._check_place()
+        if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
+            self._members.check()
         if refresher.progress is not None:
             self._work(refresher.progress, self._step)
         if not self.due:
@@ -260,8 +257,8 @@ class Geometry:
     def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
-        self._check_place()
-        given = self._draw if batch is None else batch
+        self._members.check()
+        given = partial(self._batches.draw, self.linearizer.device) if batch is None else batch
 
         def begin() -> Progress:
             vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
@@ -285,7 +282,7 @@ class Geometry:
                 if loop is None:
                     return None
                 solution = loop.solution()
-                blended = self._blended(self._scaled(solution, loop.quadratic), self._beta(progress.step))
+                blended = self._blended(solution, loop.quadratic, self._beta(progress.step))
                 found = examine(self.metric, loop.quadratic, solution, blended)
                 reason = objection(found)
             if not reason:
@@ -297,14 +294,11 @@ class Geometry:
             raise
         return self._finish(progress, found, reason)
 
-    def _scaled(self, solution: Solution, quadratic: QuadraticModel) -> list[Factors]:
-        """What was learned, scaled so that `g.Ug = g.g` on average if that is asked for."""
-        if not self.inner.normalise or not self.metric.stored():
-            return solution.factors
-        return self.metric.normalised(solution.factors, quadratic.gradients or (quadratic.gradient,))
-
-    def _blended(self, learned: list[Factors], beta: float) -> list[Factors]:
+    def _blended(self, solution: Solution, quadratic: QuadraticModel, beta: float) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
+        learned = solution.factors
+        if self.inner.normalise and self.metric.stored():
+            learned = self.metric.normalised(learned, quadratic.gradients or (quadratic.gradient,))
         return self.linearizer.agreed(lambda: self.metric.blend(learned, beta))
 
     def _beta(self, step: int) -> float:
@@ -316,20 +310,7 @@ class Geometry:
     def _finish(self, progress: Progress, found: Findings, reason: str) -> Refresh:
         self._refresher.release()
         self._next = progress.until
-        report = Refresh(
-            step=progress.step,
-            accepted=not reason,
-            reason=reason,
-            objective_before=found.before,
-            objective_after=found.after,
-            loss=found.loss,
-            gradient_norm=found.gradient_norm,
-            change=found.effect.change,
-            cosine=found.effect.cosine,
-            engine=self.engine,
-            seconds=progress.seconds,
-        )
-        self._outcomes.count(report, found, self._beta(progress.step))
+        report = self._outcomes.report(progress, found, reason, self.engine, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
         self._outcomes.judge(report, found)
@@ -345,28 +326,6 @@ class Geometry:
     def layer_effects(self) -> dict[str, Effect]:
         """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
         return dict(self._outcomes.layers)
-
-    def _check_place(self) -> None:
-        """The factors live where the parameters were; until there are any, they follow these to another device.
-
-        Accelerate moves a model after the optimizer was made.
-        """
-        self._members.check(self.metric.whole.learnable())
-        metric, places = self.metric, {parameter.device for parameter in self.parameters.values()}
-        moved = len(places) == 1 and {block.device for block in metric.blocks} != places
-        if moved and not metric.learned and metric.whole is metric:
-            metric.move_to(places.pop())
-        for block in self.metric.whole.blocks:
-            if not self._in_place(block):
-                parameter = self.parameters[block.parameter]
-                raise RuntimeError(
-                    f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {parameter.device}, "
-                    f"{parameter.dtype}; make the geometry after moving the model"
-                )
-
-    def _in_place(self, block: Block) -> bool:
-        parameter = self.parameters[block.parameter]
-        return (parameter.device, parameter.dtype) == (block.device, block.dtype)
 
     def claim(self, parameters: Iterable[Tensor]) -> None:
         """Said by an optimizer with this geometry: it moves these. A refresh names those that no optimizer moves."""
@@ -384,7 +343,7 @@ class Geometry:
         try:
             Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
         except RuntimeError:
-            self._check_place()
+            self._members.check()
             raise
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 

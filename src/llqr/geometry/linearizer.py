@@ -58,7 +58,7 @@ class Linearizer:
         forward: Forward | None = None,
     ) -> None:
         check_functions(model, loss_fn, forward)
-        self.model: nn.Module = unwrapped(model)
+        self.model, group = unwrapped(model)
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         check_parameters(self.model, self.parameters)
@@ -68,7 +68,10 @@ class Linearizer:
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._summed = (divergence.scale if scale is None else scale) == "sum"
-        group = fsdp_group(self.parameters) if any_sharded(self.parameters.values()) else _group(model, runtime)
+        if any_sharded(self.parameters.values()):
+            group = fsdp_group(self.parameters)
+        elif runtime.process_group is not None:
+            group = runtime.process_group
         self._ranks = None if group is None else self._together(group)
         self._engine: Engine | None = None
         self._checked = self._shared_out = False
@@ -213,10 +216,7 @@ class Linearizer:
             order = list(ENGINES.values())
             kind = order[ranks.largest(order.index(kind), self.device)]
         if not kind.exact:
-            warn(
-                f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
-                RefreshWarning,
-            )
+            warn(f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)
         return kind
 
     @contextmanager
@@ -226,25 +226,13 @@ class Linearizer:
             yield
 
 
-def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
-    """`Runtime.process_group`, or that of the DDP wrapper; None if the model is this process's alone."""
-    if runtime.process_group is not None:
-        return runtime.process_group
-    while not isinstance(model, nn.parallel.DistributedDataParallel):
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            return None
-        model = inner
-    group: dist.ProcessGroup = model.process_group
-    return group
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and (Distributed)DataParallel, with the plain names and derivatives."""
+def unwrapped(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The module inside `torch.compile` and (Distributed)DataParallel, with the plain names; and the ranks of DDP."""
+    group: dist.ProcessGroup | None = None
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
+            inner, group = model.module, getattr(model, "process_group", None)
         if inner is None:
-            return model
+            return model, group
         model = inner
