@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
+from llqr.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.random_state import RandomState, repeated
@@ -216,7 +216,7 @@ class Optimizer(Wrapper):
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
-            self._others.hold(self._modules.parameters(), self._order())
+            self._others.hold(self._modules.trees.parameters(), self._order())
             if zero_grad:
                 gradients.clear(self._order())
         except BaseException:
@@ -341,7 +341,7 @@ class Optimizer(Wrapper):
             self._modules.restore_buffers()
         else:
             self._modules.hold_buffers()
-        self._others.hold(self._modules.parameters(), self._order())
+        self._others.hold(self._modules.trees.parameters(), self._order())
         gradients.clear(self._order())
         same_numbers = nullcontext() if random is None else repeated(random, self._order())
         with same_numbers, torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
@@ -363,7 +363,7 @@ class Optimizer(Wrapper):
             # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(local(parameters), float("nan"))
             return
-        layers, biases = self._modules.roles(parameters)
+        layers, biases = self._modules.trees.roles(parameters)
         point = Point(parameters, grads, layers, biases, own_radius(self.base, parameters), sharding)
         eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
         point_uphill(self.base, parameters, eps)
@@ -372,7 +372,7 @@ class Optimizer(Wrapper):
     def _gather_again(self) -> None:
         """Before and after the weights move: what FSDP2 has gathered of them must not be used any more."""
         if any_sharded(self._order()):
-            self._modules.gather_again()
+            drop_gathered(self._modules.trees.modules)
 
     def _update(self, scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""
@@ -420,7 +420,7 @@ class Optimizer(Wrapper):
         return local(self._transported(parameters, sharded))
 
     def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
-        return gradients.collected(self._order(), self._modules.name)
+        return gradients.collected(self._order(), self._modules.trees.name)
 
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for group in self.param_groups for p in group["params"])

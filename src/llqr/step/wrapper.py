@@ -39,15 +39,15 @@ class StepState:
     warned: bool = False
 
 
-def _of_base(name: str) -> property:
-    """An attribute that is the base optimizer's own object."""
+def _of(owner: str, name: str) -> property:
+    """An attribute that is one of this owner, such as the base optimizer's own object."""
 
     def read(wrapper: Wrapper) -> Any:
-        return getattr(wrapper.base, name)
+        return getattr(getattr(wrapper, owner), name)
 
     def write(wrapper: Wrapper, value: Any) -> None:
-        if hasattr(wrapper, "base"):
-            setattr(wrapper.base, name, value)
+        if hasattr(wrapper, owner):
+            setattr(getattr(wrapper, owner), name, value)
 
     return property(read, write)
 
@@ -66,7 +66,8 @@ class Wrapper(torch.optim.Optimizer):
     # `base` may be missing (while torch constructs) or be looked up by an imitation of this class that delegates.
 
     if not TYPE_CHECKING:
-        param_groups, state, defaults = (_of_base(name) for name in ("param_groups", "state", "defaults"))
+        param_groups, state, defaults = (_of("base", name) for name in ("param_groups", "state", "defaults"))
+        _opt_called = _of("_run", "called")
 
     @property
     def steps(self) -> int:
@@ -76,14 +77,6 @@ class Wrapper(torch.optim.Optimizer):
     @steps.setter
     def steps(self, steps: int) -> None:
         self._run.steps = steps
-
-    @property
-    def _opt_called(self) -> bool:
-        return self._run.called
-
-    @_opt_called.setter
-    def _opt_called(self, called: bool) -> None:
-        self._run.called = called
 
     if not TYPE_CHECKING:
 
