@@ -19,9 +19,12 @@ def warming_up(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
 
 
 class Branches:
-    """Streams on which parts of a graph that do not depend on each other run side by side."""
+    """Streams on which parts of a graph that do not depend on each other run side by side.
 
-    def __init__(self, count: int) -> None:
+    A few, since each has a workspace of its own for matrix products.
+    """
+
+    def __init__(self, count: int = 4) -> None:
         self._streams = [torch.cuda.Stream() for _ in range(count)]
         self._used: list[torch.cuda.Stream] = []
 

@@ -78,13 +78,13 @@ class Problem:
         """The tensor that outputs are a function of: the parameter, gathered if the model is sharded."""
         return whole(parameter)
 
-    def fixed_tensors(self) -> list[Tensor]:
-        """The model's tensors that are not learned but that outputs depend on: other parameters, and buffers."""
-        return [*self._held.values(), *self._buffers.values()]
+    def weights(self) -> list[Tensor]:
+        """The model's tensors that outputs depend on: the learned parameters, then other parameters and buffers."""
+        return [*self.parameters.values(), *self._held.values(), *self._buffers.values()]
 
     def other_tensors(self) -> list[Tensor]:
         """Every tensor besides the learned parameters that outputs and loss depend on, the batch last."""
-        return [*self.fixed_tensors(), *tensors_of((self.inputs, self.targets))]
+        return [*self._held.values(), *self._buffers.values(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -102,6 +102,12 @@ class Problem:
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
         moved.pieces = moved._cut()
         return moved
+
+    def at_weights(self, weights: Sequence[Tensor]) -> Problem:
+        """The same problem, on the same batch, at other weights, given in the order of `weights`."""
+        count = len(self.parameters)
+        batch = tensors_of((self.inputs, self.targets))
+        return self.at(dict(zip(self.parameters, weights[:count], strict=True)), [*weights[count:], *batch])
 
     def _cut(self) -> list[Any]:
         return [self.inputs] if self._micro_batch is None else pieces_of(self.inputs, self._micro_batch)

@@ -14,9 +14,6 @@ from llqr.metric.metric import Metric
 
 NamedTensors = dict[str, Tensor]
 
-BRANCHES = 4
-"""A few, since each has a workspace of its own for matrix products."""
-
 
 class CapturedMetric:
     """A metric whose `U g` is captured at the first call and replayed from then on.
@@ -63,7 +60,7 @@ class CapturedApply:
         inboxes = metric.inboxes(self._factors)
         self._blocks = [block for group in metric.groups for block in group.blocks]
         self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
-        branches = Branches(BRANCHES) if inboxes[0].is_cuda else None
+        branches = Branches() if inboxes[0].is_cuda else None
         self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
 
     def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:

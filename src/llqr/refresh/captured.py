@@ -21,8 +21,6 @@ from llqr.refresh.inner_loop import InnerProblem, Solution, perform, solution_of
 from llqr.schedule import at
 from llqr.solvers import Step
 
-BRANCHES = 4
-
 Linearise = Callable[[Batch], QuadraticModel]
 
 
@@ -38,7 +36,7 @@ class CapturedLoop:
         solver = problem.solver(self._lr)
         assert solver is not None
         self._solver = solver
-        self._branches = Branches(BRANCHES) if BRANCHES else None
+        self._branches = Branches()
         kinds = list(dict.fromkeys(self.plan))
         self._warm_up(linearise, kinds)
         with capturing() as self._linearise:
