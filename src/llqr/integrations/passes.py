@@ -86,6 +86,11 @@ class Passes:
             self._optimizer._modules.mark()
         self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
 
+    def run(self, backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Record and make a pass at the centre, with a framework's own `backward`; returns the loss."""
+        self.record(_forward_backward, backward, compute_loss, *args)
+        return _forward_backward(backward, compute_loss, *args)
+
     def forget(self) -> None:
         self._recorded.clear()
 
@@ -150,8 +155,7 @@ class Passes:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
-def forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-    """A pass of a loop whose framework has its own `backward`; returns the loss."""
+def _forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
     loss = compute_loss(*args)
     backward(loss)
     return loss.detach()
