@@ -39,8 +39,8 @@ class Curvature:
         self._derivatives = derivatives
         self._divergence = divergence
         self.given_away = given_away
-        # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         theta, inputs = problem.parameters, problem.pieces
+        # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept = self._linearise(inputs[0]) if len(inputs) == 1 else None
         with torch.no_grad():
             pieces = [self._kept.outputs] if self._kept else [problem.outputs(theta, piece) for piece in inputs]

@@ -44,9 +44,7 @@ def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool
     """
     if not isinstance(targets, Tensor) or not targets.ndim or not outputs.ndim:
         return False
-    if not FEWEST <= len(outputs) == len(targets):
-        return False
-    if _keeps_statistics(loss_fn):
+    if not FEWEST <= len(outputs) == len(targets) or _keeps_statistics(loss_fn):
         return False
     once = loss_fn(outputs, targets)
     try:

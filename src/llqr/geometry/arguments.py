@@ -16,7 +16,7 @@ from llqr.metric import Metric
 from llqr.solvers import SOLVERS, Inner
 
 
-def check_settings(inner: Any, runtime: Any, on_refresh: Any) -> None:
+def check_types(inner: Any, runtime: Any, on_refresh: Any) -> None:
     for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
         if not (given is None or isinstance(given, kind)):
             raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
@@ -35,7 +35,7 @@ def check_functions(model: Any, loss_fn: Any, forward: Any) -> None:
         raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
 
 
-def check_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+def check_weights(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Refuse weights for which no metric can be learned."""
     if not parameters:
         raise ValueError("model: no parameter requires a gradient")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from llqr.caller_warnings import warn
-from llqr.curvature import Named, Problem, QuadraticModel
+from llqr.curvature import Loss, Named, Problem, QuadraticModel
 from llqr.curvature.batch import samples_in, taken_rows
 from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.losses import doubles_with_the_batch, ignored_but_counted
 from llqr.refresh.report import RefreshWarning
 
 #: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
-ROUNDING = 0.05
+SAME = 0.05
 
 
 def try_out(problem: Problem) -> None:
@@ -60,7 +62,7 @@ def _mixes_samples(problem: Problem) -> bool:
         return False  # it cannot be told
     own = ahead.shape[0] // size
     difference, whole = (ahead[-own:] - behind[-own:]).double().norm(), ahead[-own:].double().norm()
-    return bool(difference > ROUNDING * whole)
+    return bool(difference > SAME * whole)
 
 
 def check_loss(problem: Problem) -> None:
@@ -100,24 +102,10 @@ def check_model(
         return
     if bypassed := problem.bypassed():
         raise UnconnectedError(bypassed)
-    loss_fn, outputs, targets = problem.loss_fn, problem.seen, problem.targets
-    problem.keeps_outputs, problem.seen = False, None
     with torch.no_grad():
-        if outputs is not None and doubles_with_the_batch(loss_fn, outputs, targets):
-            warn(
-                "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the "
-                "batch, where the mean is expected",
-                RefreshWarning,
-            )
-        silent = ignored_but_counted(loss_fn, outputs, targets) if curvature_is_sum and outputs is not None else []
-        if silent:
-            warn(
-                f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they "
-                "count as terms of its mean, by which the curvature is scaled; pass "
-                f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
-                RefreshWarning,
-            )
-        del outputs
+        if problem.seen is not None:
+            _warn_of_loss(problem.loss_fn, problem.seen, problem.targets, curvature_is_sum=curvature_is_sum)
+        problem.keeps_outputs, problem.seen = False, None
         if not is_zero(model.gradient) and is_zero(model.product(model.gradient)):
             warn(
                 "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
@@ -125,3 +113,19 @@ def check_model(
                 "log-probabilities pass cross_entropy, which is the same number and has a curvature",
                 RefreshWarning,
             )
+
+
+def _warn_of_loss(loss_fn: Loss, outputs: Tensor, targets: Any, *, curvature_is_sum: bool) -> None:
+    if doubles_with_the_batch(loss_fn, outputs, targets):
+        warn(
+            "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the batch, where "
+            "the mean is expected",
+            RefreshWarning,
+        )
+    if curvature_is_sum and (silent := ignored_but_counted(loss_fn, outputs, targets)):
+        warn(
+            f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they count as "
+            "terms of its mean, by which the curvature is scaled; pass "
+            f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
+            RefreshWarning,
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
-from llqr.geometry.arguments import check_capture, check_settings
+from llqr.geometry.arguments import check_capture, check_types
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
@@ -94,7 +94,7 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
-        check_settings(inner, runtime, on_refresh)
+        check_types(inner, runtime, on_refresh)
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
@@ -119,7 +119,7 @@ class Geometry:
             apply_dtype=runtime.apply_dtype,
             max_side=runtime.max_side,
         )
-        self.metric = own_part(whole, self.parameters, shards, self.linearizer.group)
+        self.metric = own_part(whole, self.parameters, shards, self.linearizer.ranks.group)
         if self.metric is not whole:
             self.linearizer.share_out(self.metric.placement)
         SOLVERS[inner.solver].check(self.metric)
@@ -355,7 +355,7 @@ class Geometry:
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
             "batches": self._batches.state(),
-            "saved_by": self.linearizer.place(),
+            "saved_by": self.linearizer.ranks.place,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

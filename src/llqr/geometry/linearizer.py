@@ -28,7 +28,7 @@ from llqr.curvature import (
 from llqr.curvature.divergence import Scale
 from llqr.curvature.passes import ShardedProblem
 from llqr.dtensors import any_sharded, drop_gathered
-from llqr.geometry.arguments import check_functions, check_parameters, check_pieces, check_ranks
+from llqr.geometry.arguments import check_functions, check_pieces, check_ranks, check_weights
 from llqr.geometry.first_refresh import check_loss, check_model, try_out
 from llqr.geometry.fsdp import fsdp_group
 from llqr.geometry.runtime import Runtime
@@ -44,6 +44,7 @@ class Linearizer:
     Attributes:
         model: the network inside `torch.compile` and DDP.
         parameters: those that require a gradient, by name.
+        ranks: the processes that train this model together, as far as they are known.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Linearizer:
         self.model, group = unwrapped(model)
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        check_parameters(self.model, self.parameters)
+        check_weights(self.model, self.parameters)
         if runtime.micro_batch is not None:
             check_pieces(self.model)
         self.divergence = divergence
@@ -72,9 +73,9 @@ class Linearizer:
             group = fsdp_group(self.parameters)
         elif runtime.process_group is not None:
             group = runtime.process_group
-        self._ranks = None if group is None else self._together(group)
+        self.ranks = self._together(group)
         self._engine: Engine | None = None
-        self._checked = self._shared_out = False
+        self._checked = False
         self._written: tuple[frozenset[str], list[str]] = frozenset(), []
         self.use(runtime.engine)
 
@@ -112,55 +113,36 @@ class Linearizer:
         """Model, loss and batch as a function of the parameters."""
         given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
         if self._of_shards:
-            assert self.group is not None
-            return ShardedProblem(*given, self.parameters, self.group, forward=forward, autocast=autocast)
+            assert self.ranks.group is not None
+            return ShardedProblem(*given, self.parameters, self.ranks.group, forward=forward, autocast=autocast)
         micro_batch = self._runtime.micro_batch
         return Problem(*given, self.parameters, forward=forward, micro_batch=micro_batch, autocast=autocast)
 
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
-        if self._ranks is None:
-            self._ranks = self._together(group)
+        if self.ranks.group is None:
+            self.ranks = self._together(group)
 
-    def _together(self, group: dist.ProcessGroup) -> Ranks:
+    def _together(self, group: dist.ProcessGroup | None) -> Ranks:
         ranks = Ranks(group, Placement(group), self._summed)
-        if ranks.several:
+        if not ranks.alone:
             check_ranks(self.model)
         return ranks
 
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The processes that train this model together, as far as they are known."""
-        return None if self._ranks is None else self._ranks.group
-
-    def place(self) -> list[int]:
-        """This process's place among the ranks, and how many there are."""
-        return [0, 1] if self.ranks is None else [dist.get_rank(self.group), dist.get_world_size(self.group)]
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """Those that learn one metric together, if there are several, or one that has been given its part."""
-        return self._ranks if self._ranks is not None and (self._ranks.several or self._shared_out) else None
+    def share_out(self, placement: Placement) -> None:
+        """From now on quadratic models have the vectors of this rank's part of the metric."""
+        self.ranks = replace(self.ranks, exchange=placement, shared_out=True)
 
     def on_any_rank(self, flag: bool) -> bool:
         """Whether it is so on any of them."""
-        ranks = self.ranks
-        return flag if ranks is None else bool(ranks.largest(flag, self.device))
+        return bool(self.ranks.largest(flag, self.device))
 
     def agreed(self, action: Callable[[], T]) -> T:
         """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
-        ranks = self.ranks
-        return action() if ranks is None else ranks.all_or_none(action, self.device)
-
-    def share_out(self, placement: Placement) -> None:
-        """From now on quadratic models have the vectors of this rank's part of the metric."""
-        assert self._ranks is not None
-        self._ranks = replace(self._ranks, exchange=placement)
-        self._shared_out = True
+        return self.ranks.all_or_none(action, self.device)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
-        ranks = self.ranks
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
             self.agreed(lambda: try_out(problem))
@@ -168,19 +150,17 @@ class Linearizer:
         problem.written, problem.replaced = self._written
         if self._engine is None:
             self._warn_of_own_metrics()
-            self._engine = self._made(self._choose(problem, ranks))
-        if ranks is None:
-            model = self._local(problem)
-        elif self._of_shards:
-            model = ranks.carried(self._local(problem), problem.parameters)
+            self._engine = self._made(self._choose(problem))
+        if self._of_shards:
+            model = self.ranks.carried(self._local(problem), problem.parameters)
         else:
-            model = ranks.joined(lambda: self._local(problem), self.device)
+            model = self.ranks.joined(lambda: self._local(problem), self.device)
         self._checked = True  # on all ranks or, if one of them has failed, on none
         return model
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
-        if self._ranks is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if self.ranks.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn(
                 "model: it is not wrapped in DDP, so that every process learns a metric of its own; if they train one "
                 "model, pass the wrapped model or Runtime(process_group=torch.distributed.group.WORLD)",
@@ -200,7 +180,7 @@ class Linearizer:
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
 
-    def _choose(self, problem: Problem, ranks: Ranks | None) -> type[Engine]:
+    def _choose(self, problem: Problem) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
 
         def choice() -> tuple[type[Engine], list[str]]:
@@ -212,9 +192,8 @@ class Linearizer:
             raise failure
 
         kind, refused = self.agreed(choice)
-        if ranks is not None:
-            order = list(ENGINES.values())
-            kind = order[ranks.largest(order.index(kind), self.device)]
+        order = list(ENGINES.values())
+        kind = order[self.ranks.largest(order.index(kind), self.device)]
         if not kind.exact:
             warn(f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)
         return kind
