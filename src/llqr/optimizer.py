@@ -1,7 +1,7 @@
 """The one wrapper: refresh if due, centre gradient, probe, gradient at the probe, transport by `U`, base step."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -272,15 +272,6 @@ class Optimizer(Wrapper):
         scaler = self._run.scaler if given is None else given
         return amp.scaler_of(self, has_closure=closure is not None) if scaler is None else scaler
 
-    @contextmanager
-    def _called_by(self, scaler: Any) -> Iterator[None]:
-        """While entered, `step` is called by this scaler."""
-        self._run.scaler = scaler
-        try:
-            yield
-        finally:
-            self._run.scaler = None
-
     def _learn(self, batch: Any) -> None:
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
@@ -313,9 +304,9 @@ class Optimizer(Wrapper):
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
-            search = None
+            losses: list[Any] = []
             if not self._modules.known and self.probe is not None:
-                search = contexts.enter_context(self._modules.finding(self._order()))
+                losses = contexts.enter_context(self._modules.finding(self._order()))
             if self._probing:
                 contexts.enter_context(refuse_steps_in_backward())
             if self._probing and self._no_sync is not None:
@@ -325,8 +316,7 @@ class Optimizer(Wrapper):
                 contexts.enter_context(OutsideGradients(outside))
             contexts.enter_context(torch.enable_grad())
             loss = closure()
-            if search is not None:
-                search.loss = loss
+            losses.append(loss)
         if self._probing:
             self._others.reached_by(loss)
         # A copy, because a captured closure writes the losses of both passes into the same memory.
@@ -365,7 +355,7 @@ class Optimizer(Wrapper):
             return
         layers, biases = self._modules.trees.roles(parameters)
         point = Point(parameters, grads, layers, biases, own_radius(self.base, parameters), sharding)
-        eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
+        eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
         point_uphill(self.base, parameters, eps)
         torch._foreach_add_(local(parameters), eps)
 
@@ -382,9 +372,10 @@ class Optimizer(Wrapper):
             return
         if scaler is not None:
             amp.unscale_once(scaler, self, self.base)
-        transports = self.geometry is not None and self.transport
-        parameters, grads = self._parameters_and_grads() if transports else ([], [])
-        with gradients.substituted(self._transported(parameters, grads), grads, parameters):
+        geometry = self.geometry if self.transport else None
+        parameters, grads = ([], []) if geometry is None else self._parameters_and_grads()
+        Ug = [] if geometry is None else geometry.transport(parameters, grads)
+        with gradients.substituted(Ug, grads, parameters):
             if scaler is not None:
                 scaler.step(self.base)
             else:
@@ -409,15 +400,11 @@ class Optimizer(Wrapper):
             )
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
-        """`U v`."""
-        return v if self.geometry is None else self.geometry.transport(parameters, v)
-
-    def _transported_parts(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
         """`U v` where `v` are this rank's parts of sharded tensors."""
         if self.geometry is None:
             return v
         sharded = [as_sharded(part, parameter) for part, parameter in zip(v, parameters, strict=True)]
-        return local(self._transported(parameters, sharded))
+        return local(self.geometry.transport(parameters, sharded))
 
     def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
         return gradients.collected(self._order(), self._modules.trees.name)

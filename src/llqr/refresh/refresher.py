@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -124,23 +124,19 @@ class Refresher:
         if not self.spread:
             raise ValueError("state_dict: saved in the middle of a refresh, which needs spread=True to be finished")
         progress = Progress.of(state, device)
-        problem = _at_saved(self._linearizer.problem(progress.batch), state["weights"])
+        problem = self._linearizer.problem(progress.batch)
+        saved, mine = state["weights"], problem.weights()
+        if [tensor.shape for tensor in saved] != [tensor.shape for tensor in mine]:
+            raise ValueError("state_dict: saved in the middle of a refresh of a model with other parameters or buffers")
+        weights = [tensor.to(own) for tensor, own in zip(saved, mine, strict=True)]
 
         def restore() -> None:
             self.release()
             self.progress = progress
-            self._copy_weights(problem)
+            self._copy_weights(problem.at_weights(weights))
 
         return restore
 
     def __getstate__(self) -> dict[str, Any]:
         """Without CUDA graphs, which cannot be copied and are captured again."""
         return self.__dict__ | {"_captured": None}
-
-
-def _at_saved(problem: Problem, saved: Sequence[Tensor]) -> Problem:
-    """The problem at saved weights."""
-    mine = problem.weights()
-    if [tensor.shape for tensor in saved] != [tensor.shape for tensor in mine]:
-        raise ValueError("state_dict: saved in the middle of a refresh of a model with other parameters or buffers")
-    return problem.at_weights([tensor.to(own) for tensor, own in zip(saved, mine, strict=True)])

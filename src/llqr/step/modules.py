@@ -21,12 +21,6 @@ PLAIN = (Tensor, nn.Parameter)
 Slot = tuple[nn.Module, str, Tensor]
 
 
-class Search:
-    """What a pass tells about the modules that it used: its loss."""
-
-    loss: Any = None
-
-
 class OwningModules:
     """The modules that own the parameters: given, or found at the first step.
 
@@ -48,22 +42,23 @@ class OwningModules:
         self._contents = Snapshot(keep_memory=True)
 
     @contextmanager
-    def finding(self, parameters: Iterable[Tensor]) -> Iterator[Search]:
+    def finding(self, parameters: Iterable[Tensor]) -> Iterator[list[Any]]:
         """Find the modules that own the parameters, and others whose buffers are written to inside the context.
 
         Except those of a network that another thread may be training at the same time: one with parameters to train,
-        none of which the loss of this pass depends on.
+        none of which the loss of this pass depends on. It is put into the list that one is given.
         """
-        alive, search = living_modules(), Search()
+        losses: list[Any] = []
+        alive = living_modules()
         slots = _buffers_of(alive)
         self._marks, self._before = _marks_of(alive), kept_by(may_keep(alive))
         versions = [_version(buffer) for _, _, buffer in slots]
-        yield search
+        yield losses
         if any_sharded(parameters):
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         wanted = set(parameters)
         found = dict.fromkeys(m for m in alive if any(p in wanted for p in m.parameters(recurse=False)))
-        reached = leaves_of(search.loss)
+        reached = leaves_of(losses)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
             written = _buffer(owner, name) is not buffer or _version(buffer) != version
             if written and owner not in found and not trained_elsewhere(owner, alive, reached):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,15 @@ class Wrapper(torch.optim.Optimizer):
             if name.startswith("_") or name in ("base", "grad_scale", "found_inf"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self.base, name)
+
+    @contextmanager
+    def _called_by(self, scaler: Any) -> Iterator[None]:
+        """While entered, `step` is called by this scaler."""
+        self._run.scaler = scaler
+        try:
+            yield
+        finally:
+            self._run.scaler = None
 
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
