@@ -82,9 +82,9 @@ class Problem:
         """The model's tensors that outputs depend on: the learned parameters, then other parameters and buffers."""
         return [*self.parameters.values(), *self._held.values(), *self._buffers.values()]
 
-    def other_tensors(self) -> list[Tensor]:
-        """Every tensor besides the learned parameters that outputs and loss depend on, the batch last."""
-        return [*self._held.values(), *self._buffers.values(), *tensors_of((self.inputs, self.targets))]
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that outputs and loss depend on: the weights, then the batch."""
+        return [*self.weights(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -92,22 +92,16 @@ class Problem:
         leaves, structure = pytree.tree_flatten((self.inputs, self.targets))
         return structure, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-    def at(self, parameters: Mapping[str, Tensor], others: Sequence[Tensor]) -> Problem:
-        """The same problem with other tensors, given in the order of `other_tensors`."""
+    def at(self, tensors: Sequence[Tensor]) -> Problem:
+        """The same problem with other tensors, given in the order of `tensors`; what is left out at the end stays."""
         moved = copy.copy(self)
-        rest = iter(others)
-        moved.parameters = dict(parameters)
+        rest = iter([*tensors, *self.tensors()[len(tensors) :]])
+        moved.parameters = {name: next(rest) for name in self.parameters}
         moved._held = {name: next(rest) for name in self._held}
         moved._buffers = {name: next(rest) for name in self._buffers}
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
         moved.pieces = moved._cut()
         return moved
-
-    def at_weights(self, weights: Sequence[Tensor]) -> Problem:
-        """The same problem, on the same batch, at other weights, given in the order of `weights`."""
-        count = len(self.parameters)
-        batch = tensors_of((self.inputs, self.targets))
-        return self.at(dict(zip(self.parameters, weights[:count], strict=True)), [*weights[count:], *batch])
 
     def _cut(self) -> list[Any]:
         return [self.inputs] if self._micro_batch is None else pieces_of(self.inputs, self._micro_batch)

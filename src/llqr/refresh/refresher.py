@@ -84,7 +84,7 @@ class Refresher:
             return self._linearizer.linearise(problem)
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED_LATER):
-                return self._linearizer.linearise(problem.at_weights(self._weights))
+                return self._linearizer.linearise(problem.at(self._weights))
         except RuntimeError as error:
             if RECOMPUTED_LATER in str(error):
                 raise RuntimeError(RECOMPUTED_LATER) from error
@@ -133,7 +133,7 @@ class Refresher:
         def restore() -> None:
             self.release()
             self.progress = progress
-            self._copy_weights(problem.at_weights(weights))
+            self._copy_weights(problem.at(weights))
 
         return restore
 
