@@ -1,7 +1,7 @@
 """The one wrapper: refresh if due, centre gradient, probe, gradient at the probe, transport by `U`, base step."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import Sharding, any_sharded, as_sharded, local, refuse_fsdp1
+from llqr.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.probes import Point, SAMProbe
 from llqr.random_state import RandomState, repeated
@@ -216,7 +216,7 @@ class Optimizer(Wrapper):
             if not self._buffers_of_probe:
                 self._modules.hold_buffers()  # also before `start_after`: the loop runs its second pass regardless
             self._run.between = True
-            self._others.hold(self._modules.parameters(), self._order())
+            self._others.hold(self._modules.trees.parameters(), self._order())
             if zero_grad:
                 gradients.clear(self._order())
         except BaseException:
@@ -272,15 +272,6 @@ class Optimizer(Wrapper):
         scaler = self._run.scaler if given is None else given
         return amp.scaler_of(self, has_closure=closure is not None) if scaler is None else scaler
 
-    @contextmanager
-    def _called_by(self, scaler: Any) -> Iterator[None]:
-        """While entered, `step` is called by this scaler."""
-        self._run.scaler = scaler
-        try:
-            yield
-        finally:
-            self._run.scaler = None
-
     def _learn(self, batch: Any) -> None:
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
@@ -313,9 +304,9 @@ class Optimizer(Wrapper):
 
     def _first_pass(self, closure: Closure) -> Any:
         with ExitStack() as contexts:
-            search = None
+            losses: list[Any] = []
             if not self._modules.known and self.probe is not None:
-                search = contexts.enter_context(self._modules.finding(self._order()))
+                losses = contexts.enter_context(self._modules.finding(self._order()))
             if self._probing:
                 contexts.enter_context(refuse_steps_in_backward())
             if self._probing and self._no_sync is not None:
@@ -325,8 +316,7 @@ class Optimizer(Wrapper):
                 contexts.enter_context(OutsideGradients(outside))
             contexts.enter_context(torch.enable_grad())
             loss = closure()
-            if search is not None:
-                search.loss = loss
+            losses.append(loss)
         if self._probing:
             self._others.reached_by(loss)
         # A copy, because a captured closure writes the losses of both passes into the same memory.
@@ -341,7 +331,7 @@ class Optimizer(Wrapper):
             self._modules.restore_buffers()
         else:
             self._modules.hold_buffers()
-        self._others.hold(self._modules.parameters(), self._order())
+        self._others.hold(self._modules.trees.parameters(), self._order())
         gradients.clear(self._order())
         same_numbers = nullcontext() if random is None else repeated(random, self._order())
         with same_numbers, torch.enable_grad(), self._modules.rewound(keep=not self._buffers_of_probe):
@@ -363,16 +353,16 @@ class Optimizer(Wrapper):
             # of a distributed run, so that the scaler skips the step and reduces its scale.
             torch._foreach_mul_(local(parameters), float("nan"))
             return
-        layers, biases = self._modules.roles(parameters)
+        layers, biases = self._modules.trees.roles(parameters)
         point = Point(parameters, grads, layers, biases, own_radius(self.base, parameters), sharding)
-        eps = self.probe.displacement(point, lambda v: self._transported_parts(parameters, v), self.steps)
+        eps = self.probe.displacement(point, lambda v: self._transported(parameters, v), self.steps)
         point_uphill(self.base, parameters, eps)
         torch._foreach_add_(local(parameters), eps)
 
     def _gather_again(self) -> None:
         """Before and after the weights move: what FSDP2 has gathered of them must not be used any more."""
         if any_sharded(self._order()):
-            self._modules.gather_again()
+            drop_gathered(self._modules.trees.modules)
 
     def _update(self, scaler: Any) -> None:
         """`theta <- base(theta, U g~)`."""
@@ -382,9 +372,10 @@ class Optimizer(Wrapper):
             return
         if scaler is not None:
             amp.unscale_once(scaler, self, self.base)
-        transports = self.geometry is not None and self.transport
-        parameters, grads = self._parameters_and_grads() if transports else ([], [])
-        with gradients.substituted(self._transported(parameters, grads), grads, parameters):
+        geometry = self.geometry if self.transport else None
+        parameters, grads = ([], []) if geometry is None else self._parameters_and_grads()
+        Ug = [] if geometry is None else geometry.transport(parameters, grads)
+        with gradients.substituted(Ug, grads, parameters):
             if scaler is not None:
                 scaler.step(self.base)
             else:
@@ -409,18 +400,14 @@ class Optimizer(Wrapper):
             )
 
     def _transported(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
-        """`U v`."""
-        return v if self.geometry is None else self.geometry.transport(parameters, v)
-
-    def _transported_parts(self, parameters: list[Tensor], v: list[Tensor]) -> list[Tensor]:
         """`U v` where `v` are this rank's parts of sharded tensors."""
         if self.geometry is None:
             return v
         sharded = [as_sharded(part, parameter) for part, parameter in zip(v, parameters, strict=True)]
-        return local(self._transported(parameters, sharded))
+        return local(self.geometry.transport(parameters, sharded))
 
     def _parameters_and_grads(self) -> tuple[list[Tensor], list[Tensor]]:
-        return gradients.collected(self._order(), self._modules.name)
+        return gradients.collected(self._order(), self._modules.trees.name)
 
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for group in self.param_groups for p in group["params"])

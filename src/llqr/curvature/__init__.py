@@ -1,17 +1,19 @@
 """Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`.
 
-In reading order: `problem` (model, loss and batch as a function of the weights), with `attached`, `writes` and
-`whole_weights`, which leave the model as it was; `quadratic` (what a refresh learns from); `divergence`, `derivatives`
-and `curvature` (the mathematics of a product); `engine` and `engines` (ways to compute it), of which `linearised`
-traces the product and `passes` uses FSDP's own passes; `loss_checks` (what a loss does not say of itself); `ranks` (the
-models of several ranks as one); `uncompiled` (torch.compile switched off for a while).
+In reading order: `batch` and `losses` (what a user gives); `problem` (model, loss and batch as a function of the
+weights), with `attached`, `writes`, `whole_weights` and `uncompiled`, which leave the model as it was; `quadratic`
+(what a refresh learns from); `divergence`, `derivatives` and `curvature` (the mathematics of a product); `engine` and
+`engines` (ways to compute it), of which `linearised` traces the product and `passes` uses FSDP's own passes; `ranks`
+(the models of several ranks as one).
 """
 
+from llqr.curvature.batch import Batch
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
 from llqr.curvature.engine import Engine
 from llqr.curvature.engines import ENGINES, choose_engine
-from llqr.curvature.problem import Batch, Forward, Loss, Problem, frozen
+from llqr.curvature.losses import Loss
+from llqr.curvature.problem import Forward, Problem, frozen
 from llqr.curvature.quadratic import Named, QuadraticModel
 from llqr.curvature.ranks import RankError, Ranks
 

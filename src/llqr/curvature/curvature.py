@@ -39,10 +39,11 @@ class Curvature:
         self._derivatives = derivatives
         self._divergence = divergence
         self.given_away = given_away
+        theta, inputs = problem.parameters, problem.pieces
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
-        self._kept = self._linearise(problem.pieces[0]) if len(problem.pieces) == 1 else None
+        self._kept = self._linearise(inputs[0]) if len(inputs) == 1 else None
         with torch.no_grad():
-            pieces = [self._kept.outputs] if self._kept else [self._outputs(piece) for piece in problem.pieces]
+            pieces = [self._kept.outputs] if self._kept else [problem.outputs(theta, piece) for piece in inputs]
         self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
         outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         with torch.enable_grad():
@@ -157,9 +158,6 @@ class Curvature:
             return problem.outputs(theta, piece, plain=plain)
 
         return self._derivatives(f, problem.parameters, problem.precision, self.given_away)
-
-    def _outputs(self, piece: object) -> Tensor:
-        return self._problem.outputs(self._problem.parameters, piece)
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
         return [rows] if self._rows is None else list(rows.split(self._rows))

@@ -66,7 +66,7 @@ class Trace:
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
         count = len(self._names)
-        loss, terms, *rest = self._once(*problem.parameters.values(), *problem.other_tensors())
+        loss, terms, *rest = self._once(*problem.tensors())
         sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
         saved = rest[count * len(sets) :]
 
@@ -95,15 +95,14 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
     count = len(names)
 
     def function(*tensors: Tensor) -> list[Tensor]:
-        theta = dict(zip(names, tensors[:count], strict=True))
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
-        curvature = Curvature(problem.at(theta, tensors[2 * count :]), divergence, ForwardMode, scale)
+        curvature = Curvature(problem.at([*tensors[:count], *tensors[2 * count :]]), divergence, ForwardMode, scale)
         model = curvature.model(gradients)
         sets = [model.gradient, *model.gradients, curvature.product(v)]
         return [model.loss, curvature.terms, *(part for named in sets for part in named.values())]
 
-    theta = [parameter.detach() for parameter in problem.parameters.values()]
-    example = (*theta, *map(torch.ones_like, theta), *problem.other_tensors())
+    theta = problem.tensors()[:count]
+    example = (*theta, *map(torch.ones_like, theta), *problem.tensors()[count:])
     with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
@@ -174,5 +173,4 @@ def _unfused_attention() -> Iterator[None]:
 
 def problem_signature(problem: Problem) -> Any:
     """What a trace holds fixed."""
-    tensors = [*problem.parameters.values(), *problem.other_tensors()]
-    return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+    return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in problem.tensors()]

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, places, reattach
-from llqr.curvature.uncompiled import uncompiled
+from llqr.curvature.batch import Batch as Batch
+from llqr.curvature.batch import call_model, pieces_of, split_batch, tensors_of
+from llqr.curvature.losses import Loss as Loss
+from llqr.curvature.losses import counted_terms
+from llqr.curvature.uncompiled import as_written, uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
 from llqr.leaves import leaves_of
 from llqr.random_state import TorchRandomState
 
-T = TypeVar("T")
 Forward = Callable[[nn.Module, Any], Any]
-Loss = Callable[[Tensor, Any], Tensor]
-Batch = tuple[Any, Any] | Mapping[str, Any]
 
-#: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
-#: input of a sequence model.
-TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 #: Stands for the inputs among the names of what a model writes to.
 INPUTS = "inputs"
-#: Outputs that differ by less (relative) are the same: low precision rounds them, and kernels depend on the batch size.
-ROUNDING = 0.05
 
 
 class Problem:
@@ -84,13 +78,13 @@ class Problem:
         """The tensor that outputs are a function of: the parameter, gathered if the model is sharded."""
         return whole(parameter)
 
-    def fixed_tensors(self) -> list[Tensor]:
-        """The model's tensors that are not learned but that outputs depend on: other parameters, and buffers."""
-        return [*self._held.values(), *self._buffers.values()]
+    def weights(self) -> list[Tensor]:
+        """The model's tensors that outputs depend on: the learned parameters, then other parameters and buffers."""
+        return [*self.parameters.values(), *self._held.values(), *self._buffers.values()]
 
-    def other_tensors(self) -> list[Tensor]:
-        """Every tensor besides the learned parameters that outputs and loss depend on, the batch last."""
-        return [*self.fixed_tensors(), *tensors_of((self.inputs, self.targets))]
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that outputs and loss depend on: the weights, then the batch."""
+        return [*self.weights(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -98,11 +92,11 @@ class Problem:
         leaves, structure = pytree.tree_flatten((self.inputs, self.targets))
         return structure, [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
-    def at(self, parameters: Mapping[str, Tensor], others: Sequence[Tensor]) -> Problem:
-        """The same problem with other tensors, given in the order of `other_tensors`."""
+    def at(self, tensors: Sequence[Tensor]) -> Problem:
+        """The same problem with other tensors, given in the order of `tensors`; what is left out at the end stays."""
         moved = copy.copy(self)
-        rest = iter(others)
-        moved.parameters = dict(parameters)
+        rest = iter([*tensors, *self.tensors()[len(tensors) :]])
+        moved.parameters = {name: next(rest) for name in self.parameters}
         moved._held = {name: next(rest) for name in self._held}
         moved._buffers = {name: next(rest) for name in self._buffers}
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
@@ -110,7 +104,7 @@ class Problem:
         return moved
 
     def _cut(self) -> list[Any]:
-        return [self.inputs] if self._micro_batch is None else _split(self.inputs, self._micro_batch)
+        return [self.inputs] if self._micro_batch is None else pieces_of(self.inputs, self._micro_batch)
 
     @property
     def precision(self) -> torch.dtype:
@@ -145,7 +139,7 @@ class Problem:
             self._random.restore()
         before = [dict(held) for held in self._holders]
         try:
-            with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
+            with fsdp_set_aside(self._caller), as_written(self._caller) if plain else nullcontext():
                 return self.called(inputs, replaced)
         finally:
             reattach(self._holders, before)
@@ -163,25 +157,6 @@ class Problem:
             writes.undo()
         self.written = frozenset(INPUTS if name in inputs else name for name in writes.names)
         self.replaced = [name.removeprefix("model.") for name in writes.replaced if name in tensors]
-
-    @torch.no_grad()
-    def mixes_samples(self) -> bool:
-        """Whether the outputs of a sample depend on those before it in the batch, so that pieces are not the whole.
-
-        A sample is computed behind the first samples of the batch, and behind its last ones.
-        """
-        rows, size = samples_in(self.inputs) or 0, max(2, self._micro_batch or 0)
-        if len(self.pieces) == 1 or rows < size:
-            return False
-        orders = (range(size), (*range(rows - size + 1, rows), size - 1))
-        ahead, behind = (
-            self.outputs(self.parameters, taken_rows(self.inputs, torch.tensor(list(order)))) for order in orders
-        )
-        if ahead.shape != behind.shape or not ahead.ndim or ahead.shape[0] % size:
-            return False  # it cannot be told
-        own = ahead.shape[0] // size
-        difference, whole = (ahead[-own:] - behind[-own:]).double().norm(), ahead[-own:].double().norm()
-        return bool(difference > ROUNDING * whole)
 
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs, with some of its tensors replaced, as at least float32."""
@@ -246,99 +221,6 @@ class _Caller(nn.Module):
 
 
 @contextmanager
-def _as_written(root: nn.Module) -> Iterator[None]:
-    """Undo `module.compile()` for as long as this is entered."""
-    compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """`model(inputs)`, with mappings and tuples spread out, and `.logits` taken from objects that have it."""
-    named: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
-    listed: Sequence[Any] = inputs if isinstance(inputs, tuple | list) else () if inputs is named else (inputs,)
-    try:
-        outputs = model(*listed, **named)
-    except TypeError as error:
-        if _takes(model, listed, named):
-            raise
-        raise TypeError(
-            f"batch: its inputs do not fit {type(model).__name__}.forward ({error}); give the geometry a "
-            "forward=lambda model, inputs: ..., which calls the model"
-        ) from error
-    except ValueError as error:
-        if not named:
-            raise
-        raise ValueError(
-            f"batch: {type(model).__name__} cannot be called on {', '.join(named)} ({error}); the targets are not "
-            "among its inputs, so that an encoder-decoder needs decoder_input_ids beside them, or a forward="
-        ) from error
-    return getattr(outputs, "logits", outputs)
-
-
-def _takes(model: nn.Module, listed: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the model has arguments for these inputs, so that a type error is one of its own."""
-    try:
-        inspect.signature(model.forward).bind(*listed, **named)
-    except TypeError:
-        return False
-    return True
-
-
-def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """A batch as (inputs, targets)."""
-    if isinstance(batch, Mapping):
-        for key in TARGET_KEYS:
-            if key in batch:
-                return {name: value for name, value in batch.items() if name != key}, batch[key]
-        raise ValueError(f"batch: a mapping needs one of the keys {', '.join(TARGET_KEYS)}, got {', '.join(batch)}")
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise TypeError(
-        "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these"
-    )
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def batch_signature(batch: Batch) -> Any:
-    """What captured graphs hold fixed: the structure of the batch, and its tensors' shapes, dtypes and devices."""
-    leaves, structure = pytree.tree_flatten(batch)
-    return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def summed(loss_fn: Loss) -> bool:
-    """Whether a loss says that it is a sum: a module's attribute, or a partial's keyword."""
-    if isinstance(loss_fn, functools.partial):
-        return bool(loss_fn.keywords["reduction"] == "sum" if "reduction" in loss_fn.keywords else summed(loss_fn.func))
-    return getattr(loss_fn, "reduction", None) == "sum"
-
-
-def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:
-    """How many targets a mean loss is taken over, where it tells by them; None if every sample is a term."""
-    counted: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
-    if counted is not None:
-        return counted(targets)
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-        return (targets != ignore_index(loss_fn)).sum()
-    return None
-
-
-def ignore_index(loss_fn: Loss) -> int:
-    """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
-    if isinstance(loss_fn, functools.partial):
-        return int(loss_fn.keywords.get("ignore_index", ignore_index(loss_fn.func)))
-    return int(getattr(loss_fn, "ignore_index", -100))
-
-
-@contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Eval mode and a forked random state, both put back whatever happens."""
     training = [(module, module.training) for module in model.modules()]
@@ -350,29 +232,3 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for module, flag in training:
             module.training = flag
-
-
-def _split(inputs: Any, size: int) -> list[Any]:
-    """Cut every tensor that has the batch dimension into pieces of `size` rows."""
-    # Tokenizers return mappings of their own, which are leaves to torch's trees.
-    inputs = pytree.tree_map(lambda leaf: dict(leaf) if isinstance(leaf, Mapping) else leaf, inputs)
-    rows = samples_in(inputs)
-    if not rows:
-        raise ValueError("micro_batch: found no tensor with a batch dimension in the inputs")
-    return [taken_rows(inputs, slice(start, start + size)) for start in range(0, rows, size)]
-
-
-def samples_in(batch: Any) -> int | None:
-    """How many samples a batch has: the length of its first tensor that has one."""
-    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), None)
-
-
-def taken_rows(batch: T, rows: slice | Tensor) -> T:
-    """Some of the samples: every tensor that has the batch dimension is cut."""
-    samples = samples_in(batch)
-
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[rows] if tensor.ndim and len(tensor) == samples else tensor
-
-    found: T = pytree.tree_map_only(Tensor, cut, batch)
-    return found

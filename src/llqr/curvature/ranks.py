@@ -37,21 +37,28 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that learn one metric together.
+    """The ranks that learn one metric together, or one process alone.
 
     Attributes:
-        group: of `torch.distributed`.
+        group: of `torch.distributed`; None if no others are known.
         exchange: whose vectors the joined model takes and gives: all of them, or a rank's own part.
         summed: whether the curvature is a sum over the batch, and so over the ranks.
+        shared_out: whether the metric is, even if to a single rank: its vectors have other names then.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     exchange: Exchange
     summed: bool = False
+    shared_out: bool = False
 
     @property
-    def several(self) -> bool:
-        return dist.get_world_size(self.group) > 1
+    def alone(self) -> bool:
+        return self.group is None or (dist.get_world_size(self.group) == 1 and not self.shared_out)
+
+    @property
+    def place(self) -> list[int]:
+        """This process's place among the ranks, and how many there are."""
+        return [0, 1] if self.alone else [dist.get_rank(self.group), dist.get_world_size(self.group)]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Ranks:
         """A process group cannot be copied, and need not be."""
@@ -59,6 +66,8 @@ class Ranks:
 
     def joined(self, linearise: Callable[[], QuadraticModel], device: torch.device) -> QuadraticModel:
         """The quadratic model of the joined batch, from every rank's own."""
+        if self.alone:
+            return linearise()
         local = self.all_or_none(linearise, device)
         terms = torch.ones((), device=device) if local.terms is None else local.terms
         weight = terms.double() / self._sum(terms.double())
@@ -95,13 +104,16 @@ class Ranks:
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
+        if self.alone:
+            return number
+        assert self.group is not None
         agreed = torch.tensor(number, device=device)
         all_reduce(agreed, self.group, largest=True)
         return int(agreed)
 
     def all_or_none(self, action: Callable[[], T], device: torch.device) -> T:
         """What `action` returns, if it succeeds on all ranks; otherwise an error on all of them."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self.alone or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return action()  # it worked on all ranks when it was warmed up
         results: list[T] = []
         failure: Exception | None = None
@@ -120,6 +132,7 @@ class Ranks:
         return results[0]
 
     def _sum(self, number: Tensor) -> Tensor:
+        assert self.group is not None
         total = number.clone()
         all_reduce(total, self.group)
         return total

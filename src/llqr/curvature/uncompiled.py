@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 _lock = threading.Lock()
 _inside = 0
@@ -36,3 +37,16 @@ def uncompiled() -> Iterator[None]:
             if not _inside and _stance is not None:
                 _stance.__exit__(None, None, None)
                 _stance = None
+
+
+@contextmanager
+def as_written(root: nn.Module) -> Iterator[None]:
+    """Undo `module.compile()` for as long as this is entered."""
+    compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call

@@ -1,9 +1,10 @@
 """What a user holds: the metric, the curvature it is learned from, and when.
 
 In reading order: `geometry`; `linearizer` (from a batch to a quadratic model) and `runtime` (how that is computed);
-`batches` (drawn by the geometry itself); `outcomes` and `summary` (how refreshes went, in words); `shards`, `fsdp` and
-`foreign_state` (several ranks). Besides: `fixed` (a metric that is not learned), `protocol` (what the optimizer needs
-of a geometry) and `adapters` (losses).
+`arguments` and `first_refresh` (what is refused, at once and at the first batch); `batches` (drawn by the geometry
+itself); `members` (the parameters that `U` acts on); `outcomes` and `summary` (how refreshes went, in words); `shards`,
+`fsdp` and `foreign_state` (several ranks). Besides: `fixed` (a metric that is not learned), `protocol` (what the
+optimizer needs of a geometry) and `adapters` (losses).
 """
 
 from llqr.geometry.adapters import ShiftedCrossEntropy

@@ -54,21 +54,17 @@ class BatchSource:
         return moved
 
     def _next(self, source: Iterable[Any]) -> Any:
-        if self._iterator is None:
-            self._iterator = self._begin_again(source)
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._began_at, self._position = None, 0
-            self._iterator = self._begin_again(source)
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = self._begin_again(source)
             try:
                 batch = next(self._iterator)
             except StopIteration:
-                raise ValueError(
-                    "batches: there are none (any more); pass the iterable itself, not an iterator that ends"
-                ) from None
-        self._position += 1
-        return batch
+                self._iterator, self._began_at, self._position = None, None, 0
+            else:
+                self._position += 1
+                return batch
+        raise ValueError("batches: there are none (any more); pass the iterable itself, not an iterator that ends")
 
     def _begin_again(self, source: Iterable[Any]) -> Iterator[Any]:
         """Iterate from the start; after loading, up to the saved position."""

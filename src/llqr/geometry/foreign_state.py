@@ -14,7 +14,8 @@ def for_this_rank(state: Mapping[str, Any], linearizer: Linearizer) -> Mapping[s
     That is the position in its own batches, and a spread refresh under way, because that has a batch of its own. A
     refresh needs all ranks: if one of them cannot continue it, none does, and it begins again at the next step.
     """
-    foreign = state.get("saved_by", linearizer.place()) != linearizer.place()
+    place = linearizer.ranks.place
+    foreign = state.get("saved_by", place) != place
     if state.get("refresh") is not None and linearizer.on_any_rank(foreign):
         counters = {**state["counters"], "next": state["counters"]["step"]}
         state = {**state, "refresh": None, "counters": counters}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.geometry.arguments import check_capture, check_types
 from llqr.geometry.batches import Batches, BatchSource
 from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
@@ -18,7 +20,6 @@ from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
 from llqr.geometry.shards import Shards, own_part
 from llqr.metric import Metric, StructureSpec
-from llqr.metric.block import Block
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.random_state import vary
@@ -93,7 +94,7 @@ class Geometry:
         shards: Shards = None,
         on_refresh: Callable[[Refresh], None] | None = None,
     ) -> None:
-        _check_types(inner, runtime, on_refresh)
+        check_types(inner, runtime, on_refresh)
         self.divergence = divergence_named(divergence)
         self.inner = inner = inner or DEFAULT_INNER
         self.runtime = runtime = runtime or Runtime()
@@ -118,31 +119,23 @@ class Geometry:
             apply_dtype=runtime.apply_dtype,
             max_side=runtime.max_side,
         )
-        self.metric = own_part(whole, self.parameters, shards, self.linearizer.group)
+        self.metric = own_part(whole, self.parameters, shards, self.linearizer.ranks.group)
         if self.metric is not whole:
             self.linearizer.share_out(self.metric.placement)
         SOLVERS[inner.solver].check(self.metric)
         if inner.normalise:
             self.metric.check_scalable()
         if runtime.capture:
-            self._check_capturable()
+            check_capture(self.metric, inner.solver, self.parameters)
         problem = InnerProblem(self.metric, inner, Damping.of(damping), self._precision(), runtime.compile)
         self._refresher = Refresher(problem, self.linearizer, capture=runtime.capture, spread=runtime.spread)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._every, self._ema, self._on_refresh = every, ema, on_refresh
-        self._members = Members(self.model, self.parameters)
+        self._members = Members(self.model, self.parameters, self.metric)
         self._outcomes = Outcomes(self.metric, runtime.max_failures)
         self._step = 0
         self._next = 0
         self._batches = BatchSource()
-
-    def _check_capturable(self) -> None:
-        if self.metric.whole is not self.metric:
-            raise ValueError("capture: not with shards, because the ranks exchange vectors in every inner step")
-        if not SOLVERS[self.inner.solver].capturable:
-            raise ValueError(f"capture: not with solver={self.inner.solver!r}, whose steps are not all the same")
-        if not all(parameter.is_cuda for parameter in self.parameters.values()):
-            raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")
 
     def _precision(self) -> torch.dtype | None:
         """Of the factors' matrix products in a refresh. Autocast leaves float64 alone."""
@@ -215,9 +208,6 @@ class Geometry:
     def batches(self, batches: Batches | None) -> None:
         self._batches.draw_from(batches)
 
-    def _draw(self) -> Batch:
-        return self._batches.draw(self.linearizer.device)
-
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
 
@@ -230,7 +220,7 @@ class Geometry:
 
     def learn_from(self, quadratic: QuadraticModel) -> Refresh:
         """A refresh on a quadratic model that is given, all at once."""
-        self._check_place()
+        self._members.check()
         self._refresher.release()
         progress = Progress(self._step, self._until(), {})
         with self.linearizer.frozen():
@@ -251,8 +241,8 @@ class Geometry:
     def keep_up(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher
-        if self.metric.learned and not self._in_place(self.metric.whole.blocks[0]):
-            self._check_place()
+        if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
+            self._members.check()
         if refresher.progress is not None:
             self._work(refresher.progress, self._step)
         if not self.due:
@@ -267,8 +257,8 @@ class Geometry:
     def _begin(self, batch: Batch | Callable[[], Batch] | None) -> Progress:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
-        self._check_place()
-        given = self._draw if batch is None else batch
+        self._members.check()
+        given = partial(self._batches.draw, self.linearizer.device) if batch is None else batch
 
         def begin() -> Progress:
             vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
@@ -292,7 +282,7 @@ class Geometry:
                 if loop is None:
                     return None
                 solution = loop.solution()
-                blended = self._blended(self._scaled(solution, loop.quadratic), self._beta(progress.step))
+                blended = self._blended(solution, loop.quadratic, self._beta(progress.step))
                 found = examine(self.metric, loop.quadratic, solution, blended)
                 reason = objection(found)
             if not reason:
@@ -304,14 +294,11 @@ class Geometry:
             raise
         return self._finish(progress, found, reason)
 
-    def _scaled(self, solution: Solution, quadratic: QuadraticModel) -> list[Factors]:
-        """What was learned, scaled so that `g.Ug = g.g` on average if that is asked for."""
-        if not self.inner.normalise or not self.metric.stored():
-            return solution.factors
-        return self.metric.normalised(solution.factors, quadratic.gradients or (quadratic.gradient,))
-
-    def _blended(self, learned: list[Factors], beta: float) -> list[Factors]:
+    def _blended(self, solution: Solution, quadratic: QuadraticModel, beta: float) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
+        learned = solution.factors
+        if self.inner.normalise and self.metric.stored():
+            learned = self.metric.normalised(learned, quadratic.gradients or (quadratic.gradient,))
         return self.linearizer.agreed(lambda: self.metric.blend(learned, beta))
 
     def _beta(self, step: int) -> float:
@@ -323,20 +310,7 @@ class Geometry:
     def _finish(self, progress: Progress, found: Findings, reason: str) -> Refresh:
         self._refresher.release()
         self._next = progress.until
-        report = Refresh(
-            step=progress.step,
-            accepted=not reason,
-            reason=reason,
-            objective_before=found.before,
-            objective_after=found.after,
-            loss=found.loss,
-            gradient_norm=found.gradient_norm,
-            change=found.effect.change,
-            cosine=found.effect.cosine,
-            engine=self.engine,
-            seconds=progress.seconds,
-        )
-        self._outcomes.count(report, found, self._beta(progress.step))
+        report = self._outcomes.report(progress, found, reason, self.engine, self._beta(progress.step))
         if self._on_refresh is not None:
             self._on_refresh(report)
         self._outcomes.judge(report, found)
@@ -352,28 +326,6 @@ class Geometry:
     def layer_effects(self) -> dict[str, Effect]:
         """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
         return dict(self._outcomes.layers)
-
-    def _check_place(self) -> None:
-        """The factors live where the parameters were; until there are any, they follow these to another device.
-
-        Accelerate moves a model after the optimizer was made.
-        """
-        self._members.check(self.metric.whole.learnable())
-        metric, places = self.metric, {parameter.device for parameter in self.parameters.values()}
-        moved = len(places) == 1 and {block.device for block in metric.blocks} != places
-        if moved and not metric.learned and metric.whole is metric:
-            metric.move_to(places.pop())
-        for block in self.metric.whole.blocks:
-            if not self._in_place(block):
-                parameter = self.parameters[block.parameter]
-                raise RuntimeError(
-                    f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {parameter.device}, "
-                    f"{parameter.dtype}; make the geometry after moving the model"
-                )
-
-    def _in_place(self, block: Block) -> bool:
-        parameter = self.parameters[block.parameter]
-        return (parameter.device, parameter.dtype) == (block.device, block.dtype)
 
     def claim(self, parameters: Iterable[Tensor]) -> None:
         """Said by an optimizer with this geometry: it moves these. A refresh names those that no optimizer moves."""
@@ -391,7 +343,7 @@ class Geometry:
         try:
             Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
         except RuntimeError:
-            self._check_place()
+            self._members.check()
             raise
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
@@ -403,7 +355,7 @@ class Geometry:
             "counters": {"step": self._step, "next": self._next} | self._outcomes.state(),
             "refresh": self._refresher.state(),
             "batches": self._batches.state(),
-            "saved_by": self.linearizer.place(),
+            "saved_by": self.linearizer.ranks.place,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -423,11 +375,3 @@ class Geometry:
         self._batches.load(state.get("batches"))
         self._outcomes.load({**state["counters"], **counters})
         self._step, self._next = counters["step"], counters["next"]
-
-
-def _check_types(inner: Any, runtime: Any, on_refresh: Any) -> None:
-    for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
-        if not (given is None or isinstance(given, kind)):
-            raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
-    if on_refresh is not None and not callable(on_refresh):
-        raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.caller_warnings import warn
 from llqr.curvature import (
@@ -26,13 +25,12 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
-from llqr.curvature.derivatives import UnconnectedError
 from llqr.curvature.divergence import Scale
-from llqr.curvature.loss_checks import doubles_with_the_batch, ignored_but_counted
 from llqr.curvature.passes import ShardedProblem
-from llqr.curvature.problem import summed
-from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
-from llqr.geometry.fsdp import check_fsdp, fsdp_group
+from llqr.dtensors import any_sharded, drop_gathered
+from llqr.geometry.arguments import check_functions, check_pieces, check_ranks, check_weights
+from llqr.geometry.first_refresh import check_loss, check_model, try_out
+from llqr.geometry.fsdp import fsdp_group
 from llqr.geometry.runtime import Runtime
 from llqr.metric.placement import Placement
 from llqr.refresh.report import RefreshWarning
@@ -46,6 +44,7 @@ class Linearizer:
     Attributes:
         model: the network inside `torch.compile` and DDP.
         parameters: those that require a gradient, by name.
+        ranks: the processes that train this model together, as far as they are known.
     """
 
     def __init__(
@@ -59,44 +58,24 @@ class Linearizer:
         gradients: int = 1,
         forward: Forward | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
-        if not callable(loss_fn):
-            raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
-        if forward is not None and not callable(forward):
-            raise TypeError(f"forward: expected a function of the model and its inputs, got {type(forward).__name__}")
-        if summed(loss_fn):
-            raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
-        self.model: nn.Module = unwrapped(model)
+        check_functions(model, loss_fn, forward)
+        self.model, group = unwrapped(model)
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not self.parameters:
-            raise ValueError("model: no parameter requires a gradient")
-        for name, parameter in self.parameters.items():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ValueError(
-                    f"model: parameter {name!r} has no shape yet (a lazy module); call the model on a batch before the "
-                    "geometry is made"
-                )
-        refuse_fsdp1(self.parameters.values())
-        if any_sharded(self.parameters.values()):
-            check_fsdp(self.model, self.parameters)
-        for name, parameter in self.parameters.items():
-            if parameter.is_complex():
-                raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
-        for name in _without_statistics(self.model, _BatchNorm) if runtime.micro_batch is not None else ():
-            raise ValueError(
-                f"micro_batch: {name!r} has no running statistics, so that its outputs depend on the whole batch; "
-                "let it track them, or leave micro_batch out"
-            )
+        check_weights(self.model, self.parameters)
+        if runtime.micro_batch is not None:
+            check_pieces(self.model)
         self.divergence = divergence
         self._loss_fn, self._forward = loss_fn, forward
         self._runtime, self._scale, self._gradients = runtime, scale, gradients
         self._summed = (divergence.scale if scale is None else scale) == "sum"
-        group = fsdp_group(self.parameters) if any_sharded(self.parameters.values()) else _group(model, runtime)
-        self._ranks = None if group is None else self._together(group)
+        if any_sharded(self.parameters.values()):
+            group = fsdp_group(self.parameters)
+        elif runtime.process_group is not None:
+            group = runtime.process_group
+        self.ranks = self._together(group)
         self._engine: Engine | None = None
-        self._checked = self._shared_out = False
+        self._checked = False
         self._written: tuple[frozenset[str], list[str]] = frozenset(), []
         self.use(runtime.engine)
 
@@ -134,78 +113,54 @@ class Linearizer:
         """Model, loss and batch as a function of the parameters."""
         given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
         if self._of_shards:
-            assert self.group is not None
-            return ShardedProblem(*given, self.parameters, self.group, forward=forward, autocast=autocast)
+            assert self.ranks.group is not None
+            return ShardedProblem(*given, self.parameters, self.ranks.group, forward=forward, autocast=autocast)
         micro_batch = self._runtime.micro_batch
         return Problem(*given, self.parameters, forward=forward, micro_batch=micro_batch, autocast=autocast)
 
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
-        if self._ranks is None:
-            self._ranks = self._together(group)
+        if self.ranks.group is None:
+            self.ranks = self._together(group)
 
-    def _together(self, group: dist.ProcessGroup) -> Ranks:
+    def _together(self, group: dist.ProcessGroup | None) -> Ranks:
         ranks = Ranks(group, Placement(group), self._summed)
-        for name in _without_statistics(self.model, nn.SyncBatchNorm) if ranks.several else ():
-            raise ValueError(
-                f"model: {name!r} is a SyncBatchNorm without running statistics, which in a refresh would take "
-                "those of each rank's own batch; let it track them"
-            )
+        if not ranks.alone:
+            check_ranks(self.model)
         return ranks
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The processes that train this model together, as far as they are known."""
-        return None if self._ranks is None else self._ranks.group
-
-    def place(self) -> list[int]:
-        """This process's place among the ranks, and how many there are."""
-        return [0, 1] if self.ranks is None else [dist.get_rank(self.group), dist.get_world_size(self.group)]
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """Those that learn one metric together, if there are several, or one that has been given its part."""
-        return self._ranks if self._ranks is not None and (self._ranks.several or self._shared_out) else None
-
-    def on_any_rank(self, flag: bool) -> bool:
-        """Whether it is so on any of them."""
-        ranks = self.ranks
-        return flag if ranks is None else bool(ranks.largest(flag, self.device))
-
-    def agreed(self, action: Callable[[], T]) -> T:
-        """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
-        ranks = self.ranks
-        return action() if ranks is None else ranks.all_or_none(action, self.device)
 
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""
-        assert self._ranks is not None
-        self._ranks = replace(self._ranks, exchange=placement)
-        self._shared_out = True
+        self.ranks = replace(self.ranks, exchange=placement, shared_out=True)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether it is so on any of them."""
+        return bool(self.ranks.largest(flag, self.device))
+
+    def agreed(self, action: Callable[[], T]) -> T:
+        """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
+        return self.ranks.all_or_none(action, self.device)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
-        ranks = self.ranks
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
-            self.agreed(lambda: _try(problem))
+            self.agreed(lambda: try_out(problem))
             self._written = problem.written, problem.replaced
         problem.written, problem.replaced = self._written
         if self._engine is None:
             self._warn_of_own_metrics()
-            self._engine = self._made(self._choose(problem, ranks))
-        if ranks is None:
-            model = self._local(problem)
-        elif self._of_shards:
-            model = ranks.carried(self._local(problem), problem.parameters)
+            self._engine = self._made(self._choose(problem))
+        if self._of_shards:
+            model = self.ranks.carried(self._local(problem), problem.parameters)
         else:
-            model = ranks.joined(lambda: self._local(problem), self.device)
+            model = self.ranks.joined(lambda: self._local(problem), self.device)
         self._checked = True  # on all ranks or, if one of them has failed, on none
         return model
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
-        if self._ranks is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if self.ranks.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn(
                 "model: it is not wrapped in DDP, so that every process learns a metric of its own; if they train one "
                 "model, pass the wrapped model or Runtime(process_group=torch.distributed.group.WORLD)",
@@ -217,44 +172,15 @@ class Linearizer:
         assert self._engine is not None
         model = self._engine.linearise(problem)
         if not self._checked:
-            self._check(problem, model)
+            check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
         return model
 
-    def _check(self, problem: Problem, model: QuadraticModel) -> None:
-        """At the first refresh: refuse a model, or warn of a loss, from which the wrong metric or none is learned."""
-        if any(part.is_cuda for part in model.gradient.values()) and torch.cuda.is_current_stream_capturing():
-            return
-        if bypassed := problem.bypassed():
-            raise UnconnectedError(bypassed)
-        with torch.no_grad():
-            if doubles_with_the_batch(problem):
-                warn(
-                    "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the "
-                    "batch, where the mean is expected",
-                    RefreshWarning,
-                )
-            if self._summed and (silent := ignored_but_counted(problem)):
-                warn(
-                    f"loss_fn: it ignores the targets {', '.join(map(str, silent))}, but does not say so, and they "
-                    "count as terms of its mean, by which the curvature is scaled; pass "
-                    f"functools.partial(F.cross_entropy, ignore_index={silent[0]}), or a loss with that attribute",
-                    RefreshWarning,
-                )
-            problem.keeps_outputs, problem.seen = False, None
-            if not self._zero(model.gradient) and self._zero(model.product(model.gradient)):
-                warn(
-                    "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the "
-                    "outputs is (does forward= return the loss itself?), so that U only grows; instead of nll_loss of "
-                    "log-probabilities pass cross_entropy, which is the same number and has a curvature",
-                    RefreshWarning,
-                )
-
-    def _zero(self, named: Mapping[str, Tensor]) -> bool:
+    def _is_zero(self, named: Mapping[str, Tensor]) -> bool:
         """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
         found = any(bool(part.any()) for part in named.values())
         return not (self.on_any_rank(found) if self._of_shards else found)
 
-    def _choose(self, problem: Problem, ranks: Ranks | None) -> type[Engine]:
+    def _choose(self, problem: Problem) -> type[Engine]:
         """The first engine that the model supports, on all ranks."""
 
         def choice() -> tuple[type[Engine], list[str]]:
@@ -262,18 +188,14 @@ class Linearizer:
                 return choose_engine(problem, self.divergence, self._scale)
             except RuntimeError as error:
                 failure = error
-            _check_loss(problem)  # here, so that its error does not show that of the engines
+            check_loss(problem)  # here, so that its error does not show that of the engines
             raise failure
 
         kind, refused = self.agreed(choice)
-        if ranks is not None:
-            order = list(ENGINES.values())
-            kind = order[ranks.largest(order.index(kind), self.device)]
+        order = list(ENGINES.values())
+        kind = order[self.ranks.largest(order.index(kind), self.device)]
         if not kind.exact:
-            warn(
-                f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}",
-                RefreshWarning,
-            )
+            warn(f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)
         return kind
 
     @contextmanager
@@ -283,83 +205,13 @@ class Linearizer:
             yield
 
 
-def _group(model: nn.Module, runtime: Runtime) -> dist.ProcessGroup | None:
-    """`Runtime.process_group`, or that of the DDP wrapper; None if the model is this process's alone."""
-    if runtime.process_group is not None:
-        return runtime.process_group
-    while not isinstance(model, nn.parallel.DistributedDataParallel):
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            return None
-        model = inner
-    group: dist.ProcessGroup = model.process_group
-    return group
-
-
-def _try(problem: Problem) -> None:
-    """Find out what the model writes to, and refuse a batch that it cannot be called on."""
-    try:
-        problem.find_writes()
-    except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        raise
-    except RuntimeError:
-        _check_runs(problem)  # there are operations that torch does not let anyone look at, as in flex_attention
-    if problem.mixes_samples():
-        raise ValueError(
-            "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
-            "the first?), so that pieces would give other outputs; leave micro_batch out"
-        )
-
-
-def _check_runs(problem: Problem) -> None:
-    """Say so if the model itself does not run, and not one of its derivatives."""
-    with torch.no_grad():
-        try:
-            problem.outputs(problem.parameters, problem.pieces[0])
-        except NotImplementedError:
-            return
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"batch: the model cannot be called on its inputs ({reason})") from error
-
-
-def _check_loss(problem: Problem) -> None:
-    """Say so if the loss itself cannot be computed, and not one of its derivatives."""
-    try:
-        with torch.no_grad():
-            outputs = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
-        with torch.enable_grad():
-            whole = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).requires_grad_()
-            loss = problem.loss(whole)
-            slope = torch.autograd.grad(loss, whole, create_graph=True)[0] if loss.requires_grad else None
-    except (torch.OutOfMemoryError, NotImplementedError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-        return
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(f"loss_fn: it cannot be computed from the outputs and the targets ({reason})") from error
-    if slope is None:
-        raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
-    try:
-        torch.autograd.grad(slope, whole, slope.detach(), materialize_grads=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RuntimeError(
-            f"loss_fn: torch cannot differentiate it twice ({reason}), which the curvature is made of; write it in "
-            "elementary operations"
-        ) from error
-
-
-def _without_statistics(model: nn.Module, kind: type[_BatchNorm]) -> list[str]:
-    """The norms of this kind that take the statistics of their batch, in eval mode too."""
-    return [name for name, own in model.named_modules() if isinstance(own, kind) and own.running_mean is None]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and (Distributed)DataParallel, with the plain names and derivatives."""
+def unwrapped(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The module inside `torch.compile` and (Distributed)DataParallel, with the plain names; and the ranks of DDP."""
+    group: dist.ProcessGroup | None = None
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
+            inner, group = model.module, getattr(model, "process_group", None)
         if inner is None:
-            return model
+            return model, group
         model = inner

@@ -1,4 +1,4 @@
-"""The parameters that `U` acts on: whether they are still the model's, and whether an optimizer moves them."""
+"""The parameters that `U` acts on: whether they are still the model's, where they were, and moved by an optimizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import drop_gathered
+from llqr.metric import Block, Metric
 from llqr.refresh.report import RefreshWarning
 
 #: A warning gives the first names of many: a backbone has hundreds of parameters.
@@ -22,9 +23,9 @@ class Members:
         names: of every parameter that `U` acts on.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], metric: Metric) -> None:
         self.names = {parameter: name for name, parameter in parameters.items()}
-        self._model, self._parameters = model, parameters
+        self._model, self._parameters, self._metric = model, parameters, metric
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._claimed: set[str] = set()
         self._announced: set[str] = set()
@@ -33,11 +34,8 @@ class Members:
         """An optimizer moves these."""
         self._claimed |= {self.names[parameter] for parameter in parameters if parameter in self.names}
 
-    def check(self, learned: AbstractSet[str]) -> None:
-        """Refuse a model whose parameters are other tensors; name those that have joined, left, or do not move.
-
-        `learned` are those that the metric holds factors of.
-        """
+    def check(self) -> None:
+        """Refuse a model whose parameters are other tensors; name those that have joined, left, or do not move."""
         drop_gathered(self._model.modules())
         now = dict(self._model.named_parameters())
         for name, parameter in self._parameters.items():
@@ -63,10 +61,34 @@ class Members:
         )
         if self._claimed:  # otherwise it is refreshed by hand, and nothing is known of optimizers
             self._announce(
-                learned - self._claimed,
+                self._metric.whole.learnable() - self._claimed,
                 "are moved by no optimizer with this geometry, but U is learned and stored for them; freeze them "
                 "(requires_grad_(False)) before the geometry is made, or pass structure={PATTERN: 'identity', ...}",
             )
+
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """The factors live where the parameters were; until there are any, they follow these to another device.
+
+        Accelerate moves a model after the optimizer was made.
+        """
+        metric, places = self._metric, {parameter.device for parameter in self._parameters.values()}
+        moved = len(places) == 1 and {block.device for block in metric.blocks} != places
+        if moved and not metric.learned and metric.whole is metric:
+            metric.move_to(places.pop())
+        for block in metric.whole.blocks:
+            if not self.in_place(block):
+                parameter = self._parameters[block.parameter]
+                raise RuntimeError(
+                    f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {parameter.device}, "
+                    f"{parameter.dtype}; make the geometry after moving the model"
+                )
+
+    def in_place(self, block: Block) -> bool:
+        """Whether the block's parameter is where it was, and what it was."""
+        parameter = self._parameters[block.parameter]
+        return (parameter.device, parameter.dtype) == (block.device, block.dtype)
 
     def _announce(self, names: AbstractSet[str], what: str) -> None:
         """Warn once about each of these parameters."""

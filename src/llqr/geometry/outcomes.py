@@ -9,11 +9,12 @@ from llqr.geometry.summary import summarise, weak_metric
 from llqr.metric import Metric
 from llqr.refresh.effect import WEAK, Effect
 from llqr.refresh.guards import Findings
+from llqr.refresh.progress import Progress
 from llqr.refresh.report import Refresh, RefreshError, RefreshWarning
 
 #: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
 WEAK_REFRESHES = 3
-BOTTOMLESS = (
+NO_MINIMUM = (
     "loss_fn: the curvature along -Ug is negative, so that the objective has no minimum and U grows from refresh to "
     "refresh; a loss that is not convex in the outputs is a reason (let forward= return what a convex one takes, such "
     "as similarities for a cross-entropy), divergence='newton' another; bounds= limits U (said once)"
@@ -34,7 +35,7 @@ class Outcomes:
         self.failures = 0
         self.failures_in_a_row = 0
         self._weak_in_a_row = 0
-        self._bottomless = False
+        self._warned_of_growth = False
         self._metric, self._max_failures = metric, max_failures
         self._identity = 1.0  # the share of the identity in the moving average
         self._effect: Effect | None = None
@@ -44,14 +45,29 @@ class Outcomes:
     def accepted(self) -> int:
         return self.refreshes - self.failures
 
-    def count(self, report: Refresh, found: Findings, beta: float) -> None:
-        """A refresh that kept the share `beta` of the old metric."""
+    def report(self, progress: Progress, found: Findings, reason: str, engine: str, beta: float) -> Refresh:
+        """Count a refresh that is done; accepted without a `reason`, it kept the share `beta` of the old metric."""
         self.refreshes += 1
-        self.failures += not report.accepted
-        self.failures_in_a_row = 0 if report.accepted else self.failures_in_a_row + 1
-        if report.accepted:
+        if reason:
+            self.failures += 1
+            self.failures_in_a_row += 1
+        else:
+            self.failures_in_a_row = 0
             self._effect, self.layers = found.effect, found.layers
             self._identity *= beta
+        return Refresh(
+            step=progress.step,
+            accepted=not reason,
+            reason=reason,
+            objective_before=found.before,
+            objective_after=found.after,
+            loss=found.loss,
+            gradient_norm=found.gradient_norm,
+            change=found.effect.change,
+            cosine=found.effect.cosine,
+            engine=engine,
+            seconds=progress.seconds,
+        )
 
     def judge(self, report: Refresh, found: Findings) -> None:
         """Warn of a rejected refresh, or of a metric that only grows or does nearly nothing; raise after too many
@@ -59,9 +75,9 @@ class Outcomes:
         if not report.accepted:
             self._complain(report)
         elif self._metric.stored():
-            if found.bottomless and not self._bottomless:
-                self._bottomless = True
-                warn(BOTTOMLESS, RefreshWarning)
+            if found.bottomless and not self._warned_of_growth:
+                self._warned_of_growth = True
+                warn(NO_MINIMUM, RefreshWarning)
             self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
                 warn(weak_metric(report.change, self._structures()), RefreshWarning)

@@ -13,16 +13,12 @@ SHOWN = 4
 SMALL, REMEMBERED = 0.1, 0.25
 
 
-def advice(structures: set[str]) -> str:
-    """What to try when a metric does nearly nothing."""
-    if structures <= {"diagonal", "scalar", "identity", "diag-kfac"}:
-        return "try structure='e-kfac', or solver='pcg' with several gradients"
-    return "try a larger inner lr, more frequent refreshes, or a smaller ema"
-
-
 def weak_metric(change: float, structures: set[str]) -> str:
     """The sentence about a metric that does nearly nothing."""
-    return f"U changes a gradient by {percent(change)}: it does nearly nothing; {advice(structures)}"
+    advice = "try a larger inner lr, more frequent refreshes, or a smaller ema"
+    if structures <= {"diagonal", "scalar", "identity", "diag-kfac"}:
+        advice = "try structure='e-kfac', or solver='pcg' with several gradients"
+    return f"U changes a gradient by {percent(change)}: it does nearly nothing; {advice}"
 
 
 def summarise(

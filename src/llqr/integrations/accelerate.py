@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from llqr.integrations.passes import Passes, forward_backward
+from llqr.integrations.passes import Passes
 
 
 class TwoPasses:
@@ -53,8 +53,7 @@ class TwoPasses:
         Returns:
             The loss at the centre.
         """
-        self._passes.record(forward_backward, self._accelerator.backward, compute_loss, *args)
-        loss = forward_backward(self._accelerator.backward, compute_loss, *args)
+        loss = self._passes.run(self._accelerator.backward, compute_loss, *args)
         if self._accelerator.sync_gradients:
             self._passes.repeat_at_probe(
                 batch=batch,

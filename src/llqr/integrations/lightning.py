@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
-from llqr.integrations.passes import Passes, forward_backward, inner_optimizer, learn_together
+from llqr.integrations.passes import Passes, inner_optimizer, learn_together
 
 GeometryBatch = Callable[[Any], Any]
 
@@ -147,8 +147,7 @@ class FabricPasses:
             batch: what a refresh learns from when one is due.
             last: whether a step follows this micro-batch.
         """
-        self._passes.record(forward_backward, self._fabric.backward, compute_loss, *args)
-        loss = forward_backward(self._fabric.backward, compute_loss, *args)
+        loss = self._passes.run(self._fabric.backward, compute_loss, *args)
         if last:
             scaler = getattr(self._fabric.strategy.precision, "scaler", None)
             self._passes.repeat_at_probe(batch=batch, grad_scaler=scaler)

@@ -81,10 +81,15 @@ class Passes:
         if self._optimizer is None or self.repeating:
             return
         if not self._recorded:
-            gradients.clear_left(self._parameters())  # of the step before, if nobody has zeroed them
+            gradients.clear_left(self._optimizer._order())  # of the step before, if nobody has zeroed them
             self._optimizer._find_modules()
             self._optimizer._modules.mark()
-        self._recorded.append(_Pass(RandomState(self._parameters()), forward_backward, args))
+        self._recorded.append(_Pass(RandomState(self._optimizer._order()), forward_backward, args))
+
+    def run(self, backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Record and make a pass at the centre, with a framework's own `backward`; returns the loss."""
+        self.record(_forward_backward, backward, compute_loss, *args)
+        return _forward_backward(backward, compute_loss, *args)
 
     def forget(self) -> None:
         self._recorded.clear()
@@ -109,7 +114,7 @@ class Passes:
         """
         recorded, self._recorded = self._recorded, []
         optimizer = self._optimizer
-        if optimizer is None or all(parameter.grad is None for parameter in self._parameters()):
+        if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
             return False
         geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
@@ -124,7 +129,7 @@ class Passes:
         self.repeating = True
         try:
             optimizer.zero_grad()
-            after = RandomState(self._parameters())
+            after = RandomState(optimizer._order())
             with optimizer._modules.rewound(keep=not optimizer._buffers_of_probe):
                 for i, one in enumerate(recorded, start=1):
                     if optimizer._same_dropout:
@@ -145,13 +150,8 @@ class Passes:
         if self._optimizer is not None and self._optimizer._run.between:
             self._optimizer.restore()
 
-    def _parameters(self) -> list[torch.Tensor]:
-        assert self._optimizer is not None
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
-
-def forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-    """A pass of a loop whose framework has its own `backward`; returns the loss."""
+def _forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
     loss = compute_loss(*args)
     backward(loss)
     return loss.detach()

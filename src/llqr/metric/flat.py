@@ -36,8 +36,7 @@ class Flat(Structure):
         self.layer_sizes = [entries[layer] for layer in self.layers]
         self.offsets = [0, *accumulate(self.sizes)][:-1]
         self._rows = [size // ROW for size in self.layer_sizes if size % ROW == 0]
-        self._counts: dict[torch.device, Tensor] = {}
-        self._layers_of_rows: dict[torch.device, Tensor] = {}
+        self._of_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def group_key(cls, block: Block) -> Hashable:
@@ -100,7 +99,7 @@ class Flat(Structure):
         parts = list(zip(self.by_layer(flat)[whole:], numbers[whole:].unbind(), strict=True))
         scaled = [part * number for part, number in parts]
         if whole:
-            of_rows = numbers.index_select(0, self._layer_of_row(flat.device))
+            of_rows = numbers.index_select(0, self._rows_and_layers(flat.device)[1])
             scaled = [(rows * of_rows.unsqueeze(1)).view(-1), *scaled]
         return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
 
@@ -110,7 +109,7 @@ class Flat(Structure):
         sums = [part.sum(dtype=torch.float64) for part in self.by_layer(flat)[whole:]]
         if not whole:
             return torch.stack(sums).to(flat.dtype)
-        lengths = self._rows_of_layer(flat.device)
+        lengths = self._rows_and_layers(flat.device)[0]
         of_rows = torch.segment_reduce(rows.sum(1, dtype=torch.float64), "sum", lengths=lengths, unsafe=True)
         return torch.cat([of_rows, *(part.view(1) for part in sums)]).to(flat.dtype)
 
@@ -118,14 +117,10 @@ class Flat(Structure):
         """How many layers fill whole rows, and their entries (which come first) as a matrix of rows."""
         return len(self._rows), flat[: sum(self._rows) * ROW].view(-1, ROW)
 
-    def _rows_of_layer(self, device: torch.device) -> Tensor:
-        # Cached, here and in the next method, because making it copies from the host to the device.
-        if device not in self._counts:
-            self._counts[device] = torch.tensor(self._rows, device=device)
-        return self._counts[device]
-
-    def _layer_of_row(self, device: torch.device) -> Tensor:
-        if device not in self._layers_of_rows:
+    def _rows_and_layers(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The rows of each layer, and the layer of each row; cached, because they are copied from the host."""
+        if device not in self._of_device:
             counts = torch.tensor(self._rows)
-            self._layers_of_rows[device] = torch.arange(len(counts)).repeat_interleave(counts).to(device)
-        return self._layers_of_rows[device]
+            layers = torch.arange(len(counts)).repeat_interleave(counts)
+            self._of_device[device] = counts.to(device), layers.to(device)
+        return self._of_device[device]

@@ -163,8 +163,11 @@ class Metric:
 
     def named_factors(self) -> dict[str, Tensor]:
         """Views of the factors under names such as `0.weight/in`, one block at a time."""
-        pairs = zip(self.groups, self.factors(), strict=True)
-        return {name: factor for group, factors in pairs for name, factor in group.named(factors)}
+        return self._named(self.factors())
+
+    def _named(self, factors: Sequence[Factors]) -> dict[str, Tensor]:
+        pairs = zip(self.groups, factors, strict=True)
+        return {name: factor for group, own in pairs for name, factor in group.named(own)}
 
     # -- the action of U ---------------------------------------------------------------------------------------------
 
@@ -241,14 +244,13 @@ class Metric:
         return factor_dtype(group.blocks[0], None)
 
     def _pieces(self, group: Structure, grads: Mapping[str, Tensor]) -> list[Tensor]:
-        pieces = []
-        for block in group.blocks:
-            gradient = grads.get(block.parameter)
-            if gradient is None:
-                pieces.append(torch.zeros(block.native, dtype=block.dtype, device=block.device))
-            else:
-                pieces.append(block.piece(gradient))
-        return pieces
+        """The blocks' parts of the gradients; zeros where there is none."""
+        return [
+            block.piece(grads[block.parameter])
+            if block.parameter in grads
+            else torch.zeros(block.native, dtype=block.dtype, device=block.device)
+            for block in group.blocks
+        ]
 
     def apply_factors(self) -> list[Factors]:
         """The factors in the dtype `U g` is computed in, and in the order of the gradient's memory.
@@ -303,8 +305,7 @@ class Metric:
             self._factors = self._cast = None
             return
         fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
-        views = {n: f for group, factors in zip(self.groups, fresh, strict=True) for n, f in group.named(factors)}
-        for name, view in views.items():
+        for name, view in self._named(fresh).items():
             saved = state["factors"].get(name)
             if saved is None:
                 raise ValueError(

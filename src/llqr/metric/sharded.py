@@ -51,7 +51,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Line:
+class Route:
     """The blocks of one dtype and device, and what travels of them.
 
     Attributes:
@@ -85,36 +85,36 @@ class Sharded(Owned):
         dims: Mapping[str, int],
     ) -> None:
         super().__init__(blocks, owner, parameters, row, column)
-        self._lines = list(_lines(blocks, owner, parameters, dims, self.shards, self._shard))
+        self._routes = list(_routes(blocks, owner, parameters, dims, self.shards, self._shard))
 
     def to_owner(self, named: Mapping[str, Tensor]) -> Named:
         shards = dict(zip(named, local(list(named.values())), strict=True))
         own: Named = {}
-        for line in self._lines:
+        for route in self._routes:
             pieces = [
                 cut.of_shard(shards[cut.block.parameter]) if cut.block.parameter in shards else None
-                for cuts in line.sent
+                for cuts in route.sent
                 for cut in cuts
             ]
-            received = self._exchanged(line, pieces, line.sent, line.received, shards)
-            blocks = {block.name: received.new_empty(block.native) for block in line.own}
-            cuts = [cut for cuts in line.received for cut in cuts]
+            received = self._exchanged(route, pieces, route.sent, route.received, shards)
+            blocks = {block.name: received.new_empty(block.native) for block in route.own}
+            cuts = [cut for cuts in route.received for cut in cuts]
             copy_each([cut.of_block(blocks[cut.block.name]) for cut in cuts], _split(received, cuts))
-            present = {block.name for block in line.own if block.parameter in named}
+            present = {block.name for block in route.own if block.parameter in named}
             own |= {name: block for name, block in blocks.items() if name in present}
         return own
 
     def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
         shards = dict(zip(like, local(list(like.values())), strict=True))
         parts: Named = {}
-        for line in self._lines:
+        for route in self._routes:
             pieces = [
                 cut.of_block(own[cut.block.name]) if cut.block.name in own else None
-                for cuts in line.received
+                for cuts in route.received
                 for cut in cuts
             ]
-            received = self._exchanged(line, pieces, line.received, line.sent, shards)
-            cuts = [cut for cuts in line.sent for cut in cuts]
+            received = self._exchanged(route, pieces, route.received, route.sent, shards)
+            cuts = [cut for cuts in route.sent for cut in cuts]
             names = dict.fromkeys(cut.block.parameter for cut in cuts if cut.block.parameter in like)
             parts |= {name: torch.empty_like(shards[name]) for name in names}
             pairs = [
@@ -127,7 +127,7 @@ class Sharded(Owned):
 
     def _exchanged(
         self,
-        line: Line,
+        route: Route,
         pieces: Sequence[Tensor | None],
         sent: Sequence[Sequence[Cut]],
         received: Sequence[Sequence[Cut]],
@@ -136,7 +136,7 @@ class Sharded(Owned):
         """The pieces that all ranks send here, one after the other; what has no piece is zero."""
         cuts = [cut for some in sent for cut in some]
         incoming_lengths, lengths = ([sum(cut.size for cut in some) for some in side] for side in (received, sent))
-        outgoing = torch.zeros(sum(lengths), dtype=travelling_dtype(line.blocks, like), device=line.blocks[0].device)
+        outgoing = torch.zeros(sum(lengths), dtype=travelling_dtype(route.blocks, like), device=route.blocks[0].device)
         filled = [(to, piece) for to, piece in zip(_split(outgoing, cuts), pieces, strict=True) if piece is not None]
         copy_each([place for place, _ in filled], [piece for _, piece in filled])
         incoming = outgoing.new_empty(sum(incoming_lengths))
@@ -144,21 +144,21 @@ class Sharded(Owned):
         return incoming
 
 
-def _lines(
+def _routes(
     blocks: Sequence[Block],
     owner: Mapping[str, int],
     parameters: Mapping[str, Tensor],
     dims: Mapping[str, int],
     shards: int,
     this: int,
-) -> Iterator[Line]:
+) -> Iterator[Route]:
     def cuts(alike: Sequence[Block], rank: int, of: int) -> tuple[Cut, ...]:
         theirs = [block for block in alike if owner[block.name] == of]
         found = (_cut(b, dims[b.parameter], parameters[b.parameter].shape, rank, shards) for b in theirs)
         return tuple(cut for cut in found if cut.length)
 
     for alike in by_kind(blocks):
-        yield Line(
+        yield Route(
             tuple(alike),
             tuple(block for block in alike if owner[block.name] == this),
             tuple(cuts(alike, this, of) for of in range(shards)),

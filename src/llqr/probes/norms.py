@@ -34,10 +34,10 @@ def _metric_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     return magnitudes.sub(negatives, alpha=2)
 
 
-def _metric_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+def _metric_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """`v.d` over all parameters."""
     if _identical(v, d):
-        return _euclidean_square(v, d)
+        return _euclidean_total(v, d)
     parts: dict[torch.device, list[Tensor]] = {}
     small: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
     for a, b in zip(_widened(v), _widened(d), strict=True):
@@ -65,13 +65,13 @@ def _euclidean_squares(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     return _gathered(torch._foreach_norm(_widened(d), 2)).square()
 
 
-def _euclidean_square(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
+def _euclidean_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """`|d|^2` over all parameters."""
     norms = _gathered(torch._foreach_norm(_widened(d), 2))
     return torch.dot(norms, norms)
 
 
-GLOBAL = {"metric": _metric_square, "euclidean": _euclidean_square}
+GLOBAL = {"metric": _metric_total, "euclidean": _euclidean_total}
 BY_PARAMETER = {"layer-metric": _metric_squares, "layer-euclidean": _euclidean_squares}
 NORMS = (*GLOBAL, *BY_PARAMETER)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from llqr.cuda_graphs import Branches, capturing, warming_up
-from llqr.curvature.problem import Batch, batch_signature, tensors_of
+from llqr.curvature.batch import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.refresh.inner_loop import InnerProblem, Solution, perform, solution_of
 from llqr.schedule import at

@@ -99,7 +99,7 @@ class InnerLoop:
 def perform(step: Step, solver: Solver | None, objective: Objective) -> Tensor | None:
     """Do one step of a plan; returns the objective where the step reads it."""
     if solver is None:
-        return objective.exact.at(factors_of(solver, objective)).value
+        return objective.exact.at(objective.metric.factors()).value
     if step is Step.LAST:
         return solver.value(objective)
     if step is Step.FIRST:
@@ -111,14 +111,11 @@ def perform(step: Step, solver: Solver | None, objective: Objective) -> Tensor |
     return None
 
 
-def factors_of(solver: Solver | None, objective: Objective) -> list[Factors]:
-    """What is learned; without a solver every group is the identity, which has no factors."""
-    return [{} for _ in objective.metric.groups] if solver is None else solver.factors
-
-
 def solution_of(solver: Solver | None, objective: Objective, values: dict[Step, Tensor]) -> Solution:
+    """What was learned; nothing without a solver, where every group is the identity."""
+    factors = objective.metric.factors() if solver is None else solver.factors
     after = values[Step.LAST]
-    return Solution(factors_of(solver, objective), values.get(Step.FIRST, after), after)
+    return Solution(factors, values.get(Step.FIRST, after), after)
 
 
 def working_copy(metric: Metric) -> list[Factors]:

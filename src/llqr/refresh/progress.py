@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.curvature import Batch
-from llqr.curvature.problem import tensors_of
+from llqr.curvature.batch import Batch, tensors_of
 from llqr.refresh.inner_loop import Loop
 
 

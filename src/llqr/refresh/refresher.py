@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from llqr.curvature import Batch, Problem, QuadraticModel
-from llqr.curvature.problem import split_batch
+from llqr.curvature import Problem, QuadraticModel
+from llqr.curvature.batch import Batch, split_batch
 from llqr.refresh import interrupts
 from llqr.refresh.captured import CapturedLoop
 from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop
 from llqr.refresh.progress import Progress
-from llqr.refresh.weights_copy import WeightsCopy, at_saved
 
-RECOMPUTED = (
+RECOMPUTED_LATER = (
     "spread: the model computes activations again in its backward pass (torch.utils.checkpoint), at the weights it has "
     "by then, not at the copies that a spread refresh learns at; leave spread out, or checkpoint only in training mode"
 )
@@ -39,14 +38,15 @@ class Refresher:
         progress: the spread refresh that is under way.
     """
 
-    def __init__(self, problem: InnerProblem, linearizer: Linearises, *, capture: bool, spread: bool) -> None:
+    def __init__(self, inner: InnerProblem, linearizer: Linearises, *, capture: bool, spread: bool) -> None:
         self.spread = spread
         self.progress: Progress | None = None
-        self._problem = problem
+        self._inner = inner
         self._linearizer = linearizer
-        self._capture = capture and problem.metric.stored() > 0
+        self._capture = capture and inner.metric.stored() > 0
         self._captured: CapturedLoop | None = None
-        self._weights: WeightsCopy | None = None
+        # Copies for a spread refresh, which stay where they are: kept graphs and captured ones read them there.
+        self._weights: list[Tensor] | None = None
 
     def begin(self, batch: Batch | Callable[[], Batch], step: int, until: int) -> Progress:
         """Begin a refresh over these optimizer steps and drop one under way; a spread one copies batch and weights."""
@@ -76,18 +76,18 @@ class Refresher:
 
     def loop_on(self, quadratic: QuadraticModel, step: int) -> InnerLoop:
         """An eager loop on a quadratic model that is given."""
-        return InnerLoop(self._problem, quadratic, step)
+        return InnerLoop(self._inner, quadratic, step)
 
     def linearise(self, batch: Batch) -> QuadraticModel:
         problem = self._linearizer.problem(batch)
         if self._weights is None:
             return self._linearizer.linearise(problem)
         try:
-            with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED):
-                return self._linearizer.linearise(self._weights.place(problem))
+            with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTED_LATER):
+                return self._linearizer.linearise(problem.at(self._weights))
         except RuntimeError as error:
-            if RECOMPUTED in str(error):
-                raise RuntimeError(RECOMPUTED) from error
+            if RECOMPUTED_LATER in str(error):
+                raise RuntimeError(RECOMPUTED_LATER) from error
             raise
 
     def _loop(self, progress: Progress) -> Loop:
@@ -95,15 +95,15 @@ class Refresher:
             return self.loop_on(self.linearise(progress.batch), progress.step)
         if self._captured is None or not self._captured.fits(progress.batch):
             self._captured = None  # frees the old graphs before new ones are captured
-            self._captured = CapturedLoop(self._problem, self.linearise, progress.batch, progress.step)
+            self._captured = CapturedLoop(self._inner, self.linearise, progress.batch, progress.step)
         self._captured.begin(progress.batch, progress.step)
         return self._captured
 
     def _copy_weights(self, problem: Problem) -> None:
         if self._capture and self._weights is not None:
-            self._weights.refill(problem)
+            torch._foreach_copy_(self._weights, problem.weights())
         else:
-            self._weights = WeightsCopy(problem)
+            self._weights = [tensor.clone() for tensor in problem.weights()]
 
     def release(self) -> None:
         """Drop the refresh under way and free what it holds; captured graphs keep their copies of the weights."""
@@ -115,7 +115,7 @@ class Refresher:
         """A spread refresh under way, None without one."""
         if self.progress is None or self._weights is None:
             return None
-        return self.progress.state() | {"weights": self._weights.state()}
+        return self.progress.state() | {"weights": [tensor.clone() for tensor in self._weights]}
 
     def restored(self, state: Mapping[str, Any] | None, device: torch.device) -> Callable[[], None]:
         """Checks a saved state, and returns what puts it in place: nothing changes before that."""
@@ -124,12 +124,16 @@ class Refresher:
         if not self.spread:
             raise ValueError("state_dict: saved in the middle of a refresh, which needs spread=True to be finished")
         progress = Progress.of(state, device)
-        problem = at_saved(self._linearizer.problem(progress.batch), state["weights"])
+        problem = self._linearizer.problem(progress.batch)
+        saved, mine = state["weights"], problem.weights()
+        if [tensor.shape for tensor in saved] != [tensor.shape for tensor in mine]:
+            raise ValueError("state_dict: saved in the middle of a refresh of a model with other parameters or buffers")
+        weights = [tensor.to(own) for tensor, own in zip(saved, mine, strict=True)]
 
         def restore() -> None:
             self.release()
             self.progress = progress
-            self._copy_weights(problem)
+            self._copy_weights(problem.at(weights))
 
         return restore
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from llqr.caller_warnings import warn
 from llqr.dtensors import versions
 from llqr.leaves import leaves_of
-from llqr.step.modules import living_parameters
+from llqr.step.module_trees import living_parameters
 from llqr.step.snapshot import Snapshot
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,15 @@ class StepState:
     warned: bool = False
 
 
-def _of_base(name: str) -> property:
-    """An attribute that is the base optimizer's own object."""
+def _of(owner: str, name: str) -> property:
+    """An attribute that is one of this owner, such as the base optimizer's own object."""
 
     def read(wrapper: Wrapper) -> Any:
-        return getattr(wrapper.base, name)
+        return getattr(getattr(wrapper, owner), name)
 
     def write(wrapper: Wrapper, value: Any) -> None:
-        if hasattr(wrapper, "base"):
-            setattr(wrapper.base, name, value)
+        if hasattr(wrapper, owner):
+            setattr(getattr(wrapper, owner), name, value)
 
     return property(read, write)
 
@@ -66,7 +67,8 @@ class Wrapper(torch.optim.Optimizer):
     # `base` may be missing (while torch constructs) or be looked up by an imitation of this class that delegates.
 
     if not TYPE_CHECKING:
-        param_groups, state, defaults = (_of_base(name) for name in ("param_groups", "state", "defaults"))
+        param_groups, state, defaults = (_of("base", name) for name in ("param_groups", "state", "defaults"))
+        _opt_called = _of("_run", "called")
 
     @property
     def steps(self) -> int:
@@ -77,14 +79,6 @@ class Wrapper(torch.optim.Optimizer):
     def steps(self, steps: int) -> None:
         self._run.steps = steps
 
-    @property
-    def _opt_called(self) -> bool:
-        return self._run.called
-
-    @_opt_called.setter
-    def _opt_called(self, called: bool) -> None:
-        self._run.called = called
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -92,6 +86,15 @@ class Wrapper(torch.optim.Optimizer):
             if name.startswith("_") or name in ("base", "grad_scale", "found_inf"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self.base, name)
+
+    @contextmanager
+    def _called_by(self, scaler: Any) -> Iterator[None]:
+        """While entered, `step` is called by this scaler."""
+        self._run.scaler = scaler
+        try:
+            yield
+        finally:
+            self._run.scaler = None
 
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

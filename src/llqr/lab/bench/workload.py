@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.curvature.problem import call_model
+from llqr.curvature.batch import call_model
 from llqr.lab import models
 from llqr.lab.bench.timing import Clock
 from llqr.lab.errors import ConfigurationError

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
-from llqr.curvature.problem import samples_in, split_batch
+from llqr.curvature.batch import samples_in, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.tasks.own import fingerprint

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from llqr.curvature.problem import Forward, Loss, summed
+from llqr.curvature import Forward, Loss
+from llqr.curvature.losses import is_sum
 from llqr.lab.errors import ConfigurationError
 
 Metric = Callable[[Tensor, Any], Any]
@@ -73,7 +74,7 @@ class Experiment:
                 raise ConfigurationError(f"{name} must be a function, got {type(given).__name__}.")
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigurationError(f"model must be an nn.Module or a function, got {type(self.model).__name__}.")
-        if summed(self.loss):
+        if is_sum(self.loss):
             raise ConfigurationError("loss must be the mean over the batch, got a sum (reduction='sum').")
         if isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
             raise ConfigurationError("loss has parameters, which would not be trained; make them part of the model.")
