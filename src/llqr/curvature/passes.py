@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from llqr.collectives import all_reduce
+from llqr.curvature.batch import Batch
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError
 from llqr.curvature.engine import Engine
-from llqr.curvature.problem import Batch, Forward, Loss, Problem
+from llqr.curvature.losses import Loss
+from llqr.curvature.problem import Forward, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
 from llqr.dtensors import Sharding, drop_gathered, local
 

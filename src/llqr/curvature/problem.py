@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, places, reattach
-from llqr.curvature.batch import Batch as Batch
-from llqr.curvature.batch import call_model, pieces_of, split_batch, tensors_of
-from llqr.curvature.losses import Loss as Loss
-from llqr.curvature.losses import counted_terms
+from llqr.curvature.batch import Batch, call_model, pieces_of, split_batch, tensors_of
+from llqr.curvature.losses import Loss, counted_terms
 from llqr.curvature.uncompiled import as_written, uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
