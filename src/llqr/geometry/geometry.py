@@ -21,6 +21,7 @@ from llqr.metric import Metric, StructureSpec
 from llqr.metric.block import Block
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
+from llqr.never_compiled import never_compiled
 from llqr.random_state import vary
 from llqr.refresh import interrupts
 from llqr.refresh.effect import Effect
@@ -218,6 +219,7 @@ class Geometry:
     def _draw(self) -> Batch:
         return self._batches.draw(self.linearizer.device)
 
+    @never_compiled
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
 
@@ -228,6 +230,7 @@ class Geometry:
         assert report is not None
         return report
 
+    @never_compiled
     def learn_from(self, quadratic: QuadraticModel) -> Refresh:
         """A refresh on a quadratic model that is given, all at once."""
         self._check_place()
@@ -248,6 +251,7 @@ class Geometry:
         with self.linearizer.frozen():
             yield self.linearizer.linearise(self.linearizer.problem(batch))
 
+    @never_compiled
     def keep_up(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher
