@@ -4,11 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature.problem import Loss, Problem, ignore_index
+from llqr.curvature.uncompiled import uncompiled
 
 #: The smallest batch for which it is asked whether the loss is a sum.
 FEWEST = 4
 
 
+@uncompiled()
 def doubles_with_the_batch(problem: Problem) -> bool:
     """Whether the loss of every sample taken twice is twice the loss, as that of a sum is, and not that of a mean.
 
@@ -29,6 +31,7 @@ def doubles_with_the_batch(problem: Problem) -> bool:
     return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
 
+@uncompiled()
 def ignored_but_counted(problem: Problem) -> list[int]:
     """Targets that the loss ignores while they count as terms of its mean, because it does not say that it does.
 

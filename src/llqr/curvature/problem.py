@@ -121,8 +121,7 @@ class Problem:
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any, *, plain: bool = True) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters.
 
-        `plain` runs modules that were compiled in place in their original form: compiled code has first derivatives
-        only.
+        `plain` runs what is compiled as it was written: compiled code has first derivatives only.
         """
         tensors = self._named(parameters)
         tensors |= {name: tensors[name].clone() for name in self.written & tensors.keys()}
@@ -145,7 +144,7 @@ class Problem:
             self._random.restore()
         before = [dict(held) for held in self._holders]
         try:
-            with fsdp_set_aside(self._caller), _as_written(self._caller) if plain else nullcontext():
+            with fsdp_set_aside(self._caller), uncompiled() if plain else nullcontext():
                 return self.called(inputs, replaced)
         finally:
             reattach(self._holders, before)
@@ -208,10 +207,11 @@ class Problem:
         return sorted(name for name in found if name in self.parameters)
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The mean loss as a function of all outputs."""
+        """The mean loss as a function of all outputs. It is differentiated twice, and so runs as it was written."""
         if self.keeps_outputs:
             self.seen = outputs.detach()
-        loss = self.loss_fn(outputs, self.targets)
+        with uncompiled():
+            loss = self.loss_fn(outputs, self.targets)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
         return loss
@@ -243,19 +243,6 @@ class _Caller(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._call(self.model, inputs)
-
-
-@contextmanager
-def _as_written(root: nn.Module) -> Iterator[None]:
-    """Undo `module.compile()` for as long as this is entered."""
-    compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

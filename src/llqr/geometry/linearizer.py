@@ -31,6 +31,7 @@ from llqr.curvature.divergence import Scale
 from llqr.curvature.loss_checks import doubles_with_the_batch, ignored_but_counted
 from llqr.curvature.passes import ShardedProblem
 from llqr.curvature.problem import summed
+from llqr.curvature.uncompiled import as_written
 from llqr.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.geometry.fsdp import check_fsdp, fsdp_group
 from llqr.geometry.runtime import Runtime
@@ -65,6 +66,7 @@ class Linearizer:
             raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
         if forward is not None and not callable(forward):
             raise TypeError(f"forward: expected a function of the model and its inputs, got {type(forward).__name__}")
+        loss_fn = as_written(loss_fn)
         if summed(loss_fn):
             raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
         self.model: nn.Module = unwrapped(model)
