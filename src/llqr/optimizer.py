@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from llqr.caller_warnings import warn
 from llqr.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
+from llqr.never_compiled import never_compiled
 from llqr.probes import Point, SAMProbe
 from llqr.random_state import RandomState, repeated
 from llqr.step import amp, gradients
@@ -131,6 +132,7 @@ class Optimizer(Wrapper):
 
     # -- the step ------------------------------------------------------------------------------------------------------
 
+    @never_compiled
     @torch.no_grad()
     def step(self, closure: Closure | None = None, *, batch: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
         """One step; returns the loss at the centre.
@@ -197,6 +199,7 @@ class Optimizer(Wrapper):
             gradients.leave(self._order())
         return loss
 
+    @never_compiled
     @torch.no_grad()
     def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = True) -> None:
         """Move the weights to the probe, using the present gradients. Then run the second pass yourself.
@@ -223,6 +226,7 @@ class Optimizer(Wrapper):
             self.restore()
             raise
 
+    @never_compiled
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""

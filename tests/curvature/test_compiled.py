@@ -1,4 +1,7 @@
-"""Blocks compiled in place: differences run through what is compiled, exact engines through what was written."""
+"""Parts of a model, or the loss, are compiled: differences run what is compiled, exact engines what was written."""
+
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -24,35 +27,75 @@ def network():
     return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(6, 4)).double()
 
 
-@pytest.mark.parametrize("engine", ONE_PROCESS)
-@pytest.mark.parametrize("divergence", ["ngd", "newton"])
-def test_blocks_compiled_in_place_are_learned_from_as_plain_ones(engine, divergence):
+def compiled_in_place(block, backend):
+    block.compile(backend=backend)
+    return block
+
+
+def with_compiled_forward(block, backend):
+    block.forward = torch.compile(block.forward, backend=backend)
+    return block
+
+
+@pytest.mark.parametrize(
+    ("compiled_block", "engine", "divergence"),
+    [
+        *product([compiled_in_place], ONE_PROCESS, ["ngd", "newton"]),
+        *product([torch.compile], ["double-backward", "linearised", "one-sided-differences"], ["ngd"]),
+        (with_compiled_forward, "double-backward", "newton"),
+    ],
+)
+def test_compiled_blocks_are_learned_from_as_plain_ones(compiled_block, engine, divergence):
     torch._dynamo.reset()  # it compiles one piece of code a few times only, whoever asks
     batch = torch.randn(8, 6, dtype=torch.float64), torch.randint(4, (8,))
     plain, compiled = network(), network()
     calls = []
 
-    def backend(graph, example_inputs):
+    def run_and_note(graph, _):
         def run(*tensors):
             calls.append(graph)
             return graph(*tensors)
 
         return run
 
-    for block in compiled[:3]:
-        block.compile(backend=backend)
+    backend = aot_autograd(fw_compiler=run_and_note)
+    for i in range(3):
+        compiled[i] = compiled_block(compiled[i], backend=backend)
     made = [
         flat_geometry(model, F.cross_entropy, divergence=divergence, steps=3, ema=0.0, engine=engine)
         for model in (plain, compiled)
     ]
     for geometry in made:
         assert geometry.refresh(batch).accepted
-    first, second = (geometry.metric.named_factors() for geometry in made)
-    assert max(relative_error(second[name], first[name]) for name in first) < 1e-10
+    first, second = (list(geometry.metric.named_factors().values()) for geometry in made)
+    assert max(relative_error(ours, plain) for ours, plain in zip(second, first, strict=True)) < 1e-10
     assert bool(calls) == (engine in DIFFERENCES)
     calls.clear()
     compiled(batch[0])
     assert calls, "the model is compiled again after a refresh"
+
+
+WITHOUT_CLASS_2 = {"ignore_index": 2}
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [F.cross_entropy, nn.CrossEntropyLoss(**WITHOUT_CLASS_2), partial(F.cross_entropy, **WITHOUT_CLASS_2)]
+)
+def test_a_compiled_loss_is_differentiated_twice_and_its_terms_are_counted(loss_fn):
+    torch._dynamo.reset()
+    batch = torch.randn(8, 6, dtype=torch.float64), torch.arange(8) % 4
+    compiled = torch.compile(loss_fn, backend="aot_eager")
+    factors = []
+    for loss in (loss_fn, compiled):
+        geometry = flat_geometry(network(), loss, steps=3, ema=0.0)
+        assert geometry.refresh(batch).accepted
+        factors.append(geometry.metric.named_factors())
+    assert all(factor.equal(factors[1][name]) for name, factor in factors[0].items())
+
+
+def test_a_compiled_sum_is_refused():
+    with pytest.raises(ValueError, match="it is a sum"):
+        flat_geometry(network(), torch.compile(partial(F.cross_entropy, reduction="sum"), backend="eager"))
 
 
 class Gated(nn.Module):

@@ -1,5 +1,6 @@
 """Fused attention and `torch.compile` have no forward mode or double backward: a fallback is used, with one warning."""
 
+import copy
 import warnings
 
 import pytest
@@ -137,3 +138,30 @@ def test_a_geometry_sees_through_compile():
     state = geometry.state_dict()
     quick_geometry(model).load_state_dict(state)
     assert_same_bits(weights(geometry.model), weights(model))
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("saved_compiled", [False, True])
+def test_a_run_goes_on_with_parts_compiled_or_no_longer(saved_compiled, spread):
+    """Of `torch.compile(part)`, whose parameters have other names than those of the part."""
+    data = batches(5)
+
+    def start(compiled: bool) -> tuple[nn.Sequential, llqr.Optimizer]:
+        torch.compiler.reset()
+        model = mlp()
+        if compiled:
+            model[0] = torch.compile(model[0], backend="eager")
+        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", every=4, spread=spread))
+
+    model, opt = start(saved_compiled)
+    train(opt, model, data[:2])
+    other, resumed = start(not saved_compiled)
+    with torch.no_grad():
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(theirs)
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    train(opt, model, data[2:])
+    train(resumed, other, data[2:])
+    assert all(mine.equal(theirs) for mine, theirs in zip(other.parameters(), model.parameters(), strict=True))
+    first, second = (made.geometry.metric.state_dict() for made in (opt, resumed))
+    assert all(first[part].keys() == second[part].keys() for part in ("kinds", "factors"))

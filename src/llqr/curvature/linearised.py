@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo
 from functorch.compile import min_cut_rematerialization_partition
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -103,7 +104,9 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
 
     theta = problem.tensors()[:count]
     example = (*theta, *map(torch.ones_like, theta), *problem.tensors()[count:])
-    with torch.no_grad(), _unfused_attention(), warnings.catch_warnings():
+    # What is compiled runs as it was written here, which torch would refuse otherwise.
+    as_written = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    with torch.no_grad(), as_written, _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
         # Shared results must not be written to, so mutations go before repetitions do.

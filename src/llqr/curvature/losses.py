@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llqr.curvature.uncompiled import uncompiled
+
 Loss = Callable[[Tensor, Any], Tensor]
 
 #: The smallest batch for which it is asked whether the loss is a sum.
@@ -37,6 +39,7 @@ def ignore_index(loss_fn: Loss) -> int:
     return int(getattr(loss_fn, "ignore_index", -100))
 
 
+@uncompiled()
 def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool:
     """Whether the loss of every sample taken twice is twice the loss, as that of a sum is, and not that of a mean.
 
@@ -54,6 +57,7 @@ def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool
     return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
 
+@uncompiled()
 def ignored_but_counted(loss_fn: Loss, outputs: Tensor, targets: Any) -> list[int]:
     """Targets that the loss ignores while they count as terms of its mean, because it does not say that it does.
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from llqr.curvature.attached import holders, places, reattach
 from llqr.curvature.batch import Batch, call_model, pieces_of, split_batch, tensors_of
 from llqr.curvature.losses import Loss, counted_terms
-from llqr.curvature.uncompiled import as_written, uncompiled
+from llqr.curvature.uncompiled import uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
 from llqr.dtensors import whole
@@ -113,8 +113,7 @@ class Problem:
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Any, *, plain: bool = True) -> Tensor:
         """The network's outputs for one piece of the inputs, as a function of the parameters.
 
-        `plain` runs modules that were compiled in place in their original form: compiled code has first derivatives
-        only.
+        `plain` runs what is compiled as it was written: compiled code has first derivatives only.
         """
         tensors = self._named(parameters)
         tensors |= {name: tensors[name].clone() for name in self.written & tensors.keys()}
@@ -137,7 +136,7 @@ class Problem:
             self._random.restore()
         before = [dict(held) for held in self._holders]
         try:
-            with fsdp_set_aside(self._caller), as_written(self._caller) if plain else nullcontext():
+            with fsdp_set_aside(self._caller), uncompiled() if plain else nullcontext():
                 return self.called(inputs, replaced)
         finally:
             reattach(self._holders, before)
@@ -181,10 +180,11 @@ class Problem:
         return sorted(name for name in found if name in self.parameters)
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The mean loss as a function of all outputs."""
+        """The mean loss as a function of all outputs. It is differentiated twice, and so runs as it was written."""
         if self.keeps_outputs:
             self.seen = outputs.detach()
-        loss = self.loss_fn(outputs, self.targets)
+        with uncompiled():
+            loss = self.loss_fn(outputs, self.targets)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
         return loss

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _inside = 0
@@ -18,7 +21,8 @@ _stance: AbstractContextManager[Any] | None = None
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """torch cannot compile where every operation is looked at, and would not try again what has failed once.
+    """Compiled code has first derivatives only. Nor can torch compile where every operation is looked at, and it would
+    not try again what has failed once.
 
     torch's switch is one for all threads, and each puts back what it has found: of several that are inside at the same
     time, the first one switches, and the last one back.
@@ -39,14 +43,9 @@ def uncompiled() -> Iterator[None]:
                 _stance = None
 
 
-@contextmanager
-def as_written(root: nn.Module) -> Iterator[None]:
-    """Undo `module.compile()` for as long as this is entered."""
-    compiled = [(module, module._compiled_call_impl) for module in root.modules() if module._compiled_call_impl]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call
+def as_written(function: Callable[P, T]) -> Callable[P, T]:
+    """What was compiled: a module or a partial has attributes that say what it computes."""
+    function = getattr(function, "_orig_mod", function)
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    inside = getattr(function, "__wrapped__", None)  # torch gives a partial a frame to compile
+    return inside if isinstance(inside, partial) else function

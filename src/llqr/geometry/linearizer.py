@@ -27,6 +27,7 @@ from llqr.curvature import (
 )
 from llqr.curvature.divergence import Scale
 from llqr.curvature.passes import ShardedProblem
+from llqr.curvature.uncompiled import as_written
 from llqr.dtensors import any_sharded, drop_gathered
 from llqr.geometry.arguments import check_functions, check_pieces, check_ranks, check_weights
 from llqr.geometry.first_refresh import check_loss, check_model, try_out
@@ -58,6 +59,7 @@ class Linearizer:
         gradients: int = 1,
         forward: Forward | None = None,
     ) -> None:
+        loss_fn = as_written(loss_fn)
         check_functions(model, loss_fn, forward)
         self.model, group = unwrapped(model)
         drop_gathered(self.model.modules())

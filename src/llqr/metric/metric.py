@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype,
 from llqr.metric.packed import Packed, dot, quick_dot
 from llqr.metric.placement import Placement
 from llqr.metric.structure import Bounds, Factors, Structure
+
+T = TypeVar("T")
 
 
 class Metric:
@@ -292,21 +294,23 @@ class Metric:
 
     def state_dict(self) -> dict[str, Any]:
         """The same names whether or not `U` has been learned; of a rank's part, those of its own blocks."""
-        return {"kinds": dict(self.whole.kinds), "learned": self.learned, "factors": self.named_factors()}
+        kinds, factors = _as_written(self.whole.kinds), _as_written(self.named_factors())
+        return {"kinds": kinds, "learned": self.learned, "factors": factors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
-        kinds = self.whole.kinds
-        if state["kinds"] != kinds:
-            theirs, ours = set(state["kinds"].items()), set(kinds.items())
+        saved_kinds, kinds = _as_written(state["kinds"]), _as_written(self.whole.kinds)
+        if saved_kinds != kinds:
+            theirs, ours = set(saved_kinds.items()), set(kinds.items())
             differing = sorted({name for name, _ in theirs ^ ours})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
         if not state.get("learned", state["factors"] is not None):  # states had no factors then, and no such entry
             self._factors = self._cast = None
             return
         fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
-        for name, view in self._named(fresh).items():
-            saved = state["factors"].get(name)
+        saved_factors = _as_written(state["factors"])
+        for name, view in _as_written(self._named(fresh)).items():
+            saved = saved_factors.get(name)
             if saved is None:
                 raise ValueError(
                     f"state_dict: factor {name!r} is missing; every rank's state has the blocks that it owns, which "
@@ -320,3 +324,11 @@ class Metric:
             if not view.isfinite().all():
                 raise ValueError(f"state_dict: factor {name!r} is not finite")
         self.assign(fresh)
+
+
+def _as_written(named: Mapping[str, T]) -> dict[str, T]:
+    """By the names in the model as it was written, for states that go from a model with compiled parts to one without.
+
+    `torch.compile(part)` puts a name of its own between a part and its parameters.
+    """
+    return {name.replace("_orig_mod.", ""): value for name, value in named.items()}
