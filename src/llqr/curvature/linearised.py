@@ -105,8 +105,8 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
     theta = problem.tensors()[:count]
     example = (*theta, *map(torch.ones_like, theta), *problem.tensors()[count:])
     # What is compiled runs as it was written here, which torch would refuse otherwise.
-    as_written = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
-    with torch.no_grad(), as_written, _unfused_attention(), warnings.catch_warnings():
+    nested = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    with torch.no_grad(), nested, _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
         traced = make_fx(function)(*example)
         # Shared results must not be written to, so mutations go before repetitions do.

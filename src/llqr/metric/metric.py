@@ -294,12 +294,12 @@ class Metric:
 
     def state_dict(self) -> dict[str, Any]:
         """The same names whether or not `U` has been learned; of a rank's part, those of its own blocks."""
-        kinds, factors = _as_written(self.whole.kinds), _as_written(self.named_factors())
+        kinds, factors = _plain_names(self.whole.kinds), _plain_names(self.named_factors())
         return {"kinds": kinds, "learned": self.learned, "factors": factors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
-        saved_kinds, kinds = _as_written(state["kinds"]), _as_written(self.whole.kinds)
+        saved_kinds, kinds = _plain_names(state["kinds"]), _plain_names(self.whole.kinds)
         if saved_kinds != kinds:
             theirs, ours = set(saved_kinds.items()), set(kinds.items())
             differing = sorted({name for name, _ in theirs ^ ours})
@@ -308,8 +308,8 @@ class Metric:
             self._factors = self._cast = None
             return
         fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
-        saved_factors = _as_written(state["factors"])
-        for name, view in _as_written(self._named(fresh)).items():
+        saved_factors = _plain_names(state["factors"])
+        for name, view in _plain_names(self._named(fresh)).items():
             saved = saved_factors.get(name)
             if saved is None:
                 raise ValueError(
@@ -326,7 +326,7 @@ class Metric:
         self.assign(fresh)
 
 
-def _as_written(named: Mapping[str, T]) -> dict[str, T]:
+def _plain_names(named: Mapping[str, T]) -> dict[str, T]:
     """By the names in the model as it was written, for states that go from a model with compiled parts to one without.
 
     `torch.compile(part)` puts a name of its own between a part and its parameters.
