@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from llqr.metric.packed import Packed, quick_dot
+from llqr.metric.packed import Packed, joined, parted, quick_dot
 
 #: Directions along which products are known, besides the last `v` itself.
 DIRECTIONS = 2
@@ -45,6 +45,7 @@ class Extrapolation:
 
     def remember(self, v: Packed, Hv: Packed) -> None:
         """`Hv` is `H v`; both are copied."""
+        v, Hv = joined(v), joined(Hv)
         if not self._v:
             self._make_room(v, Hv)
         for newer, older in reversed(list(pairwise(self._directions))):
@@ -59,10 +60,10 @@ class Extrapolation:
 
     def product(self, v: Packed) -> Packed:
         """About `H v`."""
-        Hv = [part.clone() for part in self._Hv]
+        bundles, Hv = joined(v), [part.clone() for part in self._Hv]
         for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            _add(Hv, change, (self._dot(v, direction) - place) * weight)
-        return Hv
+            _add(Hv, change, (self._dot(bundles, direction) - place) * weight)
+        return parted(Hv, v)
 
     def _make_room(self, v: Packed, Hv: Packed) -> None:
         def blank(parts: Packed) -> Packed:
