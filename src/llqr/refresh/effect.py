@@ -41,12 +41,18 @@ class Effect:
 
 def inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor:
     """`g.g`, `g.Ug` and `Ug.Ug` of every parameter, on the device: `(parameters, 3)`, in float64."""
-    rows = []
-    for name, part in g.items():
-        a, b = part.double(), Ug[name].double()
-        rows.append(torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()]))
-    home = rows[0].device
-    return torch.stack([row.to(home) for row in rows])
+    before, after = ([_widened(vectors[name]) for name in g] for vectors in (g, Ug))
+    gg, UgUg, moved = map(_squares, (before, after, list(torch._foreach_sub(after, before))))
+    return torch.stack([gg, (gg + UgUg - moved) / 2, UgUg], 1)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    norms = torch._foreach_norm(tensors, 2, torch.float64)
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).square()
 
 
 def by_layer(names: Sequence[str], products: Sequence[Sequence[float]]) -> dict[str, Effect]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
+from llqr.metric.structure import flattened
 from llqr.refresh.effect import Effect, by_layer, inner_products
 from llqr.refresh.inner_loop import Solution
 
@@ -57,13 +58,15 @@ def examine(metric: Metric, quadratic: QuadraticModel, solution: Solution, candi
     g = quadratic.gradient
     names, products = metric.placement.listed(list(g), inner_products(g, metric.apply(g, candidate)))
     loss = quadratic.loss.double()
-    broken = [~torch.isfinite(factor).all() for group in candidate for factor in group.values()]
-    count = torch.stack([loss.new_zeros(()), *(flag.to(loss) for flag in broken)]).sum()
+    factors = flattened(candidate)
+    # A sum of magnitudes is finite if all entries are: in float64 it does not overflow.
+    sums = [loss.new_zeros(()), *(torch._foreach_norm(factors, 1, torch.float64) if factors else ())]
+    broken = (~torch.isfinite(torch.stack([total.to(loss) for total in sums]))).sum().to(loss)
     numbers = [
         solution.before.to(loss.device),
         solution.after.to(loss.device),
         loss,
-        metric.placement.total(count),
+        metric.placement.total(broken),
         _slope(metric, quadratic, solution).to(loss),
     ]
     before, after, value, broken_factors, slope, *rest = torch.cat(
