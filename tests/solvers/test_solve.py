@@ -1,6 +1,7 @@
 """The inner loop on quadratic models given as dense matrices: objective, gradient, heavy ball and adam."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from geometries import flat_geometry
 from launches import Launches
 from llqr import Inner, Metric
+from llqr.cuda_graphs import Branches
 from llqr.metric import STRUCTURES
 from llqr.solvers import SOLVERS, Objective
 from quadratics import Quadratic, setting, shaken, slopes_of, solve
@@ -234,30 +236,45 @@ def test_factors_of_bfloat16_parameters_are_learned_in_float32():
 # -- side by side ------------------------------------------------------------------------------------------------------
 
 
-class Streams:
-    """What a CUDA graph's branches do, one after the other."""
+class InTurn(Branches):
+    """What a CUDA graph's branches do, one after the other; it tells how many were under way at once."""
 
     def __init__(self):
-        self.used = self.joined = 0
+        self.running, self.beside = 0, []
 
     def one(self):
-        self.used += 1
+        self.running += 1
         return nullcontext()
 
     def join(self):
-        self.joined += 1
+        self.beside.append(self.running)
+        self.running = 0
 
 
 @pytest.mark.parametrize("large", [0, 30, 2**25])
 def test_groups_side_by_side_are_those_one_after_the_other(large, monkeypatch):
     monkeypatch.setattr("llqr.solvers.objective.LARGE", large)
     metric, quadratic = setting("e-kfac")
-    factors, streams = shaken(metric), Streams()
-    plain, branched = (Objective(metric, quadratic, branches=branches) for branches in (None, streams))
+    factors, branches = shaken(metric), InTurn()
+    plain, branched = (Objective(metric, quadratic, branches=own) for own in (None, branches))
     expected, found = plain.at(factors), branched.at(factors)
     assert torch.equal(found.value, expected.value)
     for own, reference in zip(found.slopes(), expected.slopes(), strict=True):
         assert own.keys() == reference.keys()
         assert all(torch.equal(own[name], reference[name]) for name in own)
     small = sum(group.stored() < large for group in metric.groups)
-    assert (streams.used, streams.joined) == (2 * small, 2)
+    assert [count for count in branches.beside if count] == [small] * 2 * bool(small)
+
+
+def test_the_smallest_begin_first_and_large_ones_run_alone():
+    begun = []
+    branches = InTurn()
+
+    def computed(size):
+        begun.append((size, branches.running))
+        return -size
+
+    sizes = [5, 100, 1, 70, 3]
+    found = branches.run([partial(computed, size) for size in sizes], sizes, alone=70)
+    assert found == [-size for size in sizes]
+    assert begun == [(1, 1), (3, 2), (5, 3), (70, 0), (100, 0)]

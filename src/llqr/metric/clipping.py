@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from llqr.metric.structure import Factors, Structure
 
+Each = Sequence[Callable[[], Factors]]
 
-def clip(groups: Sequence[Structure], gradients: Sequence[Factors], limit: float) -> list[Factors]:
+
+def in_order(each: Each) -> list[Factors]:
+    return [compute() for compute in each]
+
+
+def clip(
+    groups: Sequence[Structure],
+    gradients: Sequence[Factors],
+    limit: float,
+    run: Callable[[Each], list[Factors]] = in_order,
+) -> list[Factors]:
     """Bound the norm of every unit (a block's factor, a layer of a diagonal) by `limit`.
 
-    The norms are computed in at least float32, and so is the result.
+    The norms are computed in at least float32, and so is the result. `run` calls a function for every group.
     """
     units = [group.units(own) if own else [] for group, own in zip(groups, gradients, strict=True)]
     norms = _norms([unit for own in units for unit in own])
     shrink = (norms / max(limit, torch.finfo(norms.dtype).tiny)).clamp_min(1.0).reciprocal()
-    clipped = []
-    for group, own, numbers in zip(groups, gradients, shrink.split([len(own) for own in units]), strict=True):
-        if own:
-            like = next(iter(own.values()))
-            numbers = numbers.to(like.device, torch.promote_types(like.dtype, torch.float32))
-        clipped.append(group.scaled(own, numbers) if own else {})
-    return clipped
+    numbers = shrink.split([len(own) for own in units])
+    return run([partial(_scaled, *own) for own in zip(groups, gradients, numbers, strict=True)])
+
+
+def _scaled(group: Structure, own: Factors, numbers: Tensor) -> Factors:
+    if not own:
+        return {}
+    like = next(iter(own.values()))
+    return group.scaled(own, numbers.to(like.device, torch.promote_types(like.dtype, torch.float32)))
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:

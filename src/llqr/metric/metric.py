@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -208,18 +208,19 @@ class Metric:
     ) -> dict[str, Tensor]:
         """`U g` for gradients of all parameters in `inboxes`, in the dtypes and memory order of `like`.
 
-        With branches, groups are computed side by side, the largest first: products of small matrices leave most of a
-        device idle.
+        With branches, groups are computed side by side.
         """
-        Ug: dict[str, Tensor] = {}
         parts = zip(self.groups, factors, inboxes, strict=True)
-        for group, own, inbox in sorted(parts, key=lambda part: -part[0].stored()):
-            with branches.one() if branches else nullcontext(), torch.autocast(inbox.device.type, enabled=False):
-                applied = group.apply_inbox(own, inbox, group.blocks[0].dtype)
-            Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
-        if branches:
-            branches.join()
-        return assembled(self.blocks, Ug, like)
+        each = [partial(self._apply_inbox, *part) for part in parts]
+        sizes = [group.stored() for group in self.groups]
+        applied = branches.run(each, sizes) if branches else [compute() for compute in each]
+        blocks = [block for group in self.groups for block in group.blocks]
+        pieces = [piece for own in applied for piece in own]
+        return assembled(self.blocks, {block.name: piece for block, piece in zip(blocks, pieces, strict=True)}, like)
+
+    def _apply_inbox(self, group: Structure, own: Factors, inbox: Tensor) -> list[Tensor]:
+        with torch.autocast(inbox.device.type, enabled=False):
+            return group.apply_inbox(own, inbox, group.blocks[0].dtype)
 
     def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
         return next(iter(own.values())).dtype if own else group.blocks[0].dtype

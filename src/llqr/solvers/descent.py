@@ -13,7 +13,7 @@ from llqr.metric.clipping import clip
 from llqr.metric.structure import flattened
 from llqr.solvers.extrapolation import Extrapolation
 from llqr.solvers.fused_descent import descend, is_fused
-from llqr.solvers.objective import Objective
+from llqr.solvers.objective import Evaluation, Objective
 from llqr.solvers.solver import Solver, SolverSettings
 
 
@@ -47,36 +47,35 @@ class Descent(Solver):
 
     def step(self, objective: Objective) -> Tensor:
         here = objective.at(self.factors, self._products)
-        self._move(here.slopes())
+        self._move(here)
         return here.value
 
     def advance(self, objective: Objective) -> None:
-        self._move(objective.at(self.factors, self._products).slopes())
+        self._move(objective.at(self.factors, self._products))
 
     def extrapolate(self, objective: Objective) -> None:
         assert self._products is not None
-        self._move(objective.extrapolated(self.factors, self._products).slopes())
+        self._move(objective.extrapolated(self.factors, self._products))
 
-    def _move(self, slopes: list[Factors]) -> None:
-        """A step along these gradients, which are overwritten. Entries that are not finite count as zero."""
-        settings = self.settings
-        for own, momenta, slope in zip(self.factors, self._momenta, slopes, strict=True):
-            for name, momentum in momenta.items():
-                descend(own[name], momentum, slope[name], settings.clip, settings.lr, settings.momentum)
-        rest = [
-            {name: entries for name, entries in slope.items() if name not in momenta}
-            for momenta, slope in zip(self._momenta, slopes, strict=True)
-        ]
-        if not any(rest):
+    def _move(self, here: Evaluation) -> None:
+        """A step down the slopes. Entries that are not finite count as zero."""
+        slopes = here.slopes(self._step_fused)
+        if not any(slopes):
             return
-        for part in rest:
-            for entries in part.values():
-                entries.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        for own, clipped in zip(self.factors, clip(self.metric.groups, rest, settings.clip), strict=True):
-            for name, entries in clipped.items():
-                own[name].grad = entries
+        clipped = clip(self.metric.groups, slopes, self.settings.clip, here.objective.side_by_side)
+        for own, gradients in zip(self.factors, clipped, strict=True):
+            for name, gradient in gradients.items():
+                own[name].grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients, which would lie beside the activations in the next product
+
+    def _step_fused(self, i: int, slopes: Factors) -> Factors:
+        """Step those factors of a group that are stepped here; returns the finite slopes of the others."""
+        settings, momenta = self.settings, self._momenta[i]
+        for name, momentum in momenta.items():
+            descend(self.factors[i][name], momentum, slopes[name], settings.clip, settings.lr, settings.momentum)
+        rest = {name: slope for name, slope in slopes.items() if name not in momenta}
+        return {name: slope.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for name, slope in rest.items()}
 
 
 class HeavyBall(Descent):

@@ -52,17 +52,18 @@ class Extrapolation:
             for kept, moving in zip(older, newer, strict=True):
                 torch._foreach_copy_(kept, moving)
         for new, last, step in ((v, self._v, self._directions[0][0]), (Hv, self._Hv, self._directions[0][1])):
-            torch._foreach_copy_(step, new)
-            torch._foreach_sub_(step, last)
+            for difference, now, before in zip(step, new, last, strict=True):
+                torch.sub(now, before, out=difference)
             torch._foreach_copy_(last, new)
         for i in range(DIRECTIONS):
             self._set_apart(i)
 
     def product(self, v: Packed) -> Packed:
         """About `H v`."""
-        bundles, Hv = joined(v), [part.clone() for part in self._Hv]
+        bundles, Hv = joined(v), self._Hv
         for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            _add(Hv, change, (self._dot(bundles, direction) - place) * weight)
+            times = (self._dot(bundles, direction) - place) * weight
+            Hv = [torch.addcmul(own, part, times.to(part)) for own, part in zip(Hv, change, strict=True)]
         return parted(Hv, v)
 
     def _make_room(self, v: Packed, Hv: Packed) -> None:

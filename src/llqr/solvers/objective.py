@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -28,6 +27,8 @@ from llqr.solvers.damping import Damping
 from llqr.solvers.extrapolation import Extrapolation
 
 T = TypeVar("T")
+#: What is done with a group's slopes as soon as they are known: given its place, it returns those that are left to do.
+Then = Callable[[int, Factors], Factors]
 
 #: What the factors' matrix products may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
@@ -50,9 +51,9 @@ class Evaluation:
         dot = self.objective.dot
         return 0.5 * (dot(self.residual, self.Ug) - dot(self.objective.g, self.Ug))
 
-    def slopes(self) -> list[Factors]:
+    def slopes(self, then: Then | None = None) -> list[Factors]:
         """The gradient of `J` in every factor, in the dtype the products ran in."""
-        return self.objective.pulled(self.pulls, self.residual)
+        return self.objective.pulled(self.pulls, self.residual, then)
 
 
 class Objective:
@@ -67,8 +68,7 @@ class Objective:
         damping: weight of `1/2 |delta|^2`.
         precision: what structures with matrix products compute `U g` and its pull-back in (default: the factors'
             dtype). Factors and vectors are held in their own dtype, and `J` is summed in float64.
-        branches: of a CUDA graph, in which groups are computed side by side: products of small matrices leave most of
-            a device idle.
+        branches: of a CUDA graph, in which groups are computed side by side.
     """
 
     def __init__(
@@ -167,44 +167,45 @@ class Objective:
         _, pulls = self._trace(factors)
         return self.pulled(pulls, residual)
 
-    def pulled(self, pulls: list[Pull], residual: Packed) -> list[Factors]:
+    def pulled(self, pulls: list[Pull], residual: Packed, then: Then | None = None) -> list[Factors]:
         """The gradient of every factor, as a mean over the gradients `g_k`."""
-        each = self._side_by_side([partial(pull, r) for pull, r in zip(pulls, residual, strict=True)])
-        groups = len(self.metric.groups)
-        total = each[:groups]
-        for start in range(groups, len(each), groups):
-            for own, more in zip(total, each[start : start + groups], strict=True):
-                for name, slope in own.items():
-                    own[name] = slope + more[name]
-        if self.count > 1:
-            total = [{name: slope / self.count for name, slope in own.items()} for own in total]
-        return total
+        groups = range(len(self.metric.groups))
+        return self.side_by_side([partial(self._pulled, i, pulls, residual, then) for i in groups])
+
+    def _pulled(self, i: int, pulls: list[Pull], residual: Packed, then: Then | None) -> Factors:
+        (first, r), *others = zip(self._of_group(i, pulls), self._of_group(i, residual), strict=True)
+        total = first(r)
+        for pull, r in others:
+            more = pull(r)
+            total = {name: slope + more[name] for name, slope in total.items()}
+        if others:
+            total = {name: slope / self.count for name, slope in total.items()}
+        return total if then is None else then(i, total)
 
     def _trace(self, factors: Sequence[Factors]) -> tuple[Packed, list[Pull]]:
         """`U g` in the dtype of `g`, and the way back."""
-        lowered = [
-            {name: self._lowered(group, factor) for name, factor in own.items()}
-            for group, own in zip(self.metric.groups, factors, strict=True)
-        ]
-        parts = zip(self._groups(), lowered * self.count, self._operands, self.g, strict=True)
-        traced = self._side_by_side([partial(self._traced, *part) for part in parts])
-        return [Ug for Ug, _ in traced], [pull for _, pull in traced]
+        traced = self.side_by_side([partial(self._traced, i, own) for i, own in enumerate(factors)])
+        in_order = [part for shares in zip(*traced, strict=True) for part in shares]
+        return [Ug for Ug, _ in in_order], [pull for _, pull in in_order]
 
-    def _traced(self, group: Structure, own: Factors, operand: Tensor, g: Tensor) -> tuple[Tensor, Pull]:
-        part, pull = group.trace(own, operand)
-        return part.to(g.dtype), partial(self._pull, group, pull)
+    def _traced(self, i: int, own: Factors) -> list[tuple[Tensor, Pull]]:
+        group = self.metric.groups[i]
+        lowered = {name: self._lowered(group, factor) for name, factor in own.items()}
+        traced: list[tuple[Tensor, Pull]] = []
+        for operand, g in zip(self._of_group(i, self._operands), self._of_group(i, self.g), strict=True):
+            part, pull = group.trace(lowered, operand)
+            traced.append((part.to(g.dtype), partial(self._pull, group, pull)))
+        return traced
 
-    def _side_by_side(self, each: Sequence[Callable[[], T]]) -> list[T]:
-        """What these functions return, one per packed tensor; the largest begin first."""
+    def _of_group(self, i: int, packed: Sequence[T]) -> Sequence[T]:
+        """One for each gradient."""
+        return packed[i :: len(self.metric.groups)]
+
+    def side_by_side(self, each: Sequence[Callable[[], T]]) -> list[T]:
+        """What these functions return, one per group."""
         if self._branches is None:
             return [compute() for compute in each]
-        found: dict[int, T] = {}
-        sizes = [group.stored() for group in self._groups()]
-        for i in sorted(range(len(each)), key=lambda i: -sizes[i]):
-            with nullcontext() if sizes[i] >= LARGE else self._branches.one():
-                found[i] = each[i]()
-        self._branches.join()
-        return [found[i] for i in range(len(each))]
+        return self._branches.run(each, [group.stored() for group in self.metric.groups], LARGE)
 
     def _pull(self, group: Structure, pull: Pull, r: Tensor) -> Factors:
         return pull(self._lowered(group, r))
