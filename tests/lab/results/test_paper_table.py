@@ -204,6 +204,24 @@ def test_times_stand_beside_the_first_method_on_the_same_device_only(tmp_path):
     assert (sam.relative_time, sam.probing_time) == (None, None)
 
 
+def test_times_of_a_shared_device_are_left_out(tmp_path):
+    measurements = translated(tmp_path, *TRANSLATED)
+    for one in measurements:
+        if one.method == "sam":
+            one.config["machine"]["shared"] = True
+    table = tables.build("iwslt14", measurements)
+    sam, metric = (cell(table, "europarl-de-en", method) for method in ("sam", "llqr-ngd"))
+    assert (sam.relative_time, sam.probing_time) == (None, None)
+    assert sam.tested is not None
+    assert metric.relative_time == pytest.approx(1.1)
+
+
+def test_a_run_on_a_shared_device_says_so(tmp_path):
+    arguments = ["--set", "training.epochs=1", "--quiet", "--keep", tmp_path / "kept.jsonl", "--shared-device"]
+    assert run_cli("train", "digits/mlp", "--method", "sgdm", "--out", tmp_path, *arguments) == 0
+    assert [one.shared_device for one in results.read(tmp_path)] == [True]
+
+
 def test_every_recipe_has_a_table():
     cells = {(name, cell.row, cell.column) for name in tables.names() for cell in tables.build(name, []).cells}
     for name in recipe.names():

@@ -128,6 +128,12 @@ class RunOptions:
         str | None,
         typer.Option(metavar="N|all", help="Among how many of these processes the metric is shared out (default: 1)."),
     ] = None
+    shared_device: Annotated[
+        bool,
+        typer.Option(
+            "--shared-device", help="Other programs use the device meanwhile: tables leave out the times of these runs."
+        ),
+    ] = False
     quiet: options.Quiet = False
     as_json: options.Json = False
     dry_run: Annotated[
@@ -159,7 +165,15 @@ class RunOptions:
         if self.capture and device.type != "cuda":
             raise ConfigurationError(f"--capture needs a CUDA device, got {device}.")
         capture = device.type == "cuda" and self.strategy is None if self.capture is None else self.capture
-        return Execution(device, capture, self.compiled, self.checkpoint_minutes, self.tensorboard, shards=shards)
+        return Execution(
+            device,
+            capture,
+            self.compiled,
+            self.checkpoint_minutes,
+            self.tensorboard,
+            shards=shards,
+            shared_device=self.shared_device,
+        )
 
 
 DEFAULTS = RunOptions()

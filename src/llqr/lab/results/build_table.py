@@ -166,9 +166,10 @@ def measured_cell(
 
 
 def relative_time(found: Sequence[RunRecord], reference: Sequence[RunRecord], key: str) -> float | None:
-    """The time of a step relative to the reference, where both were measured on the same kind of device."""
+    """The time of a step relative to the reference, where both had the same kind of device to themselves."""
     times, others = results_of(found, key), results_of(reference, "step_seconds")
-    if not times or not others or len({one.device for one in (*found, *reference)}) > 1:
+    runs = [*found, *reference]
+    if not times or not others or len({one.device for one in runs}) > 1 or any(one.shared_device for one in runs):
         return None
     return fmean(times) / fmean(others)
 

@@ -67,6 +67,11 @@ class RunRecord:
         return str(machine.get("gpu") or machine["device"])
 
     @property
+    def shared_device(self) -> bool:
+        """Whether other programs used the device meanwhile, so that the times of the run mean nothing."""
+        return bool(self.config["machine"].get("shared"))
+
+    @property
     def counted_in(self) -> str:
         """The unit of progress: ``step`` where the recipe counts in steps, otherwise ``epoch``."""
         training = self.config["run"]["training"]

@@ -48,6 +48,8 @@ def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, di
     training = Training(planned, task, execution)
     strategy, team = execution.strategy, execution.strategy.team
     how: dict[str, Any] = {"capture": execution.capture, "compile": execution.compile}
+    if execution.shared_device:
+        how |= {"shared": True}
     if strategy.name is not None:
         how |= {"strategy": strategy.name, "ranks": team.size, "shards": execution.shards}
     team.by_first(partial(training.folder.begin, planned, machine.describe(execution.device) | how))

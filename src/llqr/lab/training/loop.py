@@ -39,7 +39,10 @@ from llqr.lab.training.tensorboard import Board
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out; none of it decides what they compute. A metric is shared out among ``shards`` ranks."""
+    """How runs are carried out; none of it decides what they compute.
+
+    A metric is shared out among ``shards`` ranks; ``shared_device`` says that times mean nothing.
+    """
 
     device: torch.device
     capture: bool = False
@@ -48,6 +51,7 @@ class Execution:
     tensorboard: bool = False
     strategy: Strategy = field(default_factory=Strategy)
     shards: int | Literal["all"] | None = None
+    shared_device: bool = False
 
 
 class Interval:
