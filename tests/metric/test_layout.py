@@ -131,6 +131,21 @@ def test_the_first_pattern_that_matches_wins():
     assert turned.kinds["0.bias"] == "scalar"
 
 
+def test_patterns_name_parameters_as_written_also_in_compiled_parts():
+    model = mlp()
+    model[0] = torch.compile(model[0])
+    rules = {"0.bias": "identity", "0.weight": "scalar", "*": "diagonal"}
+    kinds = Metric(model, structure=rules).kinds
+    assert {name.replace("_orig_mod.", ""): kind for name, kind in kinds.items()} == Metric(
+        mlp(), structure=rules
+    ).kinds
+    assert set(Metric(model, structure={"0._orig_mod.*": "kfac", "*": "scalar"}).kinds.values()) == {
+        "kfac",
+        "scalar",
+        "diagonal",
+    }
+
+
 @pytest.mark.parametrize(
     ("structure", "message"),
     [

@@ -84,11 +84,21 @@ def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
 def requested(block: Block, spec: StructureSpec) -> str:
     """The structure that was asked for, whatever the block gets."""
     rules = {"*": spec} if isinstance(spec, str) else spec
-    matching = (kind for pattern, kind in rules.items() if fnmatch.fnmatchcase(block.parameter, pattern))
+    matching = (kind for pattern, kind in rules.items() if _matches(block, pattern))
     kind = next(matching, "")
     if not kind:
         raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
     return kind
+
+
+def _matches(block: Block, pattern: str) -> bool:
+    names = (block.parameter, plain_name(block.parameter))
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def plain_name(name: str) -> str:
+    """As in the model without `torch.compile(part)`, which puts a name between a part and its parameters."""
+    return name.replace("_orig_mod.", "")
 
 
 def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MAX_SIDE) -> dict[str, str]:
@@ -100,7 +110,7 @@ def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MA
         if kind not in STRUCTURES:
             known = ", ".join(sorted(STRUCTURES))
             raise ValueError(f"structure: unknown structure {kind!r} for {pattern!r}; choose one of {known}")
-        if not any(fnmatch.fnmatchcase(block.parameter, pattern) for block in blocks):
+        if not any(_matches(block, pattern) for block in blocks):
             raise ValueError(f"structure: the pattern {pattern!r} matches no parameter")
     chosen: dict[str, str] = {}
     cheapened: dict[str, list[str]] = {}

@@ -15,7 +15,15 @@ from llqr.cuda_graphs import Branches
 from llqr.metric.assembled import assembled
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
-from llqr.metric.layout import MAX_SIDE, StructureSpec, blocks_of, factor_dtype, groups_of, structure_names
+from llqr.metric.layout import (
+    MAX_SIDE,
+    StructureSpec,
+    blocks_of,
+    factor_dtype,
+    groups_of,
+    plain_name,
+    structure_names,
+)
 from llqr.metric.packed import Packed, dot, quick_dot
 from llqr.metric.placement import Placement
 from llqr.metric.structure import Bounds, Factors, Structure
@@ -328,8 +336,5 @@ class Metric:
 
 
 def _plain_names(named: Mapping[str, T]) -> dict[str, T]:
-    """By the names in the model as it was written, for states that go from a model with compiled parts to one without.
-
-    `torch.compile(part)` puts a name of its own between a part and its parameters.
-    """
-    return {name.replace("_orig_mod.", ""): value for name, value in named.items()}
+    """As in the model without compiled parts, so that states go from one with them to one without, and back."""
+    return {plain_name(name): value for name, value in named.items()}
