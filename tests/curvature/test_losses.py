@@ -203,5 +203,6 @@ def test_divergences_by_name():
     assert divergence_named(NEWTON) is NEWTON
     with pytest.raises(ValueError, match="divergence: unknown 'fisher'; choose one of newton, ngd"):
         divergence_named("fisher")
+    batch = inputs(), torch.zeros(ROWS, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="between"):
-        product_of(mlp(), F.mse_loss, (inputs(), torch.zeros(ROWS, 3)), llqr.OutputDivergence("x", 0.9, "sum"), {})
+        product_of(mlp(), F.mse_loss, batch, llqr.OutputDivergence("x", 0.9, "sum"), {})

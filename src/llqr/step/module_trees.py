@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -74,18 +73,11 @@ def living_parameters() -> list[tuple[str, Tensor]]:
     return [(f"{kind}.{name}", p) for kind, held in owned for name, p in held.items() if p is not None]
 
 
-def trained_elsewhere(module: nn.Module, alive: Sequence[nn.Module], reached: set[Tensor] | None) -> bool:
-    """Whether another thread may be training this module, because none of what is trained beside it was reached."""
-    if reached is None or _only_thread():
-        return False
+def trained_apart(module: nn.Module, alive: Sequence[nn.Module], reached: set[Tensor]) -> bool:
+    """Whether the model of this module has parameters to train, none of which was reached."""
     roots = outermost([module], alive)
     trained = [p for root in roots for p in root.parameters() if p.requires_grad]
     return bool(trained) and reached.isdisjoint(trained)
-
-
-def _only_thread() -> bool:
-    """Whether no other thread can be training. Those that load data or draw progress bars are daemons."""
-    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 def outermost(found: Iterable[nn.Module], modules: Iterable[nn.Module]) -> list[nn.Module]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.step.attributes import Kept, kept_by, may_keep, put_back
-from llqr.step.module_trees import ModuleTrees, living_modules, outermost, trained_elsewhere
+from llqr.step.module_trees import ModuleTrees, living_modules, outermost, trained_apart
+from llqr.step.other_threads import computing_times, idle_since
 from llqr.step.snapshot import Snapshot
 
 #: Tensors of other classes, such as quantized ones, may have no memory of their own.
@@ -49,7 +50,7 @@ class OwningModules:
         none of which the loss of this pass depends on. It is put into the list that one is given.
         """
         losses: list[Any] = []
-        alive = living_modules()
+        threads, alive = computing_times(), living_modules()
         slots = _buffers_of(alive)
         self._marks, self._before = _marks_of(alive), kept_by(may_keep(alive))
         versions = [_version(buffer) for _, _, buffer in slots]
@@ -58,10 +59,10 @@ class OwningModules:
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         wanted = set(parameters)
         found = dict.fromkeys(m for m in alive if any(p in wanted for p in m.parameters(recurse=False)))
-        reached = leaves_of(losses)
+        reached = None if idle_since(threads) else leaves_of(losses)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
             written = _buffer(owner, name) is not buffer or _version(buffer) != version
-            if written and owner not in found and not trained_elsewhere(owner, alive, reached):
+            if written and owner not in found and (reached is None or not trained_apart(owner, alive, reached)):
                 found.setdefault(owner)  # such as a loss that keeps a moving average
         self.trees = ModuleTrees(outermost(found, alive))
         self.known = True
