@@ -21,4 +21,4 @@ def show(table: Table) -> None:
         column.no_wrap = False
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a ± must not end a command after hours
-    Console(width=width()).print(table)
+    Console(width=width(), markup=False).print(table)  # brackets belong to a name
