@@ -3,6 +3,7 @@
 import pytest
 
 from llqr.lab.cli.app import main
+from llqr.lab.tasks import Task
 
 
 @pytest.fixture
@@ -16,3 +17,11 @@ def llqr(capsys, tmp_path, monkeypatch):
         return exit_.value.code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_samples_are_measured():
+    """The sharpness of solutions is most of what a comparison of small networks takes; two pieces of a batch do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "samples_measured", 96)
+        yield

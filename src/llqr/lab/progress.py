@@ -25,7 +25,7 @@ class Display:
     """One bar for the run under way and, when there will be several ``runs``, one for all of them."""
 
     def __init__(self, runs: int = 1, *, quiet: bool = False) -> None:
-        console = Console(stderr=True, quiet=quiet)
+        console = Console(stderr=True, quiet=quiet, markup=False)  # brackets belong to a name
         self._console = console
         self._wide = console.width >= WIDE
         self._bars = Progress(*self._columns(), console=console, disable=quiet or not console.is_terminal)
@@ -39,8 +39,10 @@ class Display:
         counts = MofNCompleteColumn(table_column=Column(no_wrap=True))
         left = TimeRemainingColumn(table_column=Column(no_wrap=True))
         if not self._wide:
-            return [TextColumn("{task.description}", table_column=Column(overflow="fold")), counts, left]
-        return [TextColumn("{task.description}"), BarColumn(), counts, left, TextColumn("{task.fields[state]}")]
+            folded = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+            return [folded, counts, left]
+        label, state = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[state]}"))
+        return [label, BarColumn(), counts, left, state]
 
     def __enter__(self) -> Self:
         self._bars.start()

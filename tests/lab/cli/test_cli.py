@@ -14,6 +14,12 @@ TABLES = ("cifar10", "cifar100", "tinyimagenet", "fsam-synergy", "imagenet", "fi
 SEQUENCES = ("iwslt14", "language")
 
 
+@pytest.fixture(autouse=True)
+def _reports_without_plots(monkeypatch):
+    """They take most of the time of a report, and are tested in report/test_report.py, also those of a comparison."""
+    monkeypatch.setattr("llqr.lab.report.plots.Plot.svg", lambda plot: "<svg></svg>")
+
+
 def test_storage_prints_the_papers_numbers(llqr):
     code, out, _ = llqr("storage", "--json")
     assert code == 0

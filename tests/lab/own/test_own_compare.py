@@ -356,6 +356,24 @@ def test_regression_is_measured_by_its_loss_or_by_a_metric_of_ones_own():
     assert result["last"] == pytest.approx(r2(measured.model("sgdm")(x), y).item(), rel=1e-5)
 
 
+def test_one_output_for_two_classes_is_measured_by_the_loss():
+    """The largest of one output is always the first: an accuracy would be the share of class 0."""
+    x, y = classes()
+
+    def loss(outputs, targets):
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
+
+    binary = {"model": nn.Linear(6, 1), "loss": loss, "train": (x, (y > 0).long()), "test": (x, (y > 0).long())}
+    result = compare(**given(**binary, methods=["sgdm"], epochs=1)).runs[0].result
+    assert (result["metric"], list(result["test"])) == ("loss", ["loss"])
+
+
+def test_sharpness_is_measured_on_fewer_samples_than_asked_for_where_whole_batches_are_made():
+    train = DataLoader(TensorDataset(*classes(20)), 8, shuffle=True, drop_last=True)
+    found = compare(**given(train=train, batch_size=None, methods=["sgdm"], epochs=1, samples=512))
+    assert found.runs[0].analysis["samples"] == 20
+
+
 def test_an_evaluation_of_ones_own_decides_and_a_validation_set_chooses_the_weights_that_are_tested():
     def evaluate(model, batches):
         error = max((model(x) - y).abs().max().item() for x, y in batches)

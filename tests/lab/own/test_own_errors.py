@@ -151,6 +151,12 @@ class Two(nn.Linear):
             {"loss": nn.MSELoss(), "model": nn.Linear(4, 1), "train": (torch.randn(8, 4), torch.randn(8))},
             r"loss cannot be computed on a batch of train \(UserWarning: Using a target size \(torch.Size\(\[8\]",
         ),
+        (
+            {"train": DataLoader(TensorDataset(*pair(8)), 9, shuffle=True, drop_last=True)},
+            r"batch_size must be at most the 8 samples of the data, .* \(training.last=drop\), got 9",
+        ),
+        ({"seeds": 0}, "seeds must be how many, at least 1, got 0"),
+        ({"seeds": [1, 2]}, r"seeds must be how many, at least 1, got \[1, 2\]"),
         ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )

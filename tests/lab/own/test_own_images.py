@@ -55,6 +55,16 @@ def test_a_folder_is_trained_on_with_a_network_of_the_laboratory(flowers, tmp_pa
     assert "model must be one of mlp, cnn" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending", ["bmp", "GIF", "ppm", "tiff", "webp"])
+def test_no_class_is_left_out_for_the_format_of_its_images(flowers, ending):
+    (flowers / "lily").mkdir()
+    for number in range(2):
+        Image.open(flowers / "rose/0.png").save(flowers / f"lily/{number}.{ending}")
+    train, _ = image_folder(flowers, 8)
+    assert train.classes == ["lily", "rose", "tulip"]
+    assert train[0][0].shape == (3, 8, 8)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
     (flowers / "rose/3.png").write_bytes(b"no image")

@@ -107,6 +107,12 @@ def found(unchanged):
     return page(unchanged)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Plots are made but not drawn, which takes most of the time of a page."""
+    monkeypatch.setattr("llqr.lab.report.plots.Plot.svg", lambda plot: "<svg></svg>")
+
+
 def page(root, **arguments):
     return Page(report.render(find([root]), root, **arguments))
 
@@ -209,6 +215,7 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
     assert [cell.text for cell in table.rows[0][:2]] == ["sam", "0.1, 0.2"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_seeds_are_averaged(tmp_path):
     """A sweep in folders of one's own, `--out runs/rho-0.1`: other settings are other methods, and no further seeds."""
     for rho, best in ((0.1, 80.0), (0.2, 90.0)):
@@ -230,6 +237,7 @@ def test_only_seeds_are_averaged(tmp_path):
     assert f"Not counted, because another folder has the same run: {repeated}." in found.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_finished_stands_for_one_that_is_not(tmp_path):
     write_run(tmp_path / "first", "sgdm", 0, finished=False)
     write_run(tmp_path / "second", "sgdm", 0, best=85.0)
@@ -266,6 +274,7 @@ def test_every_number_links_to_its_file(found, unchanged):
     assert "digits/mlp/sgdm/seed1/log.jsonl" in found.links
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_links_are_relative_to_the_page(runs):
     elsewhere = runs.parent / "pages"
     elsewhere.mkdir()
@@ -316,6 +325,7 @@ def rewrite_reports(root, change):
         log.write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_metric_next_to_the_identity_is_called_that(runs):
     rewrite_reports(runs / "digits/mlp/llqr-ngd+sam/seed0", lambda one: one.update(change=0.0002))
     said = "The metric of llqr-ngd+sam changed gradients by 0.02 %{}: it did nearly nothing."
@@ -324,6 +334,7 @@ def test_a_metric_next_to_the_identity_is_called_that(runs):
     assert said.format("") in page(runs).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_logs_from_before_the_effect_was_logged_are_read(runs):
     rewrite_reports(runs, lambda one: [one.pop(key) for key in ("change", "cosine")])
     found = page(runs)
@@ -379,6 +390,7 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(found):
     assert (made["versions.torch"]["value"]["text"], made["commit"]["value"]["text"]) == ("2.13.0", "0123abc")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_recipe_has_its_own_section(tmp_path):
     write_run(tmp_path, "sgdm", 0)
     write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")
@@ -453,6 +465,7 @@ def test_the_measured_solution_is_the_trained_network(compared):
     assert set(metric.kinds.values()) == {"kfac", "diagonal"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_solution_is_measured_again_only_on_other_samples(compared, tmp_path):
     root = shutil.copytree(compared, tmp_path / "copy")
     run = "digits/mlp/sam/seed0"
@@ -464,6 +477,7 @@ def test_a_solution_is_measured_again_only_on_other_samples(compared, tmp_path):
     assert (root / run / "report.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_checkpoint_the_report_says_what_was_not_measured(compared, tmp_path):
     root = shutil.copytree(compared, tmp_path / "copy")
     for name in ("checkpoint.pt", "analysis.json"):

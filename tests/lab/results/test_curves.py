@@ -121,6 +121,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, capsys):
         ((path, "--to", tmp_path / "x.txt"), "--to must end in .svg, .png or .pdf"),
         ((path, "--to", tmp_path / "x.svg", "--method", "adam"), "--method must be one of sam, got 'adam'"),
         ((tmp_path / "none.jsonl", "--to", tmp_path / "x.svg"), "none.jsonl is not there"),
+        ((tmp_path, "--to", tmp_path / "x.svg"), "is a folder; name the files in it"),
         ((path, other, "--to", tmp_path / "x.svg"), "evaluated by test accuracy and test bleu; draw them apart"),
     ):
         assert results("draw", *arguments) == 2

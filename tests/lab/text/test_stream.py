@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.text import parallel_text, token_stream
 from llqr.lab.text.subwords import PAD
 from llqr.lab.text.token_stream import StreamSettings, prepare_stream
@@ -128,7 +129,9 @@ def test_windows_resume_in_the_middle_of_an_epoch(taken):
 
 
 def test_bad_windows_are_named():
-    with pytest.raises(ValueError, match="tokens must be at least 8 for a context of 4, got 7"):
+    with pytest.raises(
+        ConfigurationError, match="tokens must be at least 8 for a context of 4, got 7; choose a smaller"
+    ):
         WindowBatches(torch.arange(7), 1, 4, seed=0)
     with pytest.raises(ValueError, match="The saved loader had context=3, this one has 4"):
         WindowBatches(torch.arange(9), 1, 4).load_state_dict(WindowBatches(torch.arange(9), 1, 3).state_dict())

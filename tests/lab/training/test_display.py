@@ -13,7 +13,7 @@ LABEL = "iwslt14/transformer_iwslt_de_en llqr-newton+fsam seed 0"
 @pytest.mark.parametrize("width", [60, 80, 100, 164, 165])
 def test_nothing_is_cut(width, monkeypatch):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda stderr, quiet: console)
+    monkeypatch.setattr(progress, "Console", lambda **options: console)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_UPDATES", 0)
     display = progress.Display(3)
     display.begin(LABEL, 50_000, 12_000)
@@ -28,7 +28,7 @@ def test_nothing_is_cut(width, monkeypatch):
 
 def test_lines_in_a_file_are_not_broken(monkeypatch):
     file = io.StringIO()
-    monkeypatch.setattr(progress, "Console", lambda stderr, quiet: Console(file=file, width=80))
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(file=file, width=80))
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     display = progress.Display()
     display.begin(LABEL, 50_000, 12_000)

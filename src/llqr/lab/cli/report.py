@@ -216,6 +216,7 @@ def draw(
     pictures.check("--to", to)
     for file in files:
         if not file.is_file():
-            raise ConfigurationError(f"FILES: {file} is not there.")
+            wrong = "a folder; name the files in it" if file.is_dir() else "not there"
+            raise ConfigurationError(f"FILES: {file} is {wrong}.")
     curves.save(files, to, method or ())
     print(to)

@@ -1,6 +1,7 @@
 """Tables on stdout."""
 
 import sys
+from io import TextIOWrapper
 
 from rich.console import Console
 from rich.table import Table
@@ -18,4 +19,6 @@ def show(table: Table) -> None:
     for column in table.columns:
         column.overflow = "fold"  # a number that is cut off is another number
         column.no_wrap = False
-    Console(width=width()).print(table)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a ± must not end a command after hours
+    Console(width=width(), markup=False).print(table)  # brackets belong to a name

@@ -92,7 +92,7 @@ def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, 
     label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
     try:
         own = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or not in UTF-8
         raise ConfigurationError(f"{label}: {error}.") from error
     parent = own.pop("extends", None)
     if parent is not None and not isinstance(parent, str):

@@ -11,6 +11,8 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from llqr.lab.errors import ConfigurationError
+
 Batch = tuple[Any, Tensor]
 """Inputs, one tensor or a tuple of them as the model takes them, and targets."""
 
@@ -33,7 +35,10 @@ class Batches(ABC):
         self, count: int, batch_size: int, *, seed: int | None, last: str, drawn_on: torch.device | str = "cpu"
     ) -> None:
         if last == "drop" and count < batch_size:
-            raise ValueError(f"batch_size must be at most the {count} samples of the data, got {batch_size}.")
+            raise ConfigurationError(
+                f"batch_size must be at most the {count} samples of the data, of which whole batches are made "
+                f"(training.last=drop), got {batch_size}."
+            )
         self.count, self.batch_size, self.last, self.shuffle = count, batch_size, last, seed is not None
         self.generator = torch.Generator(drawn_on)
         if seed is not None:

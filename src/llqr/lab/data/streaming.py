@@ -25,7 +25,7 @@ from llqr.lab.machine import cores
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
 IMAGENET_DEVIATION = 255 * torch.tensor([0.229, 0.224, 0.225])
-IMAGE_ENDINGS = {".jpeg", ".jpg", ".png"}
+IMAGE_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 CENTRAL = 224 / 256
 
 Box = tuple[float, float, float, float]
@@ -78,9 +78,7 @@ def find_files(folder: Path, classes: list[str]) -> Files:
     for label, name in enumerate(classes):
         found = images_in(folder / name)
         if not found:
-            raise FileNotFoundError(
-                f"{folder / name} holds no images: expected at least one .JPEG, .jpg or .png there."
-            )
+            raise FileNotFoundError(f"{folder / name} holds no images: expected at least one, such as a .jpeg or .png.")
         files += [(path, label) for path in found]
     return files
 

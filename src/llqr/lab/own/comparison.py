@@ -155,6 +155,8 @@ def compare(
         settings: any setting by its dotted name, as `--set` of the command line, such as `{"training.epochs": 5}`.
         given: the arguments of `Experiment`.
     """
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ConfigurationError(f"seeds must be how many, at least 1, got {seeds!r}.")
     label, chosen, notes = _recipe(experiment, list((settings or {}).items()), given)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)

@@ -144,7 +144,7 @@ def read_file(path: Path) -> list[RunRecord]:
 
 def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a file, whatever their kind, each with its place."""
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         if not text.strip():
             continue
         origin = f"{path.name}, line {number}"

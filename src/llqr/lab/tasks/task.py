@@ -105,7 +105,7 @@ class Task(ABC):
 
     def samples(self, count: int, seed: int) -> tuple[Batch, int]:
         """One batch of ``count`` training samples, or of all if there are fewer, and its number of samples."""
-        count = min(count, self.inner_batches(count, seed).count)
+        count = min(count, self.inner_batches(1, seed).count)
         return next(iter(self.inner_batches(count, seed))), count
 
     def samples_in(self, batch_size: int, like: Batch) -> int:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from llqr.lab.errors import ConfigurationError
+
 Integers = npt.NDArray[np.int64]
 
 GRID = 8
@@ -45,8 +47,9 @@ def choose(source: Tensor, target: Tensor, max_tokens: int, count: int) -> tuple
     # Near the limit, rounding up to the grid would make a pair too long that fits.
     rounded = np.minimum(-(-lengths // GRID) * GRID, np.maximum(max_tokens, 1))
     if lengths.max() > max_tokens:
-        raise ValueError(
-            f"max_tokens must be at least {lengths.max()}, the length of the longest sentence, got {max_tokens}."
+        raise ConfigurationError(
+            f"max_tokens must be at least {lengths.max()}, the length of the longest sentence, got {max_tokens}; in a "
+            "recipe it is training.batch_size."
         )
     cells, amounts = np.unique(rounded, axis=0, return_counts=True)
     merged = _merge(cells, amounts, count, max_tokens)

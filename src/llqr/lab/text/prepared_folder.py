@@ -92,8 +92,8 @@ def find(root: Path) -> Path:
         if is_finished(folder):
             return folder
     raise FileNotFoundError(
-        f"{root.absolute()} holds no prepared text; prepare it with: llqr data {root.name} --source FOLDER "
-        f"--data-dir {root.parent}."
+        f"{root.absolute()} holds no prepared text; prepare it with: llqr data {root.name} --data-dir "
+        f"{root.parent}, and --source FOLDER for translation or --text FILE for language modelling."
     )
 
 

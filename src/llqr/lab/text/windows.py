@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.data.batches import Batches
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.text.subwords import PAD
 
 
@@ -36,7 +37,10 @@ class WindowBatches(Batches):
         shuffle = seed is not None
         shortest = 2 * context if shuffle else 2
         if len(tokens) < shortest:
-            raise ValueError(f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}.")
+            raise ConfigurationError(
+                f"tokens must be at least {shortest} for a context of {context}, got {len(tokens)}; choose a smaller "
+                "data.options.context."
+            )
         # Whatever the offset, this many windows have a target for every token.
         count = len(tokens) // context - 1 if shuffle else -(-(len(tokens) - 1) // context)
         super().__init__(count, rows, seed=seed, last="fill" if shuffle else "keep")

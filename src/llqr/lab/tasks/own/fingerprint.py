@@ -25,7 +25,7 @@ def of_texts(texts: Iterable[str]) -> str:
 
 def of_files(files: Iterable[Path]) -> str:
     """Of Python files; comments and layout do not count."""
-    return of_texts(ast.unparse(ast.parse(path.read_text())) for path in sorted(files))
+    return of_texts(ast.unparse(ast.parse(path.read_bytes())) for path in sorted(files))
 
 
 def of_data(data: Any, read: Callable[[], Any]) -> str:
@@ -75,7 +75,7 @@ def files_of(path: Path, root: Path, package: str = "") -> set[Path]:
         if file in found or file.is_relative_to(LIBRARY):
             continue
         found.add(file)
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(file.read_bytes())):
             waiting += _imported(node, file, root, package)
     return found
 

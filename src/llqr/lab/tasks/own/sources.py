@@ -40,7 +40,7 @@ class Function:
     """A user's function, and where it came from: ``text`` is that of its file when it was imported."""
 
     source: str
-    text: str
+    text: bytes
     call: Callable[..., Any]
     file: Path
 
@@ -141,7 +141,7 @@ def _function(source: str) -> Function:
     path = Path(file) if file.endswith(".py") else None
     if path is not None and not path.is_file():
         raise DataError(f"{file} is not there.")
-    text = path.read_text() if path is not None else ""
+    text = path.read_bytes() if path is not None else b""
     known = _functions.get(source)
     if known is not None and known.text == text:
         return known
@@ -158,7 +158,7 @@ def _function(source: str) -> Function:
     return _functions[source]
 
 
-def _import_file(path: Path, text: str) -> ModuleType:
+def _import_file(path: Path, text: bytes) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python file.py` does; it stays, for imports inside of functions

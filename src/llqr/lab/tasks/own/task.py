@@ -183,7 +183,8 @@ class OwnTask(Task):
         measure = partial(measured, self.forward, self.loss)
         if experiment.metric is not None:
             return Measuring(name_of(experiment.metric), larger, partial(measure, metric=experiment.metric))
-        if class_axis(outputs, targets) is not None:
+        axis = class_axis(outputs, targets)
+        if axis is not None and outputs.shape[axis] > 1:  # the largest of one output says nothing
             return Measuring("accuracy", True, partial(measure, accuracy=True))
         return Measuring("loss", False, measure)
 

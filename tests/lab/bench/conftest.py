@@ -1,0 +1,12 @@
+"""Measurements of tests are short: what they come to does not matter here."""
+
+import pytest
+
+from llqr.lab.bench import cadence, peers, refresh, shards, step
+
+
+@pytest.fixture(autouse=True)
+def _short_bursts(monkeypatch):
+    """Seconds of consecutive steps that are timed together."""
+    for module in (cadence, peers, refresh, shards, step):
+        monkeypatch.setattr(module, "BURST", 1e-3)
