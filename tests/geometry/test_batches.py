@@ -2,6 +2,7 @@
 
 import io
 from collections import UserDict
+from itertools import islice
 
 import pytest
 import torch
@@ -55,6 +56,20 @@ def test_they_are_drawn_in_order_over_and_over_and_only_when_due():
     assert drawn == [0, 1, 0, 1, 0]
     opt.step(closure_of(opt, model, data[0]), batch=data[0])  # a batch that is given comes first
     assert len(drawn) == 5
+
+
+def test_a_loader_with_persistent_workers_may_be_that_of_the_training_loop():
+    model, rows = mlp(), torch.arange(30.0).repeat(5, 1).T
+    loader = DataLoader(TensorDataset(rows, torch.zeros(30).long()), 5, num_workers=1, persistent_workers=True)
+    geometry = quick_geometry(model, every=2)
+    geometry.batches = loader
+    opt = llqr.LLQR(sgd(model), geometry)
+    for _ in range(2):
+        seen = []
+        for batch in islice(loader, 7):
+            seen.append(int(batch[0][0, 0]))
+            opt.step(closure_of(opt, model, batch))
+        assert seen == [0, 5, 10, 15, 20, 25]
 
 
 @pytest.mark.parametrize("source", ["list", "loader", "shuffled"])
