@@ -170,6 +170,14 @@ def test_those_that_say_so_are_not(loss_fn):
         flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
 
 
+@pytest.mark.parametrize("loss_fn", [nn.functional.mse_loss, nn.functional.poisson_nll_loss])
+def test_counts_that_are_predicted_exactly_are_not_ignored(loss_fn):
+    batch = torch.randn(6, 5), torch.arange(6) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        flat_geometry(nn.Linear(5, 1), lambda z, t: loss_fn(z.squeeze(1), t.float()), steps=2).refresh(batch)
+
+
 def test_log_probabilities_get_the_loss_that_has_a_curvature():
     """As an equivalent of `nll_loss`, which is linear in them; the metric is that of the scores."""
     scores = mlp(torch.float64)
