@@ -206,6 +206,24 @@ def test_a_forward_that_returns_the_loss_is_named(per_sample):
         geometry.refresh((batches(1)[0], torch.zeros(16)))
 
 
+def test_weights_that_only_the_loss_reads_are_named():
+    """As where a loss multiplies by the head itself, piece by piece, to save memory."""
+    model, (batch,) = mlp(), batches(1)
+    geometry = flat_geometry(
+        model, lambda z, t: cross_entropy(model[-1](z), t), forward=lambda own, x: own[:-1](x), steps=2
+    )
+    with pytest.warns(llqr.RefreshWarning, match=r"loss_fn: it reads 2.bias, 2.weight from the model, .* forward="):
+        geometry.refresh(batch)
+
+
+def test_a_penalty_on_the_weights_is_not():
+    model, (batch,) = mlp(), batches(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        penalty = flat_geometry(model, lambda z, t: cross_entropy(z, t) + model[-1].weight.square().sum(), steps=2)
+        assert penalty.refresh(batch).accepted
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [

@@ -100,7 +100,7 @@ class Linearizer:
         self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def resume(self, engine: str) -> None:
-        """Take the engine of a saved run where `Runtime` leaves the choice open, unless "auto" would never choose it."""
+        """Take the engine of a saved run where `Runtime` leaves the choice open and the engine suits it."""
         runtime, kind = self._runtime, ENGINES.get(engine)
         if runtime.engine != "auto" or (kind is not None and kind.of_shards):
             return
