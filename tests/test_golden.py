@@ -18,7 +18,12 @@ GOLDEN = np.load(Path(__file__).parent / "data" / "llqr_mlp.npz")
 TOLERANCE = 1e-5
 
 STRUCTURES = ["diagonal", "scalar", "kfac", "e-kfac", "diag-kfac"]
-ENGINES = ["forward", "linearised", "double-backward"]
+# An engine does not know the structure: one of them is enough to show that all engines give the authors' numbers.
+LEARNED = [
+    *((structure, "double-backward") for structure in STRUCTURES),
+    ("e-kfac", "forward"),
+    ("e-kfac", "linearised"),
+]
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"]
 NORMS = {
     "euclidean": "euclidean",
@@ -82,9 +87,8 @@ def test_losses_and_gradient():
         assert relative_error(gradient, stored(f"grad/{name}")) < TOLERANCE
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("divergence", ["ngd", "newton"])
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(("structure", "engine"), LEARNED)
 def test_the_learned_metric(structure, divergence, engine):
     geometry = learned(structure, divergence, engine)
     prefix = f"U/{structure}/{divergence}/"

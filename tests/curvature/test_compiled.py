@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(6, 4)).double()
+    return nn.Sequential(Block(), Block(), nn.Linear(6, 4)).double()
 
 
 def compiled_in_place(block, backend):
@@ -59,17 +59,19 @@ def test_compiled_blocks_are_learned_from_as_plain_ones(compiled_block, engine, 
         return run
 
     backend = aot_autograd(fw_compiler=run_and_note)
-    for i in range(3):
+    for i in range(2):
         compiled[i] = compiled_block(compiled[i], backend=backend)
+    settings, differences = {"divergence": divergence, "steps": 3, "ema": 0.0}, engine in DIFFERENCES
     made = [
-        flat_geometry(model, F.cross_entropy, divergence=divergence, steps=3, ema=0.0, engine=engine)
-        for model in (plain, compiled)
+        # All exact engines compute the same, and tracing takes long.
+        flat_geometry(plain, F.cross_entropy, **settings, engine=engine if differences else "double-backward"),
+        flat_geometry(compiled, F.cross_entropy, **settings, engine=engine),
     ]
     for geometry in made:
         assert geometry.refresh(batch).accepted
     first, second = (list(geometry.metric.named_factors().values()) for geometry in made)
     assert max(relative_error(ours, plain) for ours, plain in zip(second, first, strict=True)) < 1e-10
-    assert bool(calls) == (engine in DIFFERENCES)
+    assert bool(calls) == differences
     calls.clear()
     compiled(batch[0])
     assert calls, "the model is compiled again after a refresh"

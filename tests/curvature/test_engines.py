@@ -310,10 +310,10 @@ def test_exact_engines_under_autocast_are_near_full_precision(engine, divergence
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 5)).eval()
     batch = torch.randn(16, 3, 6, 6), torch.randint(5, (16,))
     products = []
-    for autocast in (None, torch.bfloat16):
+    for autocast, own in ((None, "double-backward"), (torch.bfloat16, engine)):
         problem = Problem(model, F.cross_entropy, batch, trainable(model), autocast=autocast)
         with torch.no_grad():
-            curvature = quadratic_model(problem, llqr.curvature.divergence_named(divergence), engine)
+            curvature = quadratic_model(problem, llqr.curvature.divergence_named(divergence), own)
             products.append(curvature.product({name: p.detach() for name, p in trainable(model).items()}))
     assert {part.dtype for part in products[1].values()} == {torch.float32}
     assert 1e-5 < relative_error(flat(products[1]), flat(products[0])) < 0.02

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from geometries import flat_geometry
-from llqr.curvature import NGD, Problem
 from references import (
     DIFFERENCES,
     ONE_PROCESS,
@@ -18,7 +17,6 @@ from references import (
     dense_fisher,
     dense_gradient,
     flat,
-    quadratic_model,
     relative_error,
 )
 from small_models import case, mlp, tokens_loss, translator
@@ -387,10 +385,9 @@ def test_a_module_held_twice_is_put_back(engine):
     after = dict(model.named_parameters(remove_duplicate=False))
     assert before.keys() == after.keys()
     assert all(after[name] is parameter for name, parameter in before.items())
-    problem = Problem(model, F.cross_entropy, batch, geometry.parameters)
     v = {name: torch.randn_like(p) for name, p in geometry.parameters.items()}
-    with torch.no_grad():
-        product = quadratic_model(problem, NGD, engine).product(v)
+    with geometry.quadratic_model(batch) as quadratic:
+        product = quadratic.product(v)
     assert relative_error(flat(product), dense_fisher(model, batch[0]) @ flat(v)) < TOLERANCE[engine]
 
 

@@ -170,6 +170,14 @@ def test_those_that_say_so_are_not(loss_fn):
         flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
 
 
+@pytest.mark.parametrize("loss_fn", [nn.functional.mse_loss, nn.functional.poisson_nll_loss])
+def test_counts_that_are_predicted_exactly_are_not_ignored(loss_fn):
+    batch = torch.randn(6, 5), torch.arange(6) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        flat_geometry(nn.Linear(5, 1), lambda z, t: loss_fn(z.squeeze(1), t.float()), steps=2).refresh(batch)
+
+
 def test_log_probabilities_get_the_loss_that_has_a_curvature():
     """As an equivalent of `nll_loss`, which is linear in them; the metric is that of the scores."""
     scores = mlp(torch.float64)
@@ -196,6 +204,24 @@ def test_a_forward_that_returns_the_loss_is_named(per_sample):
     geometry = flat_geometry(mlp(), lambda loss, _: loss.mean(), forward=forward, steps=2)
     with pytest.warns(llqr.RefreshWarning, match=r"curvature along the gradient is zero.*forward= return the loss"):
         geometry.refresh((batches(1)[0], torch.zeros(16)))
+
+
+def test_weights_that_only_the_loss_reads_are_named():
+    """As where a loss multiplies by the head itself, piece by piece, to save memory."""
+    model, (batch,) = mlp(), batches(1)
+    geometry = flat_geometry(
+        model, lambda z, t: cross_entropy(model[-1](z), t), forward=lambda own, x: own[:-1](x), steps=2
+    )
+    with pytest.warns(llqr.RefreshWarning, match=r"loss_fn: it reads 2.bias, 2.weight from the model, .* forward="):
+        geometry.refresh(batch)
+
+
+def test_a_penalty_on_the_weights_is_not():
+    model, (batch,) = mlp(), batches(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", llqr.RefreshWarning)
+        penalty = flat_geometry(model, lambda z, t: cross_entropy(z, t) + model[-1].weight.square().sum(), steps=2)
+        assert penalty.refresh(batch).accepted
 
 
 @pytest.mark.parametrize(

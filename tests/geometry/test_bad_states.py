@@ -1,4 +1,4 @@
-"""A saved state that does not fit, or a model that has changed, is refused by name; the metric stays as it was."""
+"""A saved state that does not fit, or a model that has changed, is refused by name; other settings are kept."""
 
 import copy
 
@@ -47,3 +47,16 @@ def test_a_model_that_has_changed_its_dtype_is_refused():
     drawn.model.float()
     with pytest.raises(RuntimeError, match=r"model: '0.weight' moved from cpu, torch.float64 to cpu, torch.float32"):
         geometry.refresh((drawn.batch[0].float(), drawn.batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [({}, "linearised"), ({"engine": "double-backward"}, "double-backward"), ({"micro_batch": 4}, "auto")],
+    ids=["open", "chosen", "micro_batch"],
+)
+def test_the_engine_of_a_saved_run_is_taken_where_the_runtime_leaves_it_open(settings, engine):
+    drawn, geometry = learned()
+    state = geometry.state_dict() | {"engine": "linearised"}
+    resumed = flat_geometry(drawn.model, F.cross_entropy, structure="diagonal", **settings)
+    resumed.load_state_dict(state)
+    assert resumed.engine == engine

@@ -1,6 +1,7 @@
 """A refresh spread over training steps: the burst's result, an even share of it a step, and a bit-exact resume."""
 
 import copy
+import functools
 import io
 from dataclasses import replace
 
@@ -376,6 +377,13 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
+@functools.cache
+def trained_straight(**options):
+    model, opt = training(**options)
+    run(model, opt, 12)
+    return model, opt
+
+
 @pytest.mark.parametrize("after", range(1, 9))
 @pytest.mark.parametrize(
     "settings",
@@ -389,8 +397,7 @@ def through_a_file(state):
 )
 def test_a_run_saved_in_the_middle_of_a_refresh_goes_on_bit_by_bit(settings, after):
     options = settings | {"every": 4, "micro_batch": 4 if after % 2 else None}
-    straight, first, second = (training(**options) for _ in range(3))
-    run(*straight, 12)
+    straight, first, second = trained_straight(**options), training(**options), training(**options)
     run(*first, after)
     saved = through_a_file([part.state_dict() for part in first])
     assert (saved[1]["llqr"]["geometry"]["refresh"] is None) == (after % 4 == 0)

@@ -157,7 +157,7 @@ def test_every_engine_gives_the_gradients_of_the_shares(network, engine, diverge
     assert relative_error(flat(model.gradient), dense_gradient(drawn.model, drawn.loss_fn, drawn.batch)) < 1e-10
     v = {name: torch.randn_like(p) for name, p in trainable(drawn.model).items()}
     with torch.no_grad():
-        one = ENGINES[engine](divergence).linearise(problem)
+        one = ENGINES["double-backward"](divergence).linearise(problem)
         expected = [one.product(v), *map(one.product, model.gradients)]
         found = model.multiplied([v, *model.gradients])
     for Hv, reference in zip([model.product(v), *found], [expected[0], *expected], strict=True):

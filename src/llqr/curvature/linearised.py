@@ -46,8 +46,6 @@ class Trace:
         gradients: int = 1,
         compile: bool = False,
     ) -> None:
-        if len(problem.pieces) > 1:
-            raise ValueError("micro_batch: not with a traced product, which keeps a whole batch's activations")
         self._names = list(problem.parameters)
         self._signature = problem_signature(problem)
         graph = _product_graph(problem, divergence, scale, gradients)

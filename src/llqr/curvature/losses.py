@@ -61,7 +61,7 @@ def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool
 def ignored_but_counted(loss_fn: Loss, outputs: Tensor, targets: Any) -> list[int]:
     """Targets that the loss ignores while they count as terms of its mean, because it does not say that it does.
 
-    Where all outputs are zero, a cross-entropy has a slope for every sample but the ignored ones. Empty if it
+    Where all outputs are equal, a cross-entropy has a slope for every sample but the ignored ones. Empty if it
     cannot be told.
     """
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
@@ -72,13 +72,15 @@ def ignored_but_counted(loss_fn: Loss, outputs: Tensor, targets: Any) -> list[in
     class_dimensions = [i for i in range(len(shape)) if shape[:i] + shape[i + 1 :] == targets.shape]
     if len(class_dimensions) != 1:
         return []
-    try:
-        with torch.enable_grad():
-            z = torch.zeros_like(outputs).requires_grad_()
-            (slope,) = torch.autograd.grad(loss_fn(z, targets), z)
-    except Exception:  # one that does not take any outputs, as one of probabilities does not
-        return []
-    without = (slope == 0).all(class_dimensions[0])
+    without = torch.ones_like(targets, dtype=torch.bool)
+    for level in (0.0, 0.5):  # a regression has no slope where the outputs are the targets
+        try:
+            with torch.enable_grad():
+                z = torch.full_like(outputs, level).requires_grad_()
+                (slope,) = torch.autograd.grad(loss_fn(z, targets), z)
+        except Exception:  # one that does not take any outputs, as one of probabilities does not
+            return []
+        without &= (slope == 0).all(class_dimensions[0])
     if bool(without.all()):
         return []
     silent = set(targets[without].tolist()) - set(targets[~without].tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -40,6 +40,7 @@ class Problem:
             stands for its inputs.
         replaced: the parameters whose `.data` it assigns to.
         keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
+        read_by_loss: the parameters that the loss itself reads from the model, known from then on.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Problem:
         self.keeps_outputs = False
         self.seen: Tensor | None = None
         self._leaves: set[Tensor] = set()
+        self.read_by_loss: set[str] = set()
         self._places = places(self._caller)
         self._holders = holders(self._caller)
 
@@ -175,8 +177,11 @@ class Problem:
 
         Their gradient would be zero. Only known where outputs were kept.
         """
+        return self._names_of(self._leaves)
+
+    def _names_of(self, leaves: Iterable[Tensor]) -> list[str]:
         names = {id(tensor): name for name, tensor in self._caller.named_parameters()}
-        found = (names.get(id(leaf), "").removeprefix("model.") for leaf in self._leaves)
+        found = (names.get(id(leaf), "").removeprefix("model.") for leaf in leaves)
         return sorted(name for name in found if name in self.parameters)
 
     def loss(self, outputs: Tensor) -> Tensor:
@@ -187,6 +192,8 @@ class Problem:
             loss = self.loss_fn(outputs, self.targets)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
+        if self.keeps_outputs:
+            self.read_by_loss |= set(self._names_of(leaves_of(loss) or ()))
         return loss
 
     def terms(self, outputs: Tensor) -> Tensor:

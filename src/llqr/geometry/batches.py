@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -72,6 +73,10 @@ class BatchSource:
         if self._began_at is not None:
             torch.set_rng_state(self._began_at)
         self._began_at = torch.get_rng_state()
+        if getattr(source, "persistent_workers", False):
+            # A loader begins again for all who iterate over it; so the training loop may have it to itself.
+            source = copy.copy(source)
+            source._iterator = None  # type: ignore[attr-defined]
         iterator = iter(source)
         for _ in range(self._position):
             next(iterator, None)

@@ -103,6 +103,12 @@ def check_model(
     if bypassed := problem.bypassed():
         raise UnconnectedError(bypassed)
     with torch.no_grad():
+        if unseen := [name for name in sorted(problem.read_by_loss) if is_zero({name: model.gradient[name]})]:
+            warn(
+                f"loss_fn: it reads {', '.join(unseen)} from the model, which a refresh takes for constants, and so "
+                "learns no U for them; let forward= return what they compute",
+                RefreshWarning,
+            )
         if problem.seen is not None:
             _warn_of_loss(problem.loss_fn, problem.seen, problem.targets, curvature_is_sum=curvature_is_sum)
         problem.keeps_outputs, problem.seen = False, None

@@ -100,8 +100,11 @@ class Linearizer:
         self._engine = None if engine == "auto" else self._made(ENGINES[engine])
 
     def resume(self, engine: str) -> None:
-        """Take the engine of a saved run, unless only one of the two works on shards: that is for `Runtime` to say."""
-        if self._of_shards == (engine != "auto" and ENGINES[engine].of_shards):
+        """Take the engine of a saved run where `Runtime` leaves the choice open and the engine suits it."""
+        runtime, kind = self._runtime, ENGINES.get(engine)
+        if runtime.engine != "auto" or (kind is not None and kind.of_shards):
+            return
+        if kind is None or kind.micro_batches or runtime.micro_batch is None:
             self.use(engine)
 
     def _made(self, kind: type[Engine]) -> Engine:
