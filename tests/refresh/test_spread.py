@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 
 import llqr
 from geometries import flat_geometry
-from llqr import Inner
-from llqr.refresh.inner_loop import InnerLoop, InnerProblem
-from quadratics import solution_of
 from small_models import batch_norm_cnn, case
 
 STEPS = 5  # of the inner loop: with the last objective, six products
@@ -113,25 +110,6 @@ def test_so_they_are_when_not_every_step_makes_a_product(structure, every):
     assert without_time(spread.reports) == without_time(burst.reports)
     assert_equal_metrics(spread, burst)
     assert spread.products == burst.products == 3 * 4  # of each refresh: steps 0, 1 and 3, and the last objective
-
-
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, None), (torch.float32, torch.bfloat16)])
-@pytest.mark.parametrize(("structure", "solver"), SOLVERS)
-def test_a_loop_taken_product_by_product_is_the_solver(structure, solver, dtype, precision):
-    drawn = case("mlp")
-    drawn.model.to(dtype)
-    geometry = geometry_of(drawn, structure=structure)
-    inner = Inner(solver, steps=STEPS, lr=0.05)
-    problem = InnerProblem(geometry.metric, inner, damping=0.1, precision=precision)
-    with geometry.quadratic_model((drawn.batch[0].to(dtype), drawn.batch[1])) as quadratic:
-        loop = InnerLoop(problem, quadratic)
-        while loop.done < len(loop.plan):
-            loop.advance()
-        stepwise, whole = loop.solution(), solution_of(problem, quadratic)
-    assert len(loop.plan) == STEPS + 1
-    assert (stepwise.before, stepwise.after) == (whole.before, whole.after)
-    for own, expected in zip(stepwise.factors, whole.factors, strict=True):
-        assert all(factor.equal(expected[name]) for name, factor in own.items())
 
 
 @pytest.mark.parametrize(
