@@ -230,7 +230,7 @@ class Optimizer(Wrapper):
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""
-        if self._probing and not self._run.between:
+        if not self._run.between and (self._probing or self.geometry is not None):
             raise RuntimeError("second_step: call first_step() first")
         self._second_step(self._scaler(grad_scaler))
         if zero_grad:
