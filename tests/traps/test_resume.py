@@ -347,3 +347,22 @@ def test_a_state_that_is_refused_changes_nothing(what):
     with pytest.raises((ValueError, KeyError)):
         opt.load_state_dict(state)
     assert_same_state(through_a_file(opt.state_dict()), before)
+
+
+def test_a_base_that_does_not_always_hand_out_its_state():
+    """`ZeroRedundancyOptimizer` does so only after its ranks have put their parts together."""
+
+    class Apart(torch.optim.SGD):
+        def state_dict(self):
+            raise RuntimeError("consolidate_state_dict")
+
+    data, model = batches(3), mlp()
+    opt = llqr.SAM(sgd(model))
+    train(opt, model, data[:2])
+    other = copy.deepcopy(model)
+    state = through_a_file(opt.state_dict())
+    resumed = llqr.SAM(Apart(other.parameters(), lr=0.1, momentum=0.9))
+    resumed.load_state_dict(state)
+    train(opt, model, data[2:])
+    train(resumed, other, data[2:])
+    assert_same_bits(weights(other), weights(model))
