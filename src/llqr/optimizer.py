@@ -156,10 +156,7 @@ class Optimizer(Wrapper):
         check_closure(closure)
         scaler = self._scaler(grad_scaler, closure)
         if self._run.between:
-            with torch.enable_grad():
-                loss = None if closure is None else closure()
-            self._second_step(scaler)
-            return loss
+            return self._second_step(scaler, closure)
         if self._weights.held:
             self.restore()  # a step was interrupted while it did so
         if closure is None and self._makes_state(batch):
@@ -236,14 +233,17 @@ class Optimizer(Wrapper):
         if zero_grad:
             self.zero_grad()
 
-    def _second_step(self, scaler: Any) -> None:
+    def _second_step(self, scaler: Any, closure: Closure | None = None) -> Any:
         try:
+            with torch.enable_grad():
+                loss = None if closure is None else closure()
             self._return()
             self._update(scaler)
             gradients.leave(self._order())
         except BaseException:
             self.restore()
             raise
+        return loss
 
     def restore(self) -> None:
         """Abandon a step: weights and buffers go back to the centre, and the probe forgets it."""

@@ -99,6 +99,20 @@ def test_a_step_at_the_probe_is_the_second_step(method, finish):
     assert_same_bits(weights(looped), weights(called))
 
 
+def test_a_second_pass_that_fails_inside_the_step_abandons_it():
+    model, (batch,) = normalised(), batches(1)
+    opt = llqr.FriendlySAM(sgd(model), rho=0.5)
+    closure = closure_of(opt, model, batch)
+    closure()
+    before = weights(model)
+    opt.first_step()
+    with pytest.raises(ZeroDivisionError):
+        opt.step(lambda: (closure(), 1 / 0))
+    assert_same_bits(weights(model), before)
+    assert opt.state_dict()["llqr"]["probe"]["mean"] == {}
+    opt.step(closure)
+
+
 def test_a_scheduler_knows_that_the_two_calls_are_a_step():
     model, (batch,) = mlp(), batches(1)
     opt = llqr.SAM(sgd(model))
