@@ -156,10 +156,7 @@ class Optimizer(Wrapper):
         check_closure(closure)
         scaler = self._scaler(grad_scaler, closure)
         if self._run.between:
-            with torch.enable_grad():
-                loss = None if closure is None else closure()
-            self._second_step(scaler)
-            return loss
+            return self._second_step(scaler, closure)
         if self._weights.held:
             self.restore()  # a step was interrupted while it did so
         if closure is None and self._makes_state(batch):
@@ -230,20 +227,23 @@ class Optimizer(Wrapper):
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""
-        if self._probing and not self._run.between:
+        if not self._run.between and (self._probing or self.geometry is not None):
             raise RuntimeError("second_step: call first_step() first")
         self._second_step(self._scaler(grad_scaler))
         if zero_grad:
             self.zero_grad()
 
-    def _second_step(self, scaler: Any) -> None:
+    def _second_step(self, scaler: Any, closure: Closure | None = None) -> Any:
         try:
+            with torch.enable_grad():
+                loss = None if closure is None else closure()
             self._return()
             self._update(scaler)
             gradients.leave(self._order())
         except BaseException:
             self.restore()
             raise
+        return loss
 
     def restore(self) -> None:
         """Abandon a step: weights and buffers go back to the centre, and the probe forgets it."""

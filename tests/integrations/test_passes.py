@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from llqr.integrations.passes import Passes
@@ -144,6 +144,43 @@ def test_a_pass_that_raises_leaves_the_weights_at_the_centre():
         passes.repeat_at_probe()
     assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
     assert opt.steps == 0
+
+
+def test_a_batch_that_failed_and_was_skipped_is_not_repeated():
+    models = network(), network()
+    for model in models:
+        opt = sam(model)
+        passes = Passes(opt)
+        if model is models[1]:
+            with pytest.raises(MemoryError):
+                passes.run(Tensor.backward, _fail, samples()[1])
+        torch.manual_seed(3)
+        passes.run(Tensor.backward, lambda x, y, model=model: cross_entropy(model(x), y), *samples()[0])
+        passes.repeat_at_probe()
+        opt.step()
+    assert_same(*models)
+
+
+def _fail(batch):
+    raise MemoryError
+
+
+def test_after_a_second_pass_that_failed_the_random_numbers_go_on():
+    model = network()
+    passes, drawn = Passes(sam(model)), []
+
+    def forward_backward():
+        if drawn:
+            raise MemoryError
+        drawn.append(torch.rand(1))
+        model(samples()[0][0]).sum().backward()
+
+    passes.record(forward_backward)
+    forward_backward()
+    state = torch.get_rng_state()
+    with pytest.raises(MemoryError):
+        passes.repeat_at_probe()
+    assert torch.get_rng_state().equal(state)
 
 
 def test_a_micro_batch_that_the_loop_has_left_behind_is_refused():

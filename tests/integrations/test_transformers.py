@@ -250,6 +250,22 @@ def test_resume_is_bit_equal(tmp_path):
     assert_same(whole, rest)
 
 
+def test_the_trainer_finds_a_batch_size(tmp_path):
+    """The batch that did not fit is not repeated in the first step of those that do."""
+
+    class Small(TwoPassTrainer):
+        def compute_loss(self, model, inputs, *args, **settings):
+            if len(inputs["labels"]) > 7:
+                raise RuntimeError("CUDA out of memory.")
+            return super().compute_loss(model, inputs, *args, **settings)
+
+    model = classifier()
+    settings = {"per_device_train_batch_size": 8, "auto_find_batch_size": True}
+    one = trainer(model, sam(model), sentences(), tmp_path, 1, Small, **settings)
+    one.train()
+    assert one._train_batch_size == 7
+
+
 def test_another_optimizer_passes_through(tmp_path):
     model, other = classifier(), classifier()
     trainer(model, adamw(model), sentences(), tmp_path, 2).train()

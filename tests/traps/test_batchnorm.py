@@ -1,7 +1,9 @@
 """Normalisation statistics are updated once per step, by the first pass, whatever the class that keeps them."""
 
 import copy
+import gc
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -190,6 +192,28 @@ class MovingCentre(nn.Module):
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.centre.lerp_(outputs.detach().mean(0), 0.1)
         return cross_entropy(outputs - self.centre, targets)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_that_cannot_be_found_is_asked_for(given):
+    """Some loops hide all objects from Python's garbage collector, and with it from us, to save its time."""
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None)
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        assert gc.get_freeze_count() > frozen
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(opt, model, [batch, batch])
+    finally:
+        gc.unfreeze()
+        if frozen:
+            gc.freeze()  # as it was for the other tests
+    assert [str(one.message).partition(";")[0] for one in caught] == (
+        [] if given else ["model: gc.freeze() hides modules"]
+    )
+    assert int(model[1].num_batches_tracked) == (2 if given else 4)
 
 
 def test_a_loss_that_keeps_statistics_is_found_too():

@@ -64,6 +64,19 @@ def test_calls_out_of_order_are_named():
     opt.step(closure)
 
 
+@pytest.mark.parametrize("make", [llqr.LLQR, lambda *args: llqr.LLQRSAM(*args, start_after=2)])
+def test_a_metric_is_not_skipped_before_there_is_a_probe(make):
+    """`first_step` is where a refresh takes place, also in a step of one pass."""
+    model, (batch,) = mlp(), batches(1)
+    opt = make(sgd(model), quick_geometry(model))
+    closure_of(opt, model, batch)()
+    with pytest.raises(RuntimeError, match="call first_step"):
+        opt.second_step()
+    opt.first_step(batch=batch, zero_grad=False)
+    opt.second_step()
+    assert (opt.steps, opt.geometry.refreshes) == (1, 1)
+
+
 @pytest.mark.parametrize("finish", ["step()", "step(closure)", "step(nothing)"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_at_the_probe_is_the_second_step(method, finish):
@@ -84,6 +97,20 @@ def test_a_step_at_the_probe_is_the_second_step(method, finish):
             opt.step() if finish == "step()" else opt.step(lambda: None)
     assert opt.steps == 4
     assert_same_bits(weights(looped), weights(called))
+
+
+def test_a_second_pass_that_fails_inside_the_step_abandons_it():
+    model, (batch,) = normalised(), batches(1)
+    opt = llqr.FriendlySAM(sgd(model), rho=0.5)
+    closure = closure_of(opt, model, batch)
+    closure()
+    before = weights(model)
+    opt.first_step()
+    with pytest.raises(ZeroDivisionError):
+        opt.step(lambda: (closure(), 1 / 0))
+    assert_same_bits(weights(model), before)
+    assert opt.state_dict()["llqr"]["probe"]["mean"] == {}
+    opt.step(closure)
 
 
 def test_a_scheduler_knows_that_the_two_calls_are_a_step():

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from llqr.geometry import Geometry
 from llqr.optimizer import Optimizer
-from llqr.random_state import RandomState
+from llqr.random_state import RandomState, repeated
 from llqr.step import gradients
+
+T = TypeVar("T")
 
 
 class _Pass:
@@ -76,7 +78,8 @@ class Passes:
     def record(self, forward_backward: Callable[..., object], *args: Any) -> None:
         """Call this just before a forward and backward pass at the centre.
 
-        `forward_backward(*args)` must be able to repeat it later: what belongs to one micro-batch is an argument.
+        `forward_backward(*args)` must be able to repeat it later: what belongs to one micro-batch is an argument. If
+        that pass fails and the loop goes on without it, call `forget`.
         """
         if self._optimizer is None or self.repeating:
             return
@@ -88,10 +91,23 @@ class Passes:
 
     def run(self, backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
         """Record and make a pass at the centre, with a framework's own `backward`; returns the loss."""
-        self.record(_forward_backward, backward, compute_loss, *args)
-        return _forward_backward(backward, compute_loss, *args)
+        return self.make(_forward_backward, backward, compute_loss, *args)
+
+    def make(self, forward_backward: Callable[..., T], *args: Any) -> T:
+        """Record and make a pass at the centre; one that fails is not recorded, because the loop may go on without it.
+
+        Returns what the pass does.
+        """
+        before = len(self._recorded)
+        self.record(forward_backward, *args)
+        try:
+            return forward_backward(*args)
+        except BaseException:
+            del self._recorded[before:]
+            raise
 
     def forget(self) -> None:
+        """Repeat none of the passes since the last step, whose gradients the loop has dropped."""
         self._recorded.clear()
 
     def repeat_at_probe(
@@ -129,15 +145,11 @@ class Passes:
         self.repeating = True
         try:
             optimizer.zero_grad()
-            after = RandomState(optimizer._order())
             with optimizer._modules.rewound(keep=not optimizer._buffers_of_probe):
                 for i, one in enumerate(recorded, start=1):
-                    if optimizer._same_dropout:
-                        one.random.restore()
-                    with nullcontext() if i == len(recorded) else unsynced():
+                    drawn = repeated(one.random, optimizer._order()) if optimizer._same_dropout else nullcontext()
+                    with drawn, nullcontext() if i == len(recorded) else unsynced():
                         one.repeat()
-            if optimizer._same_dropout:
-                after.restore()
         except BaseException:
             optimizer.restore()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llqr.caller_warnings import warn
 from llqr.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.step.attributes import Kept, kept_by, may_keep, put_back
@@ -16,6 +18,8 @@ from llqr.step.module_trees import ModuleTrees, living_modules, outermost, train
 from llqr.step.other_threads import computing_times, idle_since
 from llqr.step.snapshot import Snapshot
 
+#: Objects that Python itself has hidden from those who look for all that there are.
+FROZEN = gc.get_freeze_count()
 #: Tensors of other classes, such as quantized ones, may have no memory of their own.
 PLAIN = (Tensor, nn.Parameter)
 #: A buffer and where it is: its module, its name there, and the tensor.
@@ -59,6 +63,11 @@ class OwningModules:
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         wanted = set(parameters)
         found = dict.fromkeys(m for m in alive if any(p in wanted for p in m.parameters(recurse=False)))
+        if gc.get_freeze_count() > FROZEN and not wanted <= {p for m in found for p in m.parameters(recurse=False)}:
+            warn(
+                "model: gc.freeze() hides modules; if one of them owns the optimizer's parameters, both passes of a "
+                "step write to its buffers (BatchNorm statistics); pass model=model"
+            )
         reached = None if idle_since(threads) else leaves_of(losses)
         for (owner, name, buffer), version in zip(slots, versions, strict=True):
             written = _buffer(owner, name) is not buffer or _version(buffer) != version

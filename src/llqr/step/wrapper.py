@@ -148,13 +148,13 @@ class Wrapper(torch.optim.Optimizer):
             saved_state.check_shapes(own["shapes"], self._shapes())
             saved_state.check_base(own.get("states", 0), len(state["state"]))
         saved_state.check_groups(state["param_groups"], self.param_groups)
-        before = self.base.state_dict()
+        before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
         self.base.load_state_dict(state)
         try:
             if own is not None:
                 self._load_own(own)
         except BaseException:
-            self.base.load_state_dict(before)
+            self.base.__setstate__(before)
             raise
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -52,11 +52,11 @@ def iterate(
 
 
 def _step(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, loss: Loss, passes: int, noise: Tensor | None
+    optimizer: llqr.Optimizer, parameter: torch.nn.Parameter, loss: Loss, passes: int, noise: Tensor | None
 ) -> Tensor:
     calls = 0
 
-    def closure() -> float:
+    def closure() -> Tensor:
         nonlocal calls
         calls += 1
         parameter.grad = None
@@ -64,7 +64,7 @@ def _step(
         if noise is not None and calls == passes:
             total = total + (noise * parameter).sum()
         total.backward()  # type: ignore[no-untyped-call]
-        return float(total.detach())
+        return total
 
     optimizer.step(closure)
     if calls != passes:
@@ -78,7 +78,7 @@ def _optimizer(
     lr: float,
     rho: float | Tensor | None,
     metric: MetricMap | None,
-) -> tuple[torch.optim.Optimizer, int]:
+) -> tuple[llqr.Optimizer, int]:
     """The optimizer and how many times one of its steps evaluates the loss."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
@@ -92,7 +92,8 @@ def _optimizer(
             raise ValueError(f"metric must be given for {method}.")
         geometry = llqr.FixedGeometry([(parameter, metric)])
     base = torch.optim.SGD([parameter], lr=lr)
-    return llqr.Optimizer(base, probe, geometry), 1 if probe is None else 2
+    nowhere = torch.nn.Module()  # the points are in no model, which need not be looked for
+    return llqr.Optimizer(base, probe, geometry, model=nowhere), 1 if probe is None else 2
 
 
 def _row_norm(rho: float | Tensor) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
