@@ -232,7 +232,7 @@ def failing(rank, world):
         except (RuntimeError, TypeError):
             met.append("its own error")
     engine = geometry.linearizer._engine
-    linearise, blend = engine.linearise, geometry.metric.blend
+    linearise, constrain = engine.linearise, geometry.metric.constrain
 
     def broken(problem):
         local = linearise(problem)
@@ -242,7 +242,7 @@ def failing(rank, world):
 
         return type(local)(local.loss, local.gradient, product, local.gradients, local.terms)
 
-    def singular(learned, beta):
+    def singular(factors):
         raise torch.linalg.LinAlgError("no")
 
     with warnings.catch_warnings():
@@ -253,9 +253,9 @@ def failing(rank, world):
         engine.linearise = linearise
         met.append(geometry.refresh((own[0] * float("nan"), own[1]) if rank == 1 else own).accepted)
         if rank == 1:
-            geometry.metric.blend = singular
+            geometry.metric.constrain = singular
         met.append(geometry.refresh(own).accepted)
-        geometry.metric.blend = blend
+        geometry.metric.constrain = constrain
     same = all(factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
     met.append(geometry.refresh(own).accepted)
     return {"met": met, "same": same}

@@ -351,7 +351,7 @@ def test_the_moving_average_is_factor_by_factor(kind, ema):
     metric = perturbed(Metric(mlp(), structure=kind), seed=1)
     old = metric.factors()
     new = perturbed(Metric(mlp(), structure=kind), seed=2).factors()
-    blended = metric.blend(new, ema)
+    blended = metric.constrain(metric.average(new, ema))
     for group, kept, learned in zip(blended, old, new, strict=True):
         for name, factor in group.items():
             expected = ema * kept[name] + (1 - ema) * learned[name]
@@ -363,7 +363,7 @@ def test_the_moving_average_is_factor_by_factor(kind, ema):
 def test_bounds_hold_after_the_moving_average(kind):
     parameters = trainable(mlp())
     metric = Metric(mlp(), structure=kind, bounds=(0.8, 1.1))
-    metric.assign(metric.blend(perturbed(Metric(mlp(), structure=kind), spread=2.0).factors(), 0.5))
+    metric.assign(metric.constrain(metric.average(perturbed(Metric(mlp(), structure=kind), spread=2.0).factors(), 0.5)))
     spectrum = torch.linalg.eigvalsh(dense_metric(metric, parameters))
     assert spectrum.min() >= 0.8 - 1e-9
     assert spectrum.max() <= 1.1 + 1e-9
@@ -426,8 +426,8 @@ def test_a_saved_state_does_not_change_with_the_metric():
     before = {name: factor.clone() for name, factor in state["factors"].items()}
     other = Metric(mlp(), structure="kfac")
     other.load_state_dict(state)
-    metric.assign(metric.blend(perturbed(Metric(mlp(), structure="kfac"), seed=3).factors(), 0.5))
-    other.assign(other.blend(metric.factors(), 0.5))
+    metric.assign(metric.constrain(metric.average(perturbed(Metric(mlp(), structure="kfac"), seed=3).factors(), 0.5)))
+    other.assign(other.constrain(other.average(metric.factors(), 0.5)))
     assert all(factor.equal(before[name]) for name, factor in state["factors"].items())
 
 

@@ -171,7 +171,7 @@ def test_a_failed_product_of_a_spread_refresh_does_not_change_what_is_learned(so
     assert_same_bits(ends[1][1], ends[0][1])
 
 
-@pytest.mark.parametrize("where", ["blend", "assign"])
+@pytest.mark.parametrize("where", ["average", "constrain", "assign"])
 def test_a_failure_at_the_end_of_a_spread_refresh_does_not_lose_it(where, monkeypatch):
     data, ends = batches(6), []
     for fails in (False, True):

@@ -256,13 +256,16 @@ def test_a_multiple_of_the_metric(kind):
     assert relative_error(dense_metric(metric, quadratic.like, scaled), expected) < 1e-12
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.5])
 @pytest.mark.parametrize("kind", ["scalar", "diagonal", "kfac", "e-kfac", "e-kfac-one-sided"])
-def test_a_normalised_metric_keeps_the_length_along_the_gradient(kind):
+def test_a_normalised_metric_keeps_the_length_along_the_gradient(kind, ema):
+    """Also as an average: that of products of factors is not the product of their averages."""
     drawn = case("mlp")
     geometry = flat_geometry(
-        drawn.model, F.cross_entropy, structure=kind, steps=4, lr=0.05, gradients=2, normalise=True, ema=0.0
+        drawn.model, F.cross_entropy, structure=kind, steps=4, lr=0.05, gradients=2, normalise=True, ema=ema
     )
-    assert geometry.refresh(drawn.batch).accepted
+    for _ in range(2):
+        assert geometry.refresh(drawn.batch).accepted
     with geometry.quadratic_model(drawn.batch) as model:
         squares = [sum((part * part).sum() for part in g.values()) for g in model.gradients]
         along = [

@@ -300,10 +300,14 @@ class Geometry:
 
     def _blended(self, solution: Solution, quadratic: QuadraticModel, beta: float) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
-        learned = solution.factors
-        if self.inner.normalise and self.metric.stored():
-            learned = self.metric.normalised(learned, quadratic.gradients or (quadratic.gradient,))
-        return self.linearizer.agreed(lambda: self.metric.blend(learned, beta))
+        metric, factors = self.metric, solution.factors
+        if self.inner.normalise and metric.stored():
+            gradients = quadratic.gradients or (quadratic.gradient,)
+            # Before, so that old and new weigh what `beta` says; after, because products of averages are other ones.
+            factors = metric.normalised(metric.average(metric.normalised(factors, gradients), beta), gradients)
+        else:
+            factors = metric.average(factors, beta)
+        return self.linearizer.agreed(lambda: metric.constrain(factors))
 
     def _beta(self, step: int) -> float:
         """The weight of the old metric in the moving average."""

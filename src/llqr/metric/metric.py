@@ -136,14 +136,16 @@ class Metric:
             group.identity(factor_dtype(group.blocks[0], self.dtype), group.blocks[0].device) for group in self.groups
         ]
 
-    def blend(self, learned: Sequence[Factors], ema: float) -> list[Factors]:
-        """`F <- ema F + (1 - ema) F_T`, factor by factor, kept inside the bounds; does not change the metric."""
-        blended = []
-        for group, old, new in zip(self.groups, self.factors(), learned, strict=True):
-            mixed = {name: new[name].lerp(old[name].to(new[name].dtype), ema) for name in old}
-            kept = group.constrain(mixed, self.bounds)
-            blended.append({name: kept[name].to(old[name].dtype) for name in old})
-        return blended
+    def average(self, learned: Sequence[Factors], ema: float) -> list[Factors]:
+        """`F <- ema F + (1 - ema) F_T`, factor by factor; does not change the metric."""
+        pairs = zip(self.factors(), learned, strict=True)
+        return [{name: new[name].lerp(old[name].to(new[name].dtype), ema) for name in old} for old, new in pairs]
+
+    def constrain(self, factors: Sequence[Factors]) -> list[Factors]:
+        """These factors kept inside the bounds, in the dtypes of the metric's own."""
+        kept = [group.constrain(own, self.bounds) for group, own in zip(self.groups, factors, strict=True)]
+        pairs = zip(self.factors(), kept, strict=True)
+        return [{name: new[name].to(old[name].dtype) for name in old} for old, new in pairs]
 
     def normalised(self, factors: Sequence[Factors], gradients: Sequence[Mapping[str, Tensor]]) -> list[Factors]:
         """The factors of a multiple of `U` for which `g.Ug = g.g` on average over these gradients.

@@ -29,8 +29,8 @@ class Inner:
         gradients: average the objective over the gradients of so many equal shares of the inner batch, with one
             linearisation; one product with H per step and share. Exact engines compute the products of all shares in
             one batched pass, with the memory of all of them, unless `micro_batch` is set or several ranks learn.
-        normalise: scale what was learned so that g.Ug = g.g on average over the gradients, so that learning rates and
-            radii keep their meaning.
+        normalise: scale U so that g.Ug = g.g on average over the gradients of the inner batch, so that learning rates
+            and radii keep their meaning.
         debias: give the t-th refresh the weight 1 / t until that falls below 1 - ema, so that the moving average does
             not remember the identity it starts from.
 
