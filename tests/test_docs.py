@@ -216,6 +216,30 @@ def test_the_memory_of_channels_is_that_of_the_runs(tmp_path):
     assert f"{few} MiB on ResNet-18 instead of {many}" in (ROOT / "docs/choose.md").read_text()
 
 
+def test_the_time_of_the_ablation_is_that_measured():
+    """Its runs refresh more often than the epochs whose cost is quoted elsewhere."""
+    name = "metric-ablation/resnet18@side-2304"
+    run = recipe.load(name).run("side-2304+sam", name)
+    both, sam = (
+        _bench("cadence-resnet18-side-2304", method=method, interval=interval)
+        for method, interval in (("LLQR+SAM", 500), ("SAM", None))
+    )
+    step = both["step_seconds"]["median"] + both["refresh_seconds"]["median"] / run.geometry.every
+    epochs = run.training.epochs * step / sam["step_seconds"]["median"]
+    said = f"with a refresh every {run.geometry.every} steps, take the time of {epochs:.0f}"
+    assert said in " ".join((ROOT / "docs/gain.md").read_text().split())
+
+
+def test_what_normalise_did_is_what_its_curve_shows():
+    """`g.Ug / g.g` of every refresh, from the change `|Ug - g| / |g|` and the cosine between them."""
+    lines = (ROOT / "results/curves/metric-ablation-resnet18@side-2304-seed0.jsonl").read_text().splitlines()
+    (run,) = (run for run in map(json.loads, lines) if run["run"]["method"] == "normalise+sam")
+    pairs = zip(run["refresh_change"], run["refresh_cosine"], strict=True)
+    along = [cosine * (cosine + (cosine**2 - 1 + change**2) ** 0.5) for change, cosine in pairs]
+    for page in ("docs/gain.md", "results/protocol.md"):
+        assert f"{min(along):.2f} to {max(along):.2f} times" in " ".join((ROOT / page).read_text().split())
+
+
 def _percent_over_sam(file, model):
     return round(100 * (_bench(file, model=model, method="LLQR+SAM", interval=500)["vs_sam"]["median"] - 1))
 
