@@ -153,9 +153,13 @@ def _plain_text(page):
     return " ".join((ROOT / page).read_text().replace("**", "").split())
 
 
-def _against_sam(table, row):
+def _against(table, row, method):
     built = build_table.build(table, measurements.read(ROOT / "results"))
-    return {one.method: one for one in against.compare(built, "sam") if one.row == row}
+    return {one.method: one for one in against.compare(built, method) if one.row == row}
+
+
+def _against_sam(table, row):
+    return _against(table, row, "sam")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +188,10 @@ def test_gains_on_other_networks_and_labels_are_those_of_the_tables(page):
     for radius in ("0.1", "0.05"):
         noise = _against_sam(f"label-noise@60-epochs-rho-{radius}", "0.6")
         assert f"{noise['llqr-ngd+sam'].measured.mean:.1f} against {noise['sam'].measured.mean:.1f}" in text
+    translation = _against_sam("iwslt14", "europarl-de-en")
+    assert f"{translation['llqr-ngd+sam'].measured} BLEU against {translation['sam'].measured} of SAM" in text
+    short = _against("metric-ablation@side-2304", "resnet18", "sam-rho-0.1")["side-2304+sam"]
+    assert f"it is {short.difference:.1f} points above SAM (two seeds, p = {short.p:.2f})" in text
 
 
 def test_the_cost_of_ekfac_on_resnet18_is_that_of_the_runs():
@@ -237,7 +245,14 @@ def test_what_normalise_did_is_what_its_curve_shows():
     pairs = zip(run["refresh_change"], run["refresh_cosine"], strict=True)
     along = [cosine * (cosine + (cosine**2 - 1 + change**2) ** 0.5) for change, cosine in pairs]
     for page in ("docs/gain.md", "results/protocol.md"):
-        assert f"{min(along):.2f} to {max(along):.2f} times" in " ".join((ROOT / page).read_text().split())
+        assert f"{min(along):.3f} to {max(along):.3f} times" in " ".join((ROOT / page).read_text().split())
+
+
+def test_what_the_metric_did_in_translation_is_what_its_curves_show():
+    lines = (ROOT / "results/curves/iwslt14-europarl-de-en-seed0.jsonl").read_text().splitlines()
+    last = {f"{run['refresh_change'][-1]:.2f}" for run in map(json.loads, lines)}
+    assert len(lines) == 2
+    assert last == set(re.findall(r"changes a gradient by (\S+) at the end", _plain_text("docs/gain.md")))
 
 
 def _percent_over_sam(file, model):
