@@ -245,7 +245,10 @@ def test_what_normalise_did_is_what_its_curve_shows():
     pairs = zip(run["refresh_change"], run["refresh_cosine"], strict=True)
     along = [cosine * (cosine + (cosine**2 - 1 + change**2) ** 0.5) for change, cosine in pairs]
     for page in ("docs/gain.md", "results/protocol.md"):
-        assert f"{min(along):.3f} to {max(along):.3f} times" in " ".join((ROOT / page).read_text().split())
+        text, cosine = " ".join((ROOT / page).read_text().split()), run["refresh_cosine"][-1]
+        assert f"{min(along):.3f} to {max(along):.3f} times" in text
+        assert f"with a cosine of {cosine:.2f}" in text
+        assert f"gradients {along[-1] / cosine:.1f} times as long" in text
 
 
 def test_what_the_metric_did_in_translation_is_what_its_curves_show():
