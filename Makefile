@@ -49,6 +49,7 @@ figures: $(STAMP)
 	$(BIN)/llqr bench plot results/bench/*.json --to docs/figures/bench
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
 	$(BIN)/llqr table metric-ablation --plot docs/figures/metric-ablation.svg > /dev/null
+	$(BIN)/llqr table metric-ablation@side-2304 --plot docs/figures/metric-ablation-side-2304.svg > /dev/null
 	$(BIN)/llqr results draw results/curves/cifar100-resnet18@rho-0.1-seed*.jsonl --method sam --method llqr-ngd+sam \
 		--to docs/figures/cifar100-rho-0.1.svg
 	$(BIN)/llqr table iwslt14@paper --plot docs/figures/europarl.svg > /dev/null
