@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -62,6 +63,7 @@ class Linearizer:
         loss_fn = as_written(loss_fn)
         check_functions(model, loss_fn, forward)
         self.model, group = unwrapped(model)
+        self._ddp = None if group is None else ref(model)  # not held, because it cannot be copied
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         check_weights(self.model, self.parameters)
@@ -148,6 +150,7 @@ class Linearizer:
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; under DDP that of all ranks' batches together."""
+        self._check_join()
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
             self.agreed(lambda: try_out(problem))
@@ -162,6 +165,15 @@ class Linearizer:
             model = self.ranks.joined(lambda: self._local(problem), self.device)
         self._checked = True  # on all ranks or, if one of them has failed, on none
         return model
+
+    def _check_join(self) -> None:
+        """Ranks that have left the loop answer the collectives of DDP's passes, but not those of a refresh."""
+        join = getattr(self._ddp and self._ddp(), "_join_config", None)
+        if join is not None and join.enable and not join.throw_on_early_termination and not self.ranks.alone:
+            raise ValueError(
+                "model: no refresh within its join(), where ranks without batches do not take part in it; give all "
+                "ranks as many batches, or use join(throw_on_early_termination=True)"
+            )
 
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
