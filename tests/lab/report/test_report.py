@@ -350,6 +350,17 @@ def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     assert (cell["text"], cell["title"]) == ("–", "U is not positive")
 
 
+def test_a_slice_may_leave_the_range_of_numbers(tmp_path):
+    """The loss of weights that were moved may overflow, which JSON holds as null."""
+    folder = write_run(tmp_path, "sgdm", 0)
+    write_analysis(folder, 4.0, 4.0)
+    analysis = json.loads((folder / "analysis.json").read_text())
+    for line in analysis["slices"]:
+        line["losses"][0] = None
+    (folder / "analysis.json").write_text(json.dumps(analysis))
+    assert "Along the top eigenvector" in page(tmp_path).text
+
+
 def test_an_unfinished_run_is_listed_but_not_averaged(found):
     assert "5 runs, 4 of them finished" in found.text
     rows = [row for header, *rows in found.tables for row in rows if header[1]["text"] == "seed"]
