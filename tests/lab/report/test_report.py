@@ -15,7 +15,7 @@ from fake_runs import BLEU, write_analysis, write_run
 from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report.conclusion import conclusion, deciding
 from llqr.lab.report.section import Section
 from llqr.lab.runs import stored
@@ -359,6 +359,14 @@ def test_a_slice_may_leave_the_range_of_numbers(tmp_path):
         line["losses"][0] = None
     (folder / "analysis.json").write_text(json.dumps(analysis))
     assert "Along the top eigenvector" in page(tmp_path).text
+
+
+def test_runs_that_were_evaluated_differently_are_not_averaged(tmp_path):
+    """As by an experiment of one's own that was changed between two folders of runs."""
+    write_run(tmp_path, "sgdm", 0)
+    write_run(tmp_path, "sam", 0, task=BLEU)
+    with pytest.raises(ConfigurationError, match="those of digits/mlp were evaluated by test BLEU and test accuracy;"):
+        page(tmp_path)
 
 
 def test_an_unfinished_run_is_listed_but_not_averaged(found):

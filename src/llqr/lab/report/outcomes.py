@@ -8,11 +8,10 @@ from llqr.lab import pictures
 from llqr.lab.report.conclusion import deciding
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, mean
 from llqr.lab.report.plots import Plot
-from llqr.lab.report.section import Part, Section, result_of, sources
+from llqr.lab.report.section import SPLITS, Part, Section, result_of, sources
 from llqr.lab.results import summary as compare
 from llqr.lab.runs.stored import StoredRun
 
-SPLITS = ("valid", "test")
 MINUTE = 60
 
 
