@@ -131,7 +131,7 @@ def test_the_table_of_methods_agrees_with_the_results(found):
 def opening(root):
     """The sentence that the page opens with."""
     runs = find([root])
-    return conclusion(Section(runs[0].recipe, runs, root, {}))
+    return conclusion(Section(runs[0].recipe, runs, root, {}, []))
 
 
 def test_the_page_opens_with_what_came_out(found, unchanged):
@@ -211,7 +211,7 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
         config["run"]["probe"]["rho"] = rho
         (folder / "config.json").write_text(json.dumps(config))
     runs = find([tmp_path])
-    table = deciding(Section("digits/mlp", runs, tmp_path, {}))
+    table = deciding(Section("digits/mlp", runs, tmp_path, {}, []))
     assert [cell.text for cell in table.rows[0][:2]] == ["sam", "0.1, 0.2"]
 
 

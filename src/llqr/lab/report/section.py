@@ -43,12 +43,7 @@ class Section:
     """
 
     def __init__(
-        self,
-        name: str,
-        runs: Sequence[StoredRun],
-        home: Path,
-        notes: dict[Path, str],
-        repeated: Sequence[StoredRun] = (),
+        self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str], repeated: Sequence[StoredRun]
     ) -> None:
         if len(kinds := {_evaluated_by(run.records[0]) for run in runs if run.records}) > 1:
             found = " and ".join(sorted(kinds))
