@@ -131,19 +131,17 @@ def _softmax_fisher(outputs: Tensor, scale: CurvatureScale) -> Tensor:
             f"`divergence` 'ngd' needs outputs of shape (batch, classes), got {tuple(outputs.shape)}; let the last "
             "stage of the model reshape them."
         )
-    samples = outputs.shape[0]
     if scale == "sum":
         weight = 1.0
     elif scale == "mean":
-        weight = 1.0 / samples
+        weight = 1.0 / len(outputs)
     elif isinstance(scale, int | float) and isfinite(scale) and scale > 0:
         weight = float(scale)
     else:
         raise ValueError(f"`curvature_scale` must be 'sum', 'mean' or a positive number, got {scale!r}.")
     p = outputs.softmax(dim=1)
-    fisher = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    same_sample = torch.eye(samples, dtype=p.dtype, device=p.device)
-    return weight * (fisher[:, :, None, :] * same_sample[:, None, :, None]).reshape(p.numel(), p.numel())
+    fisher: Tensor = torch.block_diag(*(torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)))
+    return weight * fisher
 
 
 def _hessian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
