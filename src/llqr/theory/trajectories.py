@@ -73,11 +73,7 @@ def _step(
 
 
 def _optimizer(
-    method: Method,
-    parameter: torch.nn.Parameter,
-    lr: float,
-    rho: float | Tensor | None,
-    metric: MetricMap | None,
+    method: Method, parameter: torch.nn.Parameter, lr: float, rho: float | Tensor | None, metric: MetricMap | None
 ) -> tuple[llqr.Optimizer, int]:
     """The optimizer and how many times one of its steps evaluates the loss."""
     if method not in METHODS:
