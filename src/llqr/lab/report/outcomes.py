@@ -12,8 +12,6 @@ from llqr.lab.report.section import SPLITS, Part, Section, result_of, sources
 from llqr.lab.results import summary as compare
 from llqr.lab.runs.stored import StoredRun
 
-MINUTE = 60
-
 
 def summary(section: Section) -> Part:
     """Mean ± standard deviation, n, times relative to the first method, and the settings that decide the runs."""
@@ -109,4 +107,4 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
 def _minutes(runs: Sequence[StoredRun], count: int) -> list[float]:
     """When the evaluations were made, averaged over the runs."""
     times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in runs]
-    return [fmean(at) / MINUTE for at in zip(*times, strict=True)]
+    return [fmean(at) / 60 for at in zip(*times, strict=True)]
