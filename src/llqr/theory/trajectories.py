@@ -45,6 +45,8 @@ def iterate(
         noise: step -> a perturbation, broadcastable to `(rows, dim)`, of the gradient that updates the weights. It is
             added *before* `U` transports that gradient, as minibatch noise would be, and never enters the probe.
     """
+    if start.ndim != 2:
+        raise ValueError(f"start must have the shape (rows, dim), got {tuple(start.shape)}.")
     parameter = torch.nn.Parameter(start.detach().clone())
     optimizer, passes = _optimizer(method, parameter, lr, rho, metric)
     for step in range(steps):
