@@ -39,7 +39,7 @@ def test_the_scalar_map_settles_on_the_two_cycle(rate, lambda_bar, lambda_eps, r
 @pytest.mark.parametrize("method", ["sam", "llqr+sam"])
 def test_the_optimizers_hover_on_the_two_cycle(method):
     lambda_bar, lambda_eps = np.geomspace(0.5, 5, 9)[:, None], np.array([1.0, 4.0, 10.0])
-    wells = hover(method, lambda_bar, lambda_eps, eta=0.05, rho=0.3, steps=1200)
+    wells = hover(method, lambda_bar, lambda_eps, eta=0.05, rho=0.3, steps=600)
     assert len(wells.measured) == 27
     assert wells.worst_error <= 1e-10
 
