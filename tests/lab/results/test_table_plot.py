@@ -51,6 +51,11 @@ def test_a_table_of_counts_is_refused(tmp_path):
         plot.save(build_table.build("storage", []), tmp_path / "x.svg")
 
 
+def test_a_table_that_only_we_have_needs_a_run(tmp_path):
+    with pytest.raises(ConfigurationError, match="--plot: no run counts in digits yet"):
+        plot.save(build_table.build("digits", []), tmp_path / "x.svg")
+
+
 def test_the_command_draws_and_prints(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "cifar100", "--results", str(RESULTS), "--plot", str(tmp_path / "x.png")])

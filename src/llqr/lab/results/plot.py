@@ -28,7 +28,9 @@ def digest(table: PaperTable) -> str:
 def save(table: PaperTable, path: Path) -> None:
     """Draw the rows with a measured number, or all rows of the paper if there is none."""
     means = [number.mean for cell in table.cells for number in (cell.measured, cell.paper) if number is not None]
-    if not means or any(isinstance(mean, int) for mean in means):
+    if not means:
+        raise ConfigurationError(f"--plot: no run counts in {table.name} yet, so there is nothing to draw.")
+    if any(isinstance(mean, int) for mean in means):
         raise ConfigurationError(f"--plot: {table.name} compares no methods, so there is nothing to draw.")
     measured = dict.fromkeys(cell.row for cell in table.measured)
     title = f"{table.name}: {table.metric}"
