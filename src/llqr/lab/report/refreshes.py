@@ -92,7 +92,6 @@ def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> dict[str
 
 
 def _effect_cell(section: Section, runs: Sequence[StoredRun], key: str) -> HtmlCell:
-    """The mean over runs at the end of training."""
     found = [one for run in runs if (one := last_effect(section, run, key)) is not None]
     if not found:
         return EMPTY

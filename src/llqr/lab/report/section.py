@@ -89,7 +89,6 @@ class Section:
         return quote(Path(os.path.relpath(run.path / file, self.home)).as_posix(), safe="/+@=,")
 
     def files(self, runs: Iterable[StoredRun], file: str) -> str:
-        """The files of this name, one per line."""
         return "\n".join(self.link(run, file) for run in runs)
 
 
@@ -110,7 +109,6 @@ def sources(file: str, runs: Sequence[StoredRun]) -> str:
 
 
 def anchor(name: str) -> str:
-    """``name`` as an anchor."""
     return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-")
 
 
