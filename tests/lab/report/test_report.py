@@ -410,6 +410,15 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(found):
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn")
+def test_links_within_the_page_tell_names_in_any_script_apart(tmp_path):
+    for name in ("опыт 1", "проба 1"):
+        write_run(tmp_path / name, "sgdm", 0, config={"recipe": name}, result={"recipe": name, "title": name})
+    found = page(tmp_path)
+    assert len(found.ids) == len(set(found.ids)) == 4
+    assert {link[1:] for link in found.links if link.startswith("#")} == set(found.ids)
+
+
 def test_every_recipe_has_its_own_section(tmp_path):
     write_run(tmp_path, "sgdm", 0)
     write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")

@@ -109,7 +109,7 @@ def sources(file: str, runs: Sequence[StoredRun]) -> str:
 
 
 def anchor(name: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-")
+    return re.sub(r"[\W_]+", "-", name).strip("-")
 
 
 def _evaluated_by(record: dict[str, Any]) -> str:
