@@ -410,6 +410,15 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(found):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_structures_by_patterns_are_shown(tmp_path):
+    folder = write_run(tmp_path, "llqr-ngd", 0)
+    config = json.loads((folder / "config.json").read_text())
+    config["run"]["geometry"]["structure"] = {"0.*": "kfac", "*": "diagonal"}
+    (folder / "config.json").write_text(json.dumps(config))
+    table = deciding(Section("digits/mlp", find([tmp_path]), tmp_path, {}, []))
+    assert dict(zip(table.headings, table.rows[0], strict=True))["structure"].text == "0.*: kfac, *: diagonal"
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_links_within_the_page_tell_names_in_any_script_apart(tmp_path):
     for name in ("опыт 1", "проба 1"):
