@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +95,8 @@ HEIGHT = 1.9
 CHANGE = "refresh_change"
 LONG = 28
 """Characters of a name, of which two do not stand side by side in a legend."""
+WIDEST = 70
+"""Characters of a legend as wide as the picture."""
 
 
 def save(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
@@ -166,6 +169,6 @@ def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Lin
         steps_per_epoch = run["step"][-1] / run["epoch"][-1]
         x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
         y = np.array(run[column], dtype=float)  # null, for a number that is not finite, becomes NaN
-        label = "_" if place else pictures.literal(name)
+        label = "_" if place else pictures.literal(fill(name, WIDEST))
         marker = "o" if len(x) == 1 else None
         axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)
