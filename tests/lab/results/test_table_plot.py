@@ -39,6 +39,15 @@ def test_dollar_signs_in_names_are_shown(tmp_path):
     assert r"$\frac$" in text
 
 
+def test_the_names_of_long_rows_stay_inside_the_picture():
+    row = ", ".join(f"geometry.inner.setting{number}={number}" for number in range(6))
+    figure = plot.draw(PaperTable("own", "accuracy", [PaperCell(row, "sam", Number(1.0, None, 1), None)]))
+    figure.draw_without_rendering()
+    box = figure.axes[0].title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize(("picture", "table"), [("cifar100", "cifar100"), ("europarl", "iwslt14@paper")])
 def test_the_pictures_of_the_site_are_those_of_the_results(picture, table):
     """If this fails, run `make figures`."""
