@@ -344,12 +344,14 @@ def test_logs_from_before_the_effect_was_logged_are_read(runs):
     assert "change of g" not in headings
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     write_analysis(write_run(tmp_path, "llqr-ngd", 0), 4.0, None, reason="U is not positive")
     cell = page(tmp_path).table("method", "top eigenvalue")["llqr-ngd"]["perceived"]
     assert (cell["text"], cell["title"]) == ("–", "U is not positive")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_slice_may_leave_the_range_of_numbers(tmp_path):
     """The loss of weights that were moved may overflow, which JSON holds as null."""
     folder = write_run(tmp_path, "sgdm", 0)
