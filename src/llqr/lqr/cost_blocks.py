@@ -104,11 +104,7 @@ def _stage_hessian(stage: Stage, costate: Tensor) -> Tensor:
     size = stage.point.numel()
     if not size or not costate.numel():
         return stage.point.new_zeros(size, size)
-
-    def weighted(z: Tensor) -> Tensor:
-        return costate @ stage(z).reshape(-1)
-
-    return _hessian(weighted, stage.point)
+    return _hessian(lambda z: costate @ stage(z).reshape(-1), stage.point)
 
 
 def _warn_of_other_loss(linearisation: Linearisation) -> None:
