@@ -43,9 +43,8 @@ def compare(table: PaperTable, reference: str) -> list[Comparison]:
     for cell in table.measured:
         assert cell.measured is not None
         other = None if cell.column == reference else references.get(cell.row)
-        difference = None if other is None else cell.measured.mean - other.mean
-        p = None if other is None else welch(cell.measured, other)
-        found.append(Comparison(cell.row, cell.column, reference, cell.measured, difference, p))
+        compared = () if other is None else (cell.measured.mean - other.mean, welch(cell.measured, other))
+        found.append(Comparison(cell.row, cell.column, reference, cell.measured, *compared))
     return found
 
 
