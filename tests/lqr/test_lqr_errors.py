@@ -116,6 +116,12 @@ def test_mixed_and_complex_dtypes() -> None:
         linearised(mlp().to(torch.complex128))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_dtype_without_a_cholesky_factorisation(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"`model` must share .*, float32 or float64, found {dtype}"):
+        exact_step(mlp().to(dtype), F.cross_entropy, (INPUTS.to(dtype), TARGETS), divergence="ngd", damping=0.1)
+
+
 def test_inputs_of_another_dtype() -> None:
     with pytest.raises(ValueError, match=r"stage '0' of `model` is torch\.float32"):
         linearised(mlp(), (INPUTS.float(), TARGETS))

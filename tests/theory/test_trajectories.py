@@ -127,3 +127,5 @@ def test_bad_arguments_are_named():
         simulate("sam", loss, start, lr=0.1, steps=1, rho=torch.tensor([0.0]))
     with pytest.raises(ValueError, match="metric must be given"):
         simulate("llqr", loss, start, lr=0.1, steps=1)
+    with pytest.raises(ValueError, match=r"start must have the shape \(rows, dim\), got \(3,\)"):
+        simulate("sam", torch.square, torch.ones(3, dtype=torch.float64), lr=0.1, steps=1, rho=0.1)

@@ -104,11 +104,7 @@ def _stage_hessian(stage: Stage, costate: Tensor) -> Tensor:
     size = stage.point.numel()
     if not size or not costate.numel():
         return stage.point.new_zeros(size, size)
-
-    def weighted(z: Tensor) -> Tensor:
-        return costate @ stage(z).reshape(-1)
-
-    return _hessian(weighted, stage.point)
+    return _hessian(lambda z: costate @ stage(z).reshape(-1), stage.point)
 
 
 def _warn_of_other_loss(linearisation: Linearisation) -> None:
@@ -131,19 +127,17 @@ def _softmax_fisher(outputs: Tensor, scale: CurvatureScale) -> Tensor:
             f"`divergence` 'ngd' needs outputs of shape (batch, classes), got {tuple(outputs.shape)}; let the last "
             "stage of the model reshape them."
         )
-    samples = outputs.shape[0]
     if scale == "sum":
         weight = 1.0
     elif scale == "mean":
-        weight = 1.0 / samples
+        weight = 1.0 / len(outputs)
     elif isinstance(scale, int | float) and isfinite(scale) and scale > 0:
         weight = float(scale)
     else:
         raise ValueError(f"`curvature_scale` must be 'sum', 'mean' or a positive number, got {scale!r}.")
     p = outputs.softmax(dim=1)
-    fisher = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
-    same_sample = torch.eye(samples, dtype=p.dtype, device=p.device)
-    return weight * (fisher[:, :, None, :] * same_sample[:, None, :, None]).reshape(p.numel(), p.numel())
+    fisher: Tensor = torch.block_diag(*(torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)))
+    return weight * fisher
 
 
 def _hessian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def _jacobians(stage: Stage, after: Tensor) -> tuple[Tensor, Tensor]:
 
 def _loss_gradient(loss_of_state: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     loss = loss_of_state(x)
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim != 0:
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
         raise ValueError("`loss_fn` must return a scalar tensor, such as the mean loss over the batch.")
     if not bool(torch.isfinite(loss)):
         raise ValueError(f"`loss_fn` returned {float(loss)} on this batch; the quadratic model needs a finite loss.")

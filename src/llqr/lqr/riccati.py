@@ -77,11 +77,7 @@ def solve(lqr: LayerwiseLQR) -> dict[str, Tensor]:
     True
     """
     policies = riccati(lqr)
-
-    def respond(index: int, dx: Tensor) -> Tensor:
-        return -(policies[index].K @ dx + policies[index].k)
-
-    _, controls = rollout(lqr, respond)
+    _, controls = rollout(lqr, lambda index, dx: -(policies[index].K @ dx + policies[index].k))
     named: dict[str, Tensor] = {}
     for block, delta in zip(lqr.stages, controls, strict=True):
         named |= block.stage.unpack(delta)

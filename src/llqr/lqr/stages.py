@@ -130,7 +130,8 @@ def _common_dtype(named: list[tuple[str, nn.Module]]) -> torch.dtype:
     dtypes = {p.dtype for _, module in named for p in module.parameters() if p.requires_grad}
     if not dtypes:
         raise ValueError("`model` has no trainable parameters.")
-    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         found = ", ".join(sorted(map(str, dtypes)))
-        raise ValueError(f"The trainable parameters of `model` must share one real floating dtype, found {found}.")
+        wanted = "must share one real floating dtype, float32 or float64"
+        raise ValueError(f"The trainable parameters of `model` {wanted}, found {found}.")
     return dtypes.pop()

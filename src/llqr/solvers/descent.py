@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,20 +23,22 @@ class Descent(Solver):
 
     capturable = True
     extrapolates = True
+    #: Whether large stacks are stepped here, in fused kernels, and not by torch's optimizer.
+    fuses: ClassVar[bool] = False
 
     def __init__(self, metric: Metric, factors: list[Factors], settings: SolverSettings) -> None:
         super().__init__(metric, factors, settings)
         flat = flattened(factors)
         self.optimizer = self._optimizer(flat, on_cuda=all(factor.is_cuda for factor in flat))
-        self._momenta = self._fused_momenta()
+        fuse = self.fuses and settings.fuse
+        self._momenta: list[Factors] = [
+            {name: torch.zeros_like(factor) for name, factor in own.items() if fuse and is_fused(group, factor)}
+            for group, own in zip(metric.groups, factors, strict=True)
+        ]
         self._products = Extrapolation(metric.quick_dot) if settings.extrapolates else None
 
     @abstractmethod
     def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer: ...
-
-    def _fused_momenta(self) -> list[Factors]:
-        """Momenta of the factors that are stepped here, in fused kernels, and not by torch's optimizer."""
-        return [{} for _ in self.factors]
 
     def restart(self) -> None:
         if self._products is not None:
@@ -82,20 +85,11 @@ class HeavyBall(Descent):
     """`m <- momentum m + clip(grad)`, `F <- F - lr m`: exactly torch's SGD with momentum."""
 
     name = "heavy-ball"
+    fuses = True
 
     def _optimizer(self, factors: Sequence[Tensor], on_cuda: bool) -> torch.optim.Optimizer:
         settings = self.settings
         return torch.optim.SGD(factors, lr=settings.lr, momentum=settings.momentum, fused=on_cuda)
-
-    def _fused_momenta(self) -> list[Factors]:
-        return [
-            {
-                name: torch.zeros_like(factor)
-                for name, factor in own.items()
-                if self.settings.fuse and is_fused(group, factor)
-            }
-            for group, own in zip(self.metric.groups, self.factors, strict=True)
-        ]
 
 
 class Adam(Descent):

@@ -37,16 +37,13 @@ class LineSearch(Solver):
         self._sets = max((len(group.linear_in) for group in metric.whole.groups), default=0)
         self._residual: Packed = []
         self._value = torch.zeros(())
-        self._begin()
+        self._memory: list[Factors] = [{} for _ in factors]
 
     @classmethod
     def objection(cls, metric: Metric) -> str:
         curved = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.linear_in})
         need = f"{cls.name!r} needs an objective that is quadratic in some of the factors"
         return f"{need}, which that of {', '.join(curved)} is not" if curved else ""
-
-    def _begin(self) -> None:
-        self._memory: list[Factors] = [{} for _ in self.factors]
 
     def step(self, objective: Objective) -> Tensor:
         if not self._residual:
@@ -100,9 +97,7 @@ class ConjugateGradients(LineSearch):
 
     name = "cg"
     sweep = 4
-
-    def _begin(self) -> None:
-        self._last: tuple[list[Factors], list[Factors], Tensor] | None = None
+    _last: tuple[list[Factors], list[Factors], Tensor] | None = None
 
     def _direction(self, slopes: list[Factors], first: bool) -> list[Factors]:
         size = self._dot(slopes, slopes)

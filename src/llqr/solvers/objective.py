@@ -98,12 +98,9 @@ class Objective:
             tuple(views) if several else (),
             products=quadratic.products if several else None,
         )
-        self._operands = [self._lowered(group, part) for group, part in zip(self._groups(), self.g, strict=True)]
+        groups = list(metric.groups) * self.count  # that of every packed tensor
+        self._operands = [self._lowered(group, part) for group, part in zip(groups, self.g, strict=True)]
         self._damping: float | Tensor = self._resolved(damping if isinstance(damping, Damping) else Damping(damping))
-
-    def _groups(self) -> list[Structure]:
-        """The group of every packed tensor."""
-        return list(self.metric.groups) * self.count
 
     def _resolved(self, damping: Damping) -> float | Tensor:
         """`lambda`; a share is taken of `|g.Hg| / (g.g)`, which a Newton curvature may make negative."""

@@ -62,11 +62,7 @@ def probe_reach(eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLik
 
 
 def scalar_step(
-    z: npt.ArrayLike,
-    eta: npt.ArrayLike,
-    rho: npt.ArrayLike,
-    lambda_bar: npt.ArrayLike,
-    lambda_eps: npt.ArrayLike,
+    z: npt.ArrayLike, eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike
 ) -> Array:
     """One step of the scalar map, `z <- (1 - eta mu) z - eta rho mu lambda_bar^-1/2 sign(z)`."""
     z = np.asarray(z, dtype=np.float64)

@@ -45,6 +45,8 @@ def iterate(
         noise: step -> a perturbation, broadcastable to `(rows, dim)`, of the gradient that updates the weights. It is
             added *before* `U` transports that gradient, as minibatch noise would be, and never enters the probe.
     """
+    if start.ndim != 2:
+        raise ValueError(f"start must have the shape (rows, dim), got {tuple(start.shape)}.")
     parameter = torch.nn.Parameter(start.detach().clone())
     optimizer, passes = _optimizer(method, parameter, lr, rho, metric)
     for step in range(steps):
@@ -73,11 +75,7 @@ def _step(
 
 
 def _optimizer(
-    method: Method,
-    parameter: torch.nn.Parameter,
-    lr: float,
-    rho: float | Tensor | None,
-    metric: MetricMap | None,
+    method: Method, parameter: torch.nn.Parameter, lr: float, rho: float | Tensor | None, metric: MetricMap | None
 ) -> tuple[llqr.Optimizer, int]:
     """The optimizer and how many times one of its steps evaluates the loss."""
     if method not in METHODS:

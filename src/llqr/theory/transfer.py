@@ -36,9 +36,8 @@ class RobustRegression:
         return RobustRegression(inputs, inputs @ truth + torch.where(outlier, 4.0, 0.1) * noise)
 
     def loss(self, theta: Tensor, samples: Tensor | None = None) -> Tensor:
-        inputs = self.inputs if samples is None else self.inputs[samples]
-        targets = self.targets if samples is None else self.targets[samples]
-        residual = inputs @ theta - targets
+        chosen = slice(None) if samples is None else samples
+        residual = self.inputs[chosen] @ theta - self.targets[chosen]
         return torch.log1p(residual**2).mean()
 
     def gradient(self, theta: Tensor) -> Tensor:

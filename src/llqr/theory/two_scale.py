@@ -76,10 +76,9 @@ class TwoScale:
             raise ValueError(
                 "H_bar and H_eps do not commute, so they have no shared eigenbasis; use the whitened form."
             )
-        V = self._modes[1]
+        V = self._modes[1].copy()
         # Inside an eigenspace of A the two may still differ: rotate each such group to diagonalise H_bar as well.
         start = 0
-        V = V.copy()
         for stop in range(1, self.dim + 1):
             if stop == self.dim or self.mu[stop] - self.mu[start] > 1e-9 * self.mu[stop]:
                 group = V[:, start:stop]
@@ -118,8 +117,7 @@ class TwoScale:
 
     @cached_property
     def _modes(self) -> tuple[Array, Array]:
-        mu, V = np.linalg.eigh(self.A)
-        return mu, V
+        return np.linalg.eigh(self.A)
 
     def _power(self, exponent: float) -> Array:
         return np.asarray((self._basis * self._average**exponent) @ self._basis.T)

@@ -77,6 +77,20 @@ def test_bars_are_as_long_as_what_was_measured():
     assert [axes.get_title() for axes in drawn("peers").axes] == ["resnet18", "vit-b"]
 
 
+def test_refreshes_of_several_networks_are_told_apart():
+    rows = [
+        {"model": model, "structure": "kfac", "engine": "forward", "seconds": {"median": 1.0}}
+        for model in ("vit-b", "vit-l")
+    ]
+    (axes,) = plots.refresh([*rows, {"model": "vit-s", "structure": "kfac", "refused": "too large"}]).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["vit-b, kfac, forward", "vit-l, kfac, forward"]
+
+
+def test_a_picture_of_refreshes_that_were_all_refused_is_refused():
+    with pytest.raises(ConfigurationError, match="--plot: every refresh was refused"):
+        plots.refresh([{"model": "vit-b", "structure": "kfac", "engine": "auto", "refused": "not with kfac"}])
+
+
 def test_an_engine_compared_with_itself_is_drawn_without_a_warning():
     rows = [row | {"errors": {"Ug": 0.0}} for row in recorded("refresh-vit-b-few")["rows"][:1]]
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from fake_runs import BLEU, write_analysis, write_run
 from llqr.lab import report
 from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report.conclusion import conclusion, deciding
 from llqr.lab.report.section import Section
 from llqr.lab.runs import stored
@@ -131,7 +131,7 @@ def test_the_table_of_methods_agrees_with_the_results(found):
 def opening(root):
     """The sentence that the page opens with."""
     runs = find([root])
-    return conclusion(Section(runs[0].recipe, runs, root, {}))
+    return conclusion(Section(runs[0].recipe, runs, root, {}, []))
 
 
 def test_the_page_opens_with_what_came_out(found, unchanged):
@@ -211,7 +211,7 @@ def test_runs_of_one_method_with_different_settings_show_all_of_them(tmp_path):
         config["run"]["probe"]["rho"] = rho
         (folder / "config.json").write_text(json.dumps(config))
     runs = find([tmp_path])
-    table = deciding(Section("digits/mlp", runs, tmp_path, {}))
+    table = deciding(Section("digits/mlp", runs, tmp_path, {}, []))
     assert [cell.text for cell in table.rows[0][:2]] == ["sam", "0.1, 0.2"]
 
 
@@ -344,10 +344,31 @@ def test_logs_from_before_the_effect_was_logged_are_read(runs):
     assert "change of g" not in headings
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_metric_that_is_not_positive_shows_a_dash_with_the_reason(tmp_path):
     write_analysis(write_run(tmp_path, "llqr-ngd", 0), 4.0, None, reason="U is not positive")
     cell = page(tmp_path).table("method", "top eigenvalue")["llqr-ngd"]["perceived"]
     assert (cell["text"], cell["title"]) == ("–", "U is not positive")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_slice_may_leave_the_range_of_numbers(tmp_path):
+    """The loss of weights that were moved may overflow, which JSON holds as null."""
+    folder = write_run(tmp_path, "sgdm", 0)
+    write_analysis(folder, 4.0, 4.0)
+    analysis = json.loads((folder / "analysis.json").read_text())
+    for line in analysis["slices"]:
+        line["losses"][0] = None
+    (folder / "analysis.json").write_text(json.dumps(analysis))
+    assert "Along the top eigenvector" in page(tmp_path).text
+
+
+def test_runs_that_were_evaluated_differently_are_not_averaged(tmp_path):
+    """As by an experiment of one's own that was changed between two folders of runs."""
+    write_run(tmp_path, "sgdm", 0)
+    write_run(tmp_path, "sam", 0, task=BLEU)
+    with pytest.raises(ConfigurationError, match="those of digits/mlp were evaluated by test BLEU and test accuracy;"):
+        page(tmp_path)
 
 
 def test_an_unfinished_run_is_listed_but_not_averaged(found):
@@ -391,6 +412,24 @@ def test_settings_in_which_methods_differ_are_shown_side_by_side(found):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_structures_by_patterns_are_shown(tmp_path):
+    folder = write_run(tmp_path, "llqr-ngd", 0)
+    config = json.loads((folder / "config.json").read_text())
+    config["run"]["geometry"]["structure"] = {"0.*": "kfac", "*": "diagonal"}
+    (folder / "config.json").write_text(json.dumps(config))
+    table = deciding(Section("digits/mlp", find([tmp_path]), tmp_path, {}, []))
+    assert dict(zip(table.headings, table.rows[0], strict=True))["structure"].text == "0.*: kfac, *: diagonal"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_links_within_the_page_tell_names_in_any_script_apart(tmp_path):
+    for name in ("опыт 1", "проба 1"):
+        write_run(tmp_path / name, "sgdm", 0, config={"recipe": name}, result={"recipe": name, "title": name})
+    found = page(tmp_path)
+    assert len(found.ids) == len(set(found.ids)) == 4
+    assert {link[1:] for link in found.links if link.startswith("#")} == set(found.ids)
+
+
 def test_every_recipe_has_its_own_section(tmp_path):
     write_run(tmp_path, "sgdm", 0)
     write_run(tmp_path, "sgdm", 0, name="cifar10/resnet18")

@@ -73,8 +73,9 @@ def test_the_last_evaluation_may_count_instead_of_the_best(kept):
     assert table.metric == "last accuracy"
 
 
-def test_seeds_that_all_agree_have_no_p():
-    assert against.welch(Number(90.0, 0.0, 3), Number(90.0, 0.0, 3)) is None
+@pytest.mark.parametrize("other", [90.0, 91.0])
+def test_seeds_that_all_agree_have_no_p(other):
+    assert against.welch(Number(90.0, 0.0, 3), Number(other, 0.0, 3)) is None
 
 
 def test_the_command_prints_a_table_and_json(kept, capsys):

@@ -102,6 +102,20 @@ def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own(tmp_path):
     assert len({line.get_color() for line in accuracy.get_lines()}) == 2
 
 
+def test_the_names_of_long_settings_stay_inside_the_picture(tmp_path):
+    lines = []
+    for bounds in ("[0.1, 10.0]", "[0.01, 100.0]"):
+        run = {"method": "llqr-ngd", "bounds": bounds, "structure": f"e-kfac {bounds}", "damping": f"share of {bounds}"}
+        columns = {"epoch": [1], "step": [10], "accuracy": [90.0], "train_loss": [0.1]}
+        lines.append({"recipe": "mine", "seed": 0, "run": run, "finished": True, "split": "test"} | columns)
+    figure = curves.draw(lines)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_a_run_that_has_just_begun_keeps_no_other_from_being_kept(tmp_path, capsys):
     write_run(tmp_path / "runs", "sam", 0)
     begun = write_run(tmp_path / "runs", "sgdm", 0, finished=False)

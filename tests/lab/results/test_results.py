@@ -74,6 +74,17 @@ def test_what_is_there_already_is_passed_over_and_another_result_refused(tmp_pat
     assert results.add(find([tmp_path / "c"]), path) == (1, 0)
 
 
+def test_a_file_that_was_edited_by_hand_may_end_without_a_newline(tmp_path):
+    path = tmp_path / "kept.jsonl"
+    write_run(tmp_path, "sgdm", 0)
+    write_run(tmp_path, "sam", 0)
+    first, second = find([tmp_path])
+    results.add([first], path)
+    path.write_text(path.read_text().rstrip("\n"))
+    assert results.add([second], path) == (1, 0)
+    assert [run.method for run in results.read_file(path)] == [first.method, second.method]
+
+
 def test_the_command_adds_finished_runs_only(tmp_path, capsys):
     write_run(tmp_path / "runs", "sgdm", 0)
     write_run(tmp_path / "runs", "sgdm", 1, finished=False)

@@ -39,6 +39,15 @@ def test_dollar_signs_in_names_are_shown(tmp_path):
     assert r"$\frac$" in text
 
 
+def test_the_names_of_long_rows_stay_inside_the_picture():
+    row = ", ".join(f"geometry.inner.setting{number}={number}" for number in range(6))
+    figure = plot.draw(PaperTable("own", "accuracy", [PaperCell(row, "sam", Number(1.0, None, 1), None)]))
+    figure.draw_without_rendering()
+    box = figure.axes[0].title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize(("picture", "table"), [("cifar100", "cifar100"), ("europarl", "iwslt14@paper")])
 def test_the_pictures_of_the_site_are_those_of_the_results(picture, table):
     """If this fails, run `make figures`."""
@@ -49,6 +58,11 @@ def test_the_pictures_of_the_site_are_those_of_the_results(picture, table):
 def test_a_table_of_counts_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="storage compares no methods"):
         plot.save(build_table.build("storage", []), tmp_path / "x.svg")
+
+
+def test_a_table_that_only_we_have_needs_a_run(tmp_path):
+    with pytest.raises(ConfigurationError, match="--plot: no run counts in digits yet"):
+        plot.save(build_table.build("digits", []), tmp_path / "x.svg")
 
 
 def test_the_command_draws_and_prints(tmp_path, capsys):

@@ -116,11 +116,9 @@ class Sharpness:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the vectors."""
-        named = {"top": self.top, "perceived": self.perceived}
-        numbers = {
-            name: None if pair is None else {"value": pair.value, "error": pair.error, "steps": pair.steps}
-            for name, pair in named.items()
-        }
+        pairs = {"top": self.top, "perceived": self.perceived}
+        keys = ("value", "error", "steps")
+        numbers = {name: pair and {key: getattr(pair, key) for key in keys} for name, pair in pairs.items()}
         return numbers | {"reason": self.reason}
 
 

@@ -53,14 +53,17 @@ def memory(rows: Rows) -> "Figure":
 def refresh(rows: Rows) -> "Figure":
     """Seconds of a refresh, and where they were measured the errors of what it learned."""
     drawn = [row for row in rows if "seconds" in row]
+    if not drawn:
+        raise ConfigurationError("--plot: every refresh was refused, so there is nothing to draw.")
+    keys = ("structure", "engine") if len({row["model"] for row in drawn}) == 1 else ("model", "structure", "engine")
     with_errors = [row for row in drawn if (row.get("errors") or {}).get("Ug") is not None]
     figure, panels = pictures.column([_height(own) for own in (drawn, with_errors) if own])
     seconds = [row["seconds"]["median"] for row in drawn]
-    _bars(panels[0], list(map(_way, drawn)), seconds, "{:.2f}", pictures.ORANGE)
+    _bars(panels[0], [_way(row, keys) for row in drawn], seconds, "{:.2f}", pictures.ORANGE)
     panels[0].set(title="seconds of a refresh")
     if with_errors:
         errors = [100 * row["errors"]["Ug"] for row in with_errors]
-        _bars(panels[1], list(map(_way, with_errors)), errors, "{:.2g} %", pictures.BLUE)
+        _bars(panels[1], [_way(row, keys) for row in with_errors], errors, "{:.2g} %", pictures.BLUE)
         panels[1].set(title="error of what it learned, |Ug − U'g| / |U'g − g|, in %")
     return figure
 
@@ -224,10 +227,10 @@ def _panels(rows: Rows, *keys: str, height: float | None = None) -> "tuple[Figur
     return figure, list(zip(panels, groups.values(), strict=True))
 
 
-def _way(row: Row) -> str:
+def _way(row: Row, keys: Sequence[str]) -> str:
     """What distinguishes one refresh from another; older files do not know how often it makes a product."""
     every = row.get("product_every")
-    return "\n".join([f"{row['structure']}, {row['engine']}", *([f"a product every {every}"] if every else [])])
+    return "\n".join([", ".join(row[key] for key in keys), *([f"a product every {every}"] if every else [])])
 
 
 def _height(rows: Rows) -> float:

@@ -14,7 +14,6 @@ from llqr.lab.results.paper_table import paper
 
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
-    """One row per network."""
     return (_row(setup.workload(network), settings, repeats) for network in setup.networks)
 
 

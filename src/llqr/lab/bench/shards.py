@@ -54,9 +54,6 @@ def measure(
             yield from (gloo(setup, network, settings, count) for count in shards if count > 1)
 
 
-# -- planned -----------------------------------------------------------------------------------------------------------
-
-
 def planned(structure: str, shards: Sequence[int]) -> Iterator[Row]:
     """The paper's networks, whose storage it prints for one and four devices."""
     printed = {(row["model"], row["structure"], row["shards"]): row for row in paper()["storage"]["rows"]}
@@ -71,9 +68,6 @@ def planned(structure: str, shards: Sequence[int]) -> Iterator[Row]:
             "metric_share": row.shards * row.largest_shard / row.precond_params,
             "paper_mib": None if theirs is None else theirs["precond_mib"],
         }
-
-
-# -- one rank of a process group that is imitated ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -183,9 +177,6 @@ def _shares(row: Row, rows: Sequence[Row]) -> Row:
     return found | {"apply_share": apply}
 
 
-# -- real processes ----------------------------------------------------------------------------------------------------
-
-
 def gloo(setup: Setup, network: Network, settings: RefreshSettings, shards: int) -> Row:
     """The payload counted in real processes on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
@@ -206,9 +197,6 @@ def _gloo_rank(rank: int, shards: int, folder: str, network: Network, batch: int
     (Path(folder) / f"{rank}.json").write_text(json.dumps(counted))
     dist.barrier()
     dist.destroy_process_group()
-
-
-# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def as_table(rows: Sequence[Row]) -> Table:

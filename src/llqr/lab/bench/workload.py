@@ -21,9 +21,8 @@ from llqr.lab.passes.captured_pass import CapturedPass, Pass
 from llqr.lab.passes.compiling import compile_network
 from llqr.lab.passes.precision import Precision
 
-IMAGENET = {"image_size": 224, "classes": 1000}
-CIFAR = {"image_size": 32, "classes": 100}
-CHANNELS = 3
+IMAGENET = {"image_size": 224, "classes": 1000, "channels": 3}
+CIFAR = {"image_size": 32, "classes": 100, "channels": 3}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Network:
     @property
     def arguments(self) -> dict[str, Any]:
         published = IMAGENET if self.name.startswith("vit") or self.name == "resnet50" else CIFAR
-        return published | {"channels": CHANNELS} | self.options
+        return published | self.options
 
     def build(self) -> nn.Module:
         try:

@@ -6,6 +6,8 @@ network of the same depth and alpha that some public SAM code trains under the s
 widths growing by 7.5 per block and multiplied by 4 at the output, 18,323,787 parameters.
 """
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,13 +31,10 @@ class PyramidBlock(nn.Module):
         # The first 3x3 convolution is the strided one.
         strides = [stride if index == kernels.index(3) else 1 for index in range(len(kernels))]
         layers: list[nn.Module] = []
-        for index, kernel in enumerate(kernels):
-            layers.append(nn.BatchNorm2d(widths[index]))
-            if index > 0:
-                layers.append(nn.ReLU())
-            layers.append(
-                nn.Conv2d(widths[index], widths[index + 1], kernel, strides[index], padding=kernel // 2, bias=False)
-            )
+        for kernel, (before, after), own_stride in zip(kernels, pairwise(widths), strides, strict=True):
+            activation = [nn.ReLU()] if layers else []
+            convolution = nn.Conv2d(before, after, kernel, own_stride, padding=kernel // 2, bias=False)
+            layers += [nn.BatchNorm2d(before), *activation, convolution]
         self.residual = nn.Sequential(*layers, nn.BatchNorm2d(fan_out))
         self.stride = stride
         self.new_channels = fan_out - fan_in

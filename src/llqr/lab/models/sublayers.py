@@ -44,7 +44,6 @@ class Attention(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """Self-attention."""
         return self.attend(self.queries(x), *self.keys_and_values(x), mask=mask, causal=causal)
 
     def _by_head(self, x: Tensor) -> Tensor:

@@ -39,10 +39,9 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
     sections = [Section(name, own, home, notes or {}, repeated) for name, own in groups.items()]
     finished = sum(run.result is not None for run in runs)
     counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
-    environment = Environment(
-        loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=False
-    )
-    page = environment.get_template("page.html")
+    environment = Environment(loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined)
     shown = [(one, conclusion(one), [part for make in PARTS if (part := make(one)) is not None]) for one in sections]
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    return page.render(title=title, counts=counts, sections=shown, dark_figures=dark_rules())
+    return environment.get_template("page.html").render(
+        title=title, counts=counts, sections=shown, dark_figures=dark_rules()
+    )

@@ -103,5 +103,8 @@ def _seconds(one: Summary) -> str:
 
 def _chosen(runs: Sequence[dict[str, Any]], part: str, key: str) -> Any:
     """One setting of the runs of a method, all its values if they differ; None without such a part."""
-    values = list(dict.fromkeys((run.get(part) or {}).get(key) for run in runs))
+    found = [(run.get(part) or {}).get(key) for run in runs]
+    # Structures may be a table from patterns of names.
+    shown = [", ".join(f"{k}: {v}" for k, v in one.items()) if isinstance(one, dict) else one for one in found]
+    values = list(dict.fromkeys(shown))
     return values[0] if len(values) == 1 else ", ".join(map(str, values))

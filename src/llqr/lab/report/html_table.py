@@ -1,10 +1,10 @@
 """Tables of the HTML page: every cell carries the number it is sorted by and the files the number comes from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class HtmlCell:
 
 
 EMPTY = HtmlCell("–")
-NOT_FINITE = "not finite"
 
 
 def plain_cell(value: Any) -> HtmlCell:
@@ -47,13 +46,15 @@ class HtmlTable:
     """The first cell of a row says what the row is about."""
 
     headings: Sequence[str]
-    rows: list[list[HtmlCell]]
+    rows: Sequence[Sequence[HtmlCell]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, HtmlCell]]) -> Self:
+        """Of rows that all have a cell for the same headings."""
+        return cls(list(rows[0]), [list(row.values()) for row in rows])
 
     def is_numeric(self, column: int) -> bool:
         return all(row[column].is_number for row in self.rows)
-
-
-# -- numbers with the file they were read from, and the cells that show them -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def mean(several: Sequence[Sourced], link: str = "", *, strong: bool = False) ->
     values = [one.value for one in several]
     source = "\n".join(map(str, several))
     if not all(map(isfinite, values)):
-        return HtmlCell(NOT_FINITE, source=source, link=link)
+        return HtmlCell("not finite", source=source, link=link)
     centre = fmean(values)
     text = spread(centre, stdev(values) if len(values) > 1 else None)
     return HtmlCell(text, centre, source, link, strong)

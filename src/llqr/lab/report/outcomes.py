@@ -8,12 +8,9 @@ from llqr.lab import pictures
 from llqr.lab.report.conclusion import deciding
 from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, mean
 from llqr.lab.report.plots import Plot
-from llqr.lab.report.section import Part, Section, result_of, sources
+from llqr.lab.report.section import SPLITS, Part, Section, result_of, sources
 from llqr.lab.results import summary as compare
 from llqr.lab.runs.stored import StoredRun
-
-SPLITS = ("valid", "test")
-MINUTE = 60
 
 
 def summary(section: Section) -> Part:
@@ -35,28 +32,29 @@ def summary(section: Section) -> Part:
         kind, unit = compare.TIMES[found.counted_in]
         times = "median of\n" + "\n".join(map(str, section.results(method, kind)))
         relative = f"{found.seconds:.6g} s against {reference.seconds:.6g} s of {first}"
-        cells = [
-            HtmlCell(method),
-            mean(section.results(method, "best"), link, strong=found.best_mean == best),
-            *([mean(section.results(method, "test_of_best", metric), link)] if tested else []),
-            mean(section.results(method, "last"), link),
-            *(mean(section.results(method, split, name), link) for name in others),
-            HtmlCell(str(found.n), found.n, section.files(runs, "result.json"), link),
-            HtmlCell(unit.format(found.seconds), found.seconds, times, link),
-            HtmlCell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
-            *([_probing(section, runs, reference.seconds, link)] if probing else []),
-        ]
+        cells = {
+            "method": HtmlCell(method),
+            f"best {metric}": mean(section.results(method, "best"), link, strong=found.best_mean == best),
+        }
+        if tested:
+            cells[f"test {metric} of the best"] = mean(section.results(method, "test_of_best", metric), link)
+        cells[f"last {metric}"] = mean(section.results(method, "last"), link)
+        for name in others:
+            cells[f"last {split} {name.replace('_', ' ')}"] = mean(section.results(method, split, name), link)
+        cells |= {
+            "n": HtmlCell(str(found.n), found.n, section.files(runs, "result.json"), link),
+            f"s / {reference.counted_in}": HtmlCell(unit.format(found.seconds), found.seconds, times, link),
+            f"time / {first}": HtmlCell(f"{found.relative_time:.2f}×", found.relative_time, relative, link),
+        }
+        if probing:
+            cells["while probing"] = _probing(section, runs, reference.seconds, link)
         rows.append(cells)
-    headings = ["method", f"best {metric}", *([f"test {metric} of the best"] if tested else []), f"last {metric}"]
-    headings += [f"last {split} {name.replace('_', ' ')}" for name in others]
-    headings += ["n", f"s / {reference.counted_in}", f"time / {first}"]
-    headings += ["while probing"] if probing else []
     better = "larger" if larger else "smaller"
     sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better. Times without evaluation."
     if probing:
         sentence += f" The last column is the time of a step once the probes have begun, relative to {first}."
     facts = [f"{metric}: {result_of(run)['bleu']}." for run in section.finished if "bleu" in result_of(run)]
-    return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable(headings, rows), deciding(section)])
+    return Part("Results", [sentence, *dict.fromkeys(facts)], [HtmlTable.of(rows), deciding(section)])
 
 
 def _probing(section: Section, runs: Sequence[StoredRun], reference: float, link: str) -> HtmlCell:
@@ -109,4 +107,4 @@ def _curve(section: Section, logged: Sequence[StoredRun], kind: str, name: str, 
 def _minutes(runs: Sequence[StoredRun], count: int) -> list[float]:
     """When the evaluations were made, averaged over the runs."""
     times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in runs]
-    return [fmean(at) / MINUTE for at in zip(*times, strict=True)]
+    return [fmean(at) / 60 for at in zip(*times, strict=True)]

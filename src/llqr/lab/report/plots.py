@@ -7,12 +7,16 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import numpy as np
 
 from llqr.lab.pictures import STYLE, literal
 
 SIZE = (4.4, 2.8)
+"""Inches."""
+LONGEST = 30
+"""Characters on a line of the name of a row."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,11 @@ class Plot:
         self.axes.scatter(values, [height] * len(values), s=26, facecolor=face, edgecolor=colour, zorder=3)
 
     def name_rows(self, names: Sequence[str]) -> None:
-        self.axes.set_yticks(range(len(names)), list(map(literal, names)))
+        """Long names, such as those of methods that were run with several settings, take several lines."""
+        broken = [literal(fill(name, LONGEST)) for name in names]
+        lines = max(name.count("\n") + 1 for name in broken)
+        self._figure.set_figheight(max(SIZE[1], 0.8 + 0.16 * lines * len(names)))
+        self.axes.set_yticks(range(len(names)), broken)
         self.axes.set_ylim(len(names) - 0.4, -0.6)
         if self.axes.get_xlim()[0] > 0:
             self.axes.set_xlim(left=0)

@@ -22,18 +22,8 @@ def every_run(section: Section) -> Part:
     for method, runs in section.by_method(section.runs):
         anchors = [section.rows_of(method), *[""] * (len(runs) - 1)]
         rows += [_cells(section, run, shown, anchor) for run, anchor in zip(runs, anchors, strict=True)]
-    headings = [
-        "method",
-        "seed",
-        "state",
-        f"best {metric}",
-        f"at {section.axis}",
-        f"last {metric}",
-        "time",
-        "per second",
-        *(["change of g"] if shown else []),
-        "files",
-    ]
+    headings = ["method", "seed", "state", f"best {metric}", f"at {section.axis}", f"last {metric}", "time"]
+    headings += ["per second", *(["change of g"] if shown else []), "files"]
     repeated = [f"Not counted, because another folder has the same run: {run.path}." for run in section.repeated]
     return Part("Runs", repeated, [HtmlTable(headings, rows)])
 

@@ -1,6 +1,6 @@
 """The refreshes of the metric, and its spectrum over the run."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -11,10 +11,6 @@ from llqr.lab.runs.stored import StoredRun
 from llqr.refresh.effect import WEAK, percent
 
 MIB = 2**20
-HEADINGS = (
-    *("method", "refreshes", "rejected", "seconds each", "of the time", "change of J", "change of g", "cos(g, Ug)"),
-    *("engine", "lowest U", "median U", "highest U", "MiB of U"),
-)
 
 
 def refreshes(section: Section) -> Part | None:
@@ -44,7 +40,7 @@ def refreshes(section: Section) -> Part | None:
     weak = list(filter(None, (_weakness(section, method, runs) for method, runs in shown)))
     plots = [effect, change, spectrum] if any(_reported(run, "change") for run in learned) else [change, spectrum]
     legend = {method: section.looks[method] for method, _ in shown}
-    return Part("Refreshes of the metric", [sentence, *weak], [HtmlTable(HEADINGS, rows)], plots, legend)
+    return Part("Refreshes of the metric", [sentence, *weak], [HtmlTable.of(rows)], plots, legend)
 
 
 def last_effect(section: Section, run: StoredRun, key: str) -> Sourced | None:
@@ -67,7 +63,7 @@ def _weakness(section: Section, method: str, runs: Sequence[StoredRun]) -> str:
     return f"The metric of {method} changed gradients by {percent(fmean(weak))}{where}: it did nearly nothing."
 
 
-def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[HtmlCell]:
+def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> dict[str, HtmlCell]:
     logs = section.files(runs, "log.jsonl")
     reports = [report for run in runs for report in _reports(run)]
     changes = [change for change in map(_change, reports) if change is not None]
@@ -75,23 +71,27 @@ def _cells(section: Section, method: str, runs: Sequence[StoredRun]) -> list[Htm
     shares = [100 * _seconds(run, "refresh") / _seconds(run, "train") for run in runs]
     rejected, seconds = sum(not report["accepted"] for report in reports), fmean(r["seconds"] for r in reports)
     sizes = [run.result["metric_bytes"] / MIB for run in runs if run.result is not None]
-    return [
-        HtmlCell(method, link=f"#{section.rows_of(method)}"),
-        HtmlCell(f"{fmean(counts):g}", fmean(counts), f"per run, on average\n{logs}"),
-        HtmlCell(str(rejected), rejected, f"in all {len(runs)} runs\n{logs}"),
-        HtmlCell(f"{seconds:.3f}", seconds, f"on average\n{logs}"),
-        HtmlCell(f"{fmean(shares):.1f} %", fmean(shares), f"of training, on average\n{logs}"),
-        HtmlCell(f"{median(changes):.2f} %", median(changes), f"median\n{logs}") if changes else EMPTY,
-        _effect_cell(section, runs, "change"),
-        _effect_cell(section, runs, "cosine"),
-        HtmlCell(", ".join(dict.fromkeys(report["engine"] for report in reports)), source=logs),
-        *(_layers([run.records[-1]["spectrum"] for run in runs], key, logs) for key in ("min", "median", "max")),
-        HtmlCell(f"{fmean(sizes):,.2f}", fmean(sizes), section.files(runs, "result.json")) if sizes else EMPTY,
-    ]
+    change = HtmlCell(f"{median(changes):.2f} %", median(changes), f"median\n{logs}") if changes else EMPTY
+    size = HtmlCell(f"{fmean(sizes):,.2f}", fmean(sizes), section.files(runs, "result.json")) if sizes else EMPTY
+    spectra = [run.records[-1]["spectrum"] for run in runs]
+    return {
+        "method": HtmlCell(method, link=f"#{section.rows_of(method)}"),
+        "refreshes": HtmlCell(f"{fmean(counts):g}", fmean(counts), f"per run, on average\n{logs}"),
+        "rejected": HtmlCell(str(rejected), rejected, f"in all {len(runs)} runs\n{logs}"),
+        "seconds each": HtmlCell(f"{seconds:.3f}", seconds, f"on average\n{logs}"),
+        "of the time": HtmlCell(f"{fmean(shares):.1f} %", fmean(shares), f"of training, on average\n{logs}"),
+        "change of J": change,
+        "change of g": _effect_cell(section, runs, "change"),
+        "cos(g, Ug)": _effect_cell(section, runs, "cosine"),
+        "engine": HtmlCell(", ".join(dict.fromkeys(report["engine"] for report in reports)), source=logs),
+        "lowest U": _layers(spectra, "min", logs),
+        "median U": _layers(spectra, "median", logs),
+        "highest U": _layers(spectra, "max", logs),
+        "MiB of U": size,
+    }
 
 
 def _effect_cell(section: Section, runs: Sequence[StoredRun], key: str) -> HtmlCell:
-    """The mean over runs at the end of training."""
     found = [one for run in runs if (one := last_effect(section, run, key)) is not None]
     if not found:
         return EMPTY
@@ -99,9 +99,8 @@ def _effect_cell(section: Section, runs: Sequence[StoredRun], key: str) -> HtmlC
     return HtmlCell(percent(value) if key == "change" else f"{value:.3f}", value, "\n".join(map(str, found)))
 
 
-def _layers(spectra: Iterable[dict[str, Any]], key: str, source: str) -> HtmlCell:
+def _layers(spectra: Sequence[dict[str, Any]], key: str, source: str) -> HtmlCell:
     """The mean over runs at the end of training, with the layers it belongs to."""
-    spectra = list(spectra)
     value = fmean(spectrum[key] for spectrum in spectra)
     layers = dict.fromkeys(spectrum.get(f"{key}_layer", "") for spectrum in spectra)
     named = f"layer {', '.join(layers)}\n" if any(layers) else ""

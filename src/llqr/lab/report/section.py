@@ -12,10 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 from llqr.lab import pictures
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.report.html_table import HtmlTable, Sourced
 from llqr.lab.report.plots import Look, Plot
 from llqr.lab.runs.stored import StoredRun
+
+SPLITS = ("valid", "test")
+"""A record has the numbers of one of them."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,11 @@ class Section:
     """
 
     def __init__(
-        self,
-        name: str,
-        runs: Sequence[StoredRun],
-        home: Path,
-        notes: dict[Path, str],
-        repeated: Sequence[StoredRun] = (),
+        self, name: str, runs: Sequence[StoredRun], home: Path, notes: dict[Path, str], repeated: Sequence[StoredRun]
     ) -> None:
+        if len(kinds := {_evaluated_by(run.records[0]) for run in runs if run.records}) > 1:
+            found = " and ".join(sorted(kinds))
+            raise ConfigurationError(f"RUNS: those of {name} were evaluated by {found}; report on them apart.")
         self.name = name
         self.anchor = anchor(name)
         self.runs = runs
@@ -87,7 +89,6 @@ class Section:
         return quote(Path(os.path.relpath(run.path / file, self.home)).as_posix(), safe="/+@=,")
 
     def files(self, runs: Iterable[StoredRun], file: str) -> str:
-        """The files of this name, one per line."""
         return "\n".join(self.link(run, file) for run in runs)
 
 
@@ -108,8 +109,13 @@ def sources(file: str, runs: Sequence[StoredRun]) -> str:
 
 
 def anchor(name: str) -> str:
-    """``name`` as an anchor."""
-    return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-")
+    return re.sub(r"[\W_]+", "-", name).strip("-")
+
+
+def _evaluated_by(record: dict[str, Any]) -> str:
+    """The split and the metric, which is the first of its numbers."""
+    split = next(name for name in SPLITS if name in record)
+    return f"{split} {next(iter(record[split]))}"
 
 
 def _at(table: Any, keys: Sequence[str]) -> Any:

@@ -1,6 +1,6 @@
 """The solutions: their sharpness, and the loss around them."""
 
-from statistics import fmean
+import numpy as np
 
 from llqr.lab.report.html_table import HtmlCell, HtmlTable, mean
 from llqr.lab.report.plots import Plot
@@ -66,4 +66,5 @@ def slices(section: Section) -> Part | None:
 def _mean_slice(run: StoredRun, is_random: bool) -> tuple[list[float], list[float]]:
     """Positions and losses of a run's slices of one kind, averaged where there are several."""
     chosen = [line for line in analysis_of(run)["slices"] if line["direction"].startswith("random") is is_random]
-    return chosen[0]["positions"], [fmean(at) for at in zip(*(line["losses"] for line in chosen), strict=True)]
+    losses = np.array([line["losses"] for line in chosen], dtype=float)  # a loss that is not finite is null, here NaN
+    return chosen[0]["positions"], losses.mean(axis=0).tolist()

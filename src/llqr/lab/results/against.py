@@ -1,7 +1,6 @@
 """The methods of a table compared with one of them, by Welch's test on the seeds of each."""
 
 from dataclasses import dataclass
-from math import isnan
 
 from llqr.lab.config.recipe import ALIASES
 from llqr.lab.names import check_known
@@ -44,20 +43,19 @@ def compare(table: PaperTable, reference: str) -> list[Comparison]:
     for cell in table.measured:
         assert cell.measured is not None
         other = None if cell.column == reference else references.get(cell.row)
-        difference = None if other is None else cell.measured.mean - other.mean
-        p = None if other is None else welch(cell.measured, other)
-        found.append(Comparison(cell.row, cell.column, reference, cell.measured, difference, p))
+        compared = () if other is None else (cell.measured.mean - other.mean, welch(cell.measured, other))
+        found.append(Comparison(cell.row, cell.column, reference, cell.measured, *compared))
     return found
 
 
 def welch(one: Number, other: Number) -> float | None:
     """The two-sided p of equal means; None with fewer than two seeds, or if no seed differs from another."""
-    if one.std is None or other.std is None:
+    if one.std is None or other.std is None or one.std == other.std == 0:
         return None
     from scipy.stats import ttest_ind_from_stats
 
     found = ttest_ind_from_stats(one.mean, one.std, one.n, other.mean, other.std, other.n, equal_var=False)
-    return None if isnan(found.pvalue) else float(found.pvalue)
+    return float(found.pvalue)
 
 
 def explanation(reference: str) -> str:

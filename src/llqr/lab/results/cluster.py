@@ -110,7 +110,6 @@ def _apply_flops(metric: Metric, shards: int) -> int:
 
 
 def as_table(found: list[dict[str, Any]]) -> Table:
-    """The rows for a terminal."""
     numbers = [
         Column("devices", "devices", "{}"),
         Column("S", "shards", "{}"),

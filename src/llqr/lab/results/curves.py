@@ -3,7 +3,10 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError, DataError
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
+Line = dict[str, Any]
 KIND = "curve"
 REFRESH = {
     "refresh_step": "step",
@@ -38,7 +41,7 @@ DIGITS = 6
 
 def write(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
     """Write the curves of runs to a folder: one file per recipe and seed, which keeps its curves of other runs."""
-    files: dict[Path, dict[str, dict[str, Any]]] = {}
+    files: dict[Path, dict[str, Line]] = {}
     for run in runs:
         path = folder / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
         lines = files.setdefault(path, read(path) if path.exists() else {})
@@ -50,7 +53,7 @@ def write(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
     return list(files)
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
+def read(path: Path) -> dict[str, Line]:
     """The curves of a file by the identity of their runs."""
     found = {}
     for origin, line in measurements.lines_of(path):
@@ -60,12 +63,12 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _identity(line: dict[str, Any]) -> str:
+def _identity(line: Line) -> str:
     """As the settings are written, which today's recipes need not know: a log outlives them."""
     return json.dumps([line["recipe"], line["seed"], line["run"]], sort_keys=True)
 
 
-def line_of(run: StoredRun) -> dict[str, Any]:
+def line_of(run: StoredRun) -> Line:
     """A run that was evaluated, with its columns: one number per evaluation, then one per refresh."""
     split = "valid" if "valid" in run.records[0] else "test"
     columns = {name: [record[name] for record in run.records] for name in ("epoch", "step")}
@@ -79,21 +82,21 @@ def line_of(run: StoredRun) -> dict[str, Any]:
             columns[name] = [report.get(key) for report in reports]
     made_by = {"command": measurements.without_places(command()), **source_state()}
     line = measurements.head_of(run, KIND) | {"made_by": made_by, "finished": run.result is not None, "split": split}
-    rounded = {name: [_rounded(value) for value in values] for name, values in columns.items()}
-    plain_line: dict[str, Any] = plain(line | rounded)
+    rounded = {
+        name: [float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for value in values]
+        for name, values in columns.items()
+    }
+    plain_line: Line = plain(line | rounded)
     return plain_line
 
 
-def _rounded(value: float | None) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-Line = dict[str, Any]
 HEIGHT = 1.9
 """Inches per panel."""
 CHANGE = "refresh_change"
 LONG = 28
 """Characters of a name, of which two do not stand side by side in a legend."""
+WIDEST = 70
+"""Characters of a legend as wide as the picture."""
 
 
 def save(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
@@ -165,7 +168,7 @@ def _lines(axes: "Axes", column: str, name: str, number: int, runs: Sequence[Lin
     for place, run in enumerate(runs):
         steps_per_epoch = run["step"][-1] / run["epoch"][-1]
         x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
-        y = [float("nan") if value is None else value for value in run[column]]
-        label = "_" if place else pictures.literal(name)
+        y = np.array(run[column], dtype=float)  # null, for a number that is not finite, becomes NaN
+        label = "_" if place else pictures.literal(fill(name, WIDEST))
         marker = "o" if len(x) == 1 else None
         axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)

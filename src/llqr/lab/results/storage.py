@@ -82,7 +82,6 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
 
 
 def as_table(found: list[Storage]) -> Table:
-    """The rows for a terminal."""
     numbers = [
         Column("S", "shards", "{}"),
         Column("parameters", "model_params", "{:,}"),

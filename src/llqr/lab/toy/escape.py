@@ -1,11 +1,13 @@
 """The first toy figure: escape from inside the sharp well."""
 
+import math
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from torch import Tensor
 
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, ring_map, ring_slice, shared_legend
@@ -23,7 +25,8 @@ def run_escape(
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())
-    flat = {method: statistics(runs.flat_step(method).double()) for method in ("sam", "llqr+sam")}
+    flat = {method: _arrivals(runs.flat_step(method)) for method in ("sam", "llqr+sam")}
+    said = {method: f"{found.get('median', math.nan):.0f} ({found['count']:g})" for method, found in flat.items()}
     decay = {method: float(runs.losses(method).mean()) for method in METHODS}
     return ToyResult(
         "escape",
@@ -32,8 +35,8 @@ def run_escape(
             f"{starts} starts inside the annular well, off its bottom; one learning rate {constants.lr:g} for all four "
             f"methods, one radius {constants.rho:g} for the SAM pair, U = inverse of the bowl's curvature.",
             claims_sentence(claims),
-            f"Steps to the flat basin, median over starts: {flat['llqr+sam']['median']:.0f} for LLQR+SAM, "
-            f"{flat['sam']['median']:.0f} for SAM; mean loss over the run {decay['llqr+sam']:.3f} against "
+            f"Steps to the flat basin, median over the starts that reach it (their number): {said['llqr+sam']} for "
+            f"LLQR+SAM, {said['sam']} for SAM; mean loss over the run {decay['llqr+sam']:.3f} against "
             f"{decay['sam']:.3f}.",
         ],
         {
@@ -43,6 +46,12 @@ def run_escape(
         },
         {"escape": escape_figure(runs)},
     )  # fmt: skip
+
+
+def _arrivals(steps: Tensor) -> dict[str, float]:
+    """Of those starts that reach the flat basin at all; the others have -1."""
+    reached = steps[steps >= 0].double()
+    return {"count": len(reached)} | (statistics(reached) if len(reached) else {})
 
 
 @styled

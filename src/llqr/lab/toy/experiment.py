@@ -52,12 +52,7 @@ def quantiles(values: Tensor) -> dict[str, Any]:
     """Minimum, median and maximum over runs at log-spaced steps, so that the file stays readable."""
     steps = np.unique(np.geomspace(1, len(values), 40).astype(int)) - 1
     chosen = values[steps]
-    return {
-        "step": steps,
-        "min": chosen.amin(1),
-        "median": chosen.median(1).values,
-        "max": chosen.amax(1),
-    }
+    return {"step": steps, "min": chosen.amin(1), "median": chosen.median(1).values, "max": chosen.amax(1)}
 
 
 ORDER = ("hover", "escape", "noise", "phase", "selection", "transfer")

@@ -11,14 +11,7 @@ from matplotlib.figure import Figure
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import ToyResult
-from llqr.theory import (
-    Hovering,
-    amplification,
-    hover,
-    hovering_envelope,
-    simulate,
-    vanilla_envelope,
-)
+from llqr.theory import Hovering, amplification, hover, hovering_envelope, simulate, vanilla_envelope
 from llqr.theory.arguments import Array
 
 
