@@ -11,7 +11,7 @@ from torch import nn
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
 from llqr.lab.data.streaming import FileOptions
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.machine import cores
 from llqr.lab.tasks.own.image_folder import experiment
 from llqr.lab.tasks.own.random_states import RandomStates
@@ -127,3 +127,33 @@ def test_folders_that_cannot_be_used(tmp_path):
     write_images(tmp_path / "val", ("a", "c"), 2)
     with pytest.raises(DataError, match="has the class c, which"):
         image_folder(tmp_path)
+
+
+class Watched(nn.Conv2d):
+    """Notes the memory format of what it is given and of its weights."""
+
+    seen: set[tuple[bool, bool]] = set()
+
+    def forward(self, image):
+        self.seen.add(tuple(one.is_contiguous(memory_format=torch.channels_last) for one in (image, self.weight)))
+        return super().forward(image).mean((2, 3))
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_channels_last_is_how_images_and_weights_lie_in_memory(loader):
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3, 4, 4), torch.arange(8) % 2)
+    quick = {"epochs": 1, "methods": ["llqr+sam"], "seeds": 1, "device": "cpu", "samples": 0}
+    train = [data[:4], data[4:]] if loader else data
+    for setting in (False, True):
+        Watched.seen = set()
+        settings = {"training.channels_last": setting, "geometries.ngd.inner.steps": 2}
+        given = {"model": Watched(3, 2, 3), "loss": nn.functional.cross_entropy, "train": train, "test": data}
+        compare(**given, **quick, settings=settings, quiet=True)
+        assert Watched.seen == {(setting, setting)}
+
+
+def test_channels_last_is_refused_where_there_is_no_image():
+    points = torch.randn(8, 3), torch.arange(8) % 2
+    given = {"model": nn.Linear(3, 2), "loss": nn.functional.cross_entropy, "train": points, "test": points}
+    with pytest.raises(ConfigurationError, match=r"training\.channels_last is about images \(batch, channels, height"):
+        compare(**given, settings={"training.channels_last": True}, device="cpu", quiet=True)
