@@ -10,6 +10,7 @@ from torch import nn
 
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
+from llqr.lab.data.decode import decode
 from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.machine import cores
@@ -63,6 +64,39 @@ def test_no_class_is_left_out_for_the_format_of_its_images(flowers, ending):
     train, _ = image_folder(flowers, 8)
     assert train.classes == ["lily", "rose", "tulip"]
     assert train[0][0].shape == (3, 8, 8)
+
+
+def test_images_are_looked_for_below_the_folder_of_a_class(flowers):
+    """As torchvision's `ImageFolder` does, links to folders included, but without what is hidden."""
+    expected = len(image_folder(flowers, 8)[0]) + len(image_folder(flowers, 8)[1]) + 4
+    write_images(flowers / "rose", ("red", ".ipynb_checkpoints"), 2)
+    write_images(flowers.parent, ("elsewhere",), 2)
+    (flowers / "tulip/linked").symlink_to(flowers.parent / "elsewhere")
+    (flowers / "rose/._1.png").write_bytes(b"what macOS leaves")
+    train, test = image_folder(flowers, 8)
+    assert (len(train) + len(test), train.classes) == (expected, ["rose", "tulip"])
+
+
+@pytest.mark.parametrize("name", ["val", "Training"])
+def test_parts_of_the_data_are_not_taken_for_classes(flowers, name):
+    write_images(flowers / name, ("rose", "tulip"), 2)
+    with pytest.raises(DataError, match=f"has the folder {name}, which looks like a part of the data"):
+        image_folder(flowers, 8)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, ending):
+    """Pillow cuts them off at 255, which is white."""
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(deep).save(tmp_path / f"deep.{ending}")
+    assert np.array_equal(np.array(decode(tmp_path / f"deep.{ending}"))[:, :, 0], deep >> 8)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_images_of_unknown_scale_are_refused(tmp_path, kind):
+    Image.fromarray(np.ones((4, 4), kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep.tif has 32 bits per pixel, .*: save it with 8 or 16\."):
+        decode(tmp_path / "deep.tif")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
