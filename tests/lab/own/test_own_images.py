@@ -132,9 +132,10 @@ def test_images_are_divided_once_and_for_all(flowers):
 def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
     write_images(tmp_path / "train", ("a", "b"), 6)
     write_images(tmp_path / "val", ("a", "b"), 2)
+    write_images(tmp_path / "train", ("only-trained-on",), 1)
     train, test = image_folder(tmp_path, 4)
-    assert (len(train), len(test)) == (12, 4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    assert (len(train), len(test)) == (13, 4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
     found = compare(
         model=model,
         loss=nn.functional.cross_entropy,
@@ -147,7 +148,7 @@ def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
         samples=0,
         quiet=True,
     )
-    assert found.runs[0].result["parameters"] == 98
+    assert found.runs[0].result["parameters"] == 147
 
 
 def test_folders_that_cannot_be_used(tmp_path):

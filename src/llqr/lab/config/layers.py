@@ -91,7 +91,7 @@ def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, 
         raise ConfigurationError(f"{path.name}: extends itself by way of {', '.join(one.name for one in seen)}.")
     label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
     try:
-        own = tomllib.loads(path.read_text())
+        own = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a mark first
     except ValueError as error:  # no TOML, or not in UTF-8
         raise ConfigurationError(f"{label}: {error}.") from error
     parent = own.pop("extends", None)
