@@ -50,6 +50,10 @@ def sentence(capsys, tmp_path, monkeypatch):
             "mine.py, line 6: AttributeError: 'Tensor' object has no attribute 'no_such'",
         ),
         (
+            HEAD + "def experiment():\n" + BODY.replace("nn.Linear(4, 3)", "nn.LazyLinear(3)"),
+            "model: weight has no shape yet (a lazy module); call the model on a batch first.",
+        ),
+        (
             HEAD + "def experiment():\n" + BODY.replace("loss=nn.functional.cross_entropy", "loss=3"),
             "mine.py, line 6: loss must be a function, got int.",
         ),
