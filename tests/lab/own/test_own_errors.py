@@ -54,6 +54,10 @@ def sentence(capsys, tmp_path, monkeypatch):
             "model: weight has no shape yet (a lazy module); call the model on a batch first.",
         ),
         (
+            HEAD + "def experiment():\n" + BODY.replace("nn.Linear(4, 3)", "torch.compile(nn.Linear(4, 3))"),
+            "model is what torch.compile returned; give the network itself, and --compile.",
+        ),
+        (
             HEAD + "def experiment():\n" + BODY.replace("loss=nn.functional.cross_entropy", "loss=3"),
             "mine.py, line 6: loss must be a function, got int.",
         ),

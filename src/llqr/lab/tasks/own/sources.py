@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.tasks.own import fingerprint
@@ -127,11 +126,7 @@ def data_digest(experiment: Experiment) -> str:
 def network_digest(experiment: Experiment, *, weights: bool = False) -> str:
     """Changes with the shape of the network; with its weights, too, unless they may be drawn anew."""
     with RandomStates(0).inside():
-        network = experiment.new_model()
-    lazy = [name for name, parameter in network.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ConfigurationError(f"model: {lazy[0]} has no shape yet (a lazy module); call the model on a batch first.")
-    return fingerprint.of_model(network, weights=weights)
+        return fingerprint.of_model(experiment.new_model(), weights=weights)
 
 
 def _held(source: str) -> tuple[Experiment, str]:
