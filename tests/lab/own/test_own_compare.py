@@ -415,6 +415,17 @@ def test_batches_may_be_mappings():
     assert found.runs[0].result["metric"] == "accuracy"
 
 
+@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 5.0, 0.2])}, {"ignore_index": 1}])
+def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options):
+    loss = nn.CrossEntropyLoss(**options)
+    found = [
+        compare(**given(loss=loss, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]
+        for size in (5, 16)
+    ]
+    once, at_once = (run.result["test"]["loss"] for run in found)
+    assert once == pytest.approx(at_once)
+
+
 def test_functions_that_read_the_same_and_do_something_else(tmp_path):
     """As in a notebook that loops over widths: the same lines make another network."""
 

@@ -144,6 +144,10 @@ class Two(nn.Linear):
             {"evaluate": lambda m, b: 3, "larger_is_better": True},
             "evaluate must return a dict of numbers by name, got int",
         ),
+        (
+            {"evaluate": lambda model, batches: {}, "larger_is_better": True},
+            "evaluate must return a dict of numbers by name, got {}",
+        ),
         ({"base": "lion"}, "base must be one of sgdm, adam, adamw, got 'lion'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"methods": ["sma"]}, "methods must be one of .*, got 'sma'; did you mean sam"),

@@ -131,7 +131,7 @@ class RunOptions:
     shared_device: Annotated[
         bool,
         typer.Option(
-            "--shared-device", help="Other programs use the device meanwhile: tables leave out the times of these runs."
+            "--shared-device", help="Other programs use the device meanwhile: `llqr table` leaves out the times."
         ),
     ] = False
     quiet: options.Quiet = False
