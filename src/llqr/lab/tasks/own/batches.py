@@ -214,6 +214,8 @@ def understood(name: str, data: Any, workers: int) -> Samples | Iterable[Any]:
             found = Samples(data.dataset, data.collate_fn, data.num_workers)
     elif isinstance(data, IterableDataset):
         raise ConfigurationError(f"{name} must be put into a DataLoader: an IterableDataset has no batches of its own.")
+    elif isinstance(data, Mapping):
+        raise ConfigurationError(f"{name} is a mapping, which may be a batch: give a list of batches, or a Dataset.")
     elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor | ndarray) for part in data):
         if len(data[0]) != len(data[1]):
             raise ConfigurationError(f"{name} has {len(data[0])} inputs and {len(data[1])} targets.")
