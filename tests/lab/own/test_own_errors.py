@@ -144,7 +144,7 @@ class Two(nn.Linear):
             {"evaluate": lambda m, b: 3, "larger_is_better": True},
             "evaluate must return a dict of numbers by name, got int",
         ),
-        ({"train": {"x": torch.ones(8, 4), "y": torch.ones(8).long()}}, "train is a mapping, which may be a batch: give"),
+        ({"train": {"x": torch.ones(8, 4), "y": torch.ones(8).long()}}, "train is a mapping, which may be a batch"),
         (
             {"evaluate": lambda model, batches: {}, "larger_is_better": True},
             "evaluate must return a dict of numbers by name, got {}",
