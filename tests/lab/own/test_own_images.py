@@ -1,5 +1,6 @@
 """A folder of images is compared without writing a task, and is a data set for a model of one's own."""
 
+import gc
 import json
 
 import numpy as np
@@ -100,12 +101,15 @@ def test_images_of_unknown_scale_are_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
+def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers, monkeypatch):
+    # A loader whose worker failed waits so long for it when it is collected: otherwise 5 s, in some later test.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     (flowers / "rose/3.png").write_bytes(b"no image")
     size = ("--set", "data.options.image_size=8", "--set", f"data.options.workers={workers}")
     assert run("compare", "flowers", "--model", "cnn", *size, "--seeds", "1", "--device", "cpu", "--quiet") == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"llqr: {flowers}/rose/3.png is not a readable image: ")
+    gc.collect()
 
 
 def test_no_more_processes_than_cores_read_images(flowers):
