@@ -208,6 +208,7 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
     ("code", "sentence", "arguments"),
     [
         (2, "--seed", ["train", "digits/mlp", "--seed", "x"]),
+        (2, "less than or equal to 18446744073709551615", ["train", "digits/mlp", "--seed", str(2**64)]),
         (2, "recipe must be", ["train", "digits/nothing"]),
         (2, "got 'digits/mlp-noisey@short'; did you mean digits/mlp-noisy?", ["train", "digits/mlp-noisey@short"]),
         (2, "a folder that is there, got './images'.", ["compare", "./images"]),

@@ -484,6 +484,19 @@ def test_a_missing_key_of_a_component_is_named():
         recipe.load("protocol/vision", ['title="x"', "data.name=digits", "model.name=mlp"])
 
 
+def test_a_file_is_extended_from_the_folder_of_the_one_that_names_it(tmp_path, monkeypatch):
+    """Wherever the command is given, also where there is another file of that name."""
+    for place, title in ((tmp_path, "beside it"), (tmp_path / "here", "in the current folder")):
+        place.mkdir(exist_ok=True)
+        (place / "base.toml").write_text(f'extends = "digits/mlp"\ntitle = "{title}"')
+    (tmp_path / "own.toml").write_text('extends = "base.toml"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    assert recipe.load("../own.toml").title == "beside it"
+    (tmp_path / "base.toml").write_text('extends = "here/../own.toml"')
+    with pytest.raises(ConfigurationError, match="extends itself"):
+        recipe.load("../own.toml")
+
+
 def test_a_recipe_cannot_extend_itself(tmp_path):
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     first.write_text(f'extends = "{second}"')

@@ -15,6 +15,7 @@ from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import DataError, Stopped
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.stop import Stop
+from llqr.lab.tasks.own import sources
 
 FILE = """
 import torch
@@ -160,6 +161,17 @@ def experiment():
         model=nn.Linear(6, 3), loss=nn.functional.cross_entropy, train=(x, y), test=(x, y), epochs=1, batch_size=8
     )
 """
+
+
+def test_a_network_that_depends_on_another_file_is_refused_when_that_changes(llqr, tmp_path):
+    text = FILE.replace("nn.Linear(6, 8)", "nn.Linear(6, WIDTH)").replace("nn.Linear(8, 3)", "nn.Linear(WIDTH, 3)")
+    (tmp_path / "mine.py").write_text(text + '\nWIDTH = int(open("width.txt").read())\n')
+    for width, expected in (("8", 0), ("8", 0), ("16", 2)):
+        (tmp_path / "width.txt").write_text(width)
+        sources.forget()
+        sources._functions.clear()  # as another process begins
+        code, _, err = llqr("train", "mine.py", "--method", "sgdm", "--device", "cpu")
+        assert (code, "before its code or data changed" in err) == (expected, expected == 2)
 
 
 def test_data_that_have_changed_are_refused(tmp_path):
@@ -403,6 +415,33 @@ def test_batches_may_be_mappings():
     assert found.runs[0].result["metric"] == "accuracy"
 
 
+@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 5.0, 0.2])}, {"ignore_index": 1}])
+def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options):
+    loss = nn.CrossEntropyLoss(**options)
+    found = [
+        compare(**given(loss=loss, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]
+        for size in (5, 16)
+    ]
+    once, at_once = (run.result["test"]["loss"] for run in found)
+    assert once == pytest.approx(at_once)
+
+
+def test_functions_that_read_the_same_and_do_something_else(tmp_path):
+    """As in a notebook that loops over widths: the same lines make another network."""
+
+    def call(width, factor):
+        def scaled(outputs, targets):
+            return factor * nn.functional.cross_entropy(outputs, targets)
+
+        model = lambda: nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))  # noqa: E731
+        return compare(**given(model=model, loss=scaled, methods=["sgdm"], out=tmp_path))
+
+    assert call(4, 1.0).runs[0].result["seconds"] == call(4, 1.0).runs[0].result["seconds"]
+    for other in ((8, 1.0), (4, 0.5)):
+        with pytest.raises(ConfigurationError, match="before its code or data changed"):
+            call(*other)
+
+
 def test_a_program_that_changes_its_model_is_refused_in_the_same_folder(tmp_path):
     model = network()
     compare(**given(model=model, methods=["sgdm"], out=tmp_path))
@@ -414,8 +453,6 @@ def test_a_program_that_changes_its_model_is_refused_in_the_same_folder(tmp_path
 
 
 def test_an_object_is_known_only_to_the_program_that_has_it():
-    from llqr.lab.tasks.own import sources
-
     with pytest.raises(DataError, match=r"gone was given to .* as an object, which only that program has"):
         sources.experiment("object:gone#of another program", 0)
 

@@ -50,6 +50,14 @@ def sentence(capsys, tmp_path, monkeypatch):
             "mine.py, line 6: AttributeError: 'Tensor' object has no attribute 'no_such'",
         ),
         (
+            HEAD + "def experiment():\n" + BODY.replace("nn.Linear(4, 3)", "nn.LazyLinear(3)"),
+            "model: weight has no shape yet (a lazy module); call the model on a batch first.",
+        ),
+        (
+            HEAD + "def experiment():\n" + BODY.replace("nn.Linear(4, 3)", "torch.compile(nn.Linear(4, 3))"),
+            "model is what torch.compile returned; give the network itself, and --compile.",
+        ),
+        (
             HEAD + "def experiment():\n" + BODY.replace("loss=nn.functional.cross_entropy", "loss=3"),
             "mine.py, line 6: loss must be a function, got int.",
         ),
@@ -135,6 +143,11 @@ class Two(nn.Linear):
         (
             {"evaluate": lambda m, b: 3, "larger_is_better": True},
             "evaluate must return a dict of numbers by name, got int",
+        ),
+        ({"train": {"x": torch.ones(8, 4), "y": torch.ones(8).long()}}, "train is a mapping, which may be a batch"),
+        (
+            {"evaluate": lambda model, batches: {}, "larger_is_better": True},
+            "evaluate must return a dict of numbers by name, got {}",
         ),
         ({"base": "lion"}, "base must be one of sgdm, adam, adamw, got 'lion'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),

@@ -1,5 +1,6 @@
 """A folder of images is compared without writing a task, and is a data set for a model of one's own."""
 
+import gc
 import json
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import nn
 
 from llqr.lab import compare, image_folder
 from llqr.lab.cli.app import main
+from llqr.lab.data.decode import decode
 from llqr.lab.data.streaming import FileOptions
-from llqr.lab.errors import DataError
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.machine import cores
 from llqr.lab.tasks.own.image_folder import experiment
 from llqr.lab.tasks.own.random_states import RandomStates
@@ -65,13 +67,49 @@ def test_no_class_is_left_out_for_the_format_of_its_images(flowers, ending):
     assert train[0][0].shape == (3, 8, 8)
 
 
+def test_images_are_looked_for_below_the_folder_of_a_class(flowers):
+    """As torchvision's `ImageFolder` does, links to folders included, but without what is hidden."""
+    expected = len(image_folder(flowers, 8)[0]) + len(image_folder(flowers, 8)[1]) + 4
+    write_images(flowers / "rose", ("red", ".ipynb_checkpoints"), 2)
+    write_images(flowers.parent, ("elsewhere",), 2)
+    (flowers / "tulip/linked").symlink_to(flowers.parent / "elsewhere")
+    (flowers / "rose/._1.png").write_bytes(b"what macOS leaves")
+    train, test = image_folder(flowers, 8)
+    assert (len(train) + len(test), train.classes) == (expected, ["rose", "tulip"])
+
+
+@pytest.mark.parametrize("name", ["val", "Training"])
+def test_parts_of_the_data_are_not_taken_for_classes(flowers, name):
+    write_images(flowers / name, ("rose", "tulip"), 2)
+    with pytest.raises(DataError, match=f"has the folder {name}, which looks like a part of the data"):
+        image_folder(flowers, 8)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, ending):
+    """Pillow cuts them off at 255, which is white."""
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(deep).save(tmp_path / f"deep.{ending}")
+    assert np.array_equal(np.array(decode(tmp_path / f"deep.{ending}"))[:, :, 0], deep >> 8)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_images_of_unknown_scale_are_refused(tmp_path, kind):
+    Image.fromarray(np.ones((4, 4), kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataError, match=r"deep.tif has 32 bits per pixel, .*: save it with 8 or 16\."):
+        decode(tmp_path / "deep.tif")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers):
+def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers, monkeypatch):
+    # A loader whose worker failed waits so long for it when it is collected: otherwise 5 s, in some later test.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     (flowers / "rose/3.png").write_bytes(b"no image")
     size = ("--set", "data.options.image_size=8", "--set", f"data.options.workers={workers}")
     assert run("compare", "flowers", "--model", "cnn", *size, "--seeds", "1", "--device", "cpu", "--quiet") == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"llqr: {flowers}/rose/3.png is not a readable image: ")
+    gc.collect()
 
 
 def test_no_more_processes_than_cores_read_images(flowers):
@@ -98,9 +136,10 @@ def test_images_are_divided_once_and_for_all(flowers):
 def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
     write_images(tmp_path / "train", ("a", "b"), 6)
     write_images(tmp_path / "val", ("a", "b"), 2)
+    write_images(tmp_path / "train", ("only-trained-on",), 1)
     train, test = image_folder(tmp_path, 4)
-    assert (len(train), len(test)) == (12, 4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    assert (len(train), len(test)) == (13, 4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
     found = compare(
         model=model,
         loss=nn.functional.cross_entropy,
@@ -113,7 +152,7 @@ def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
         samples=0,
         quiet=True,
     )
-    assert found.runs[0].result["parameters"] == 98
+    assert found.runs[0].result["parameters"] == 147
 
 
 def test_folders_that_cannot_be_used(tmp_path):
@@ -127,3 +166,33 @@ def test_folders_that_cannot_be_used(tmp_path):
     write_images(tmp_path / "val", ("a", "c"), 2)
     with pytest.raises(DataError, match="has the class c, which"):
         image_folder(tmp_path)
+
+
+class Watched(nn.Conv2d):
+    """Notes the memory format of what it is given and of its weights."""
+
+    seen: set[tuple[bool, bool]] = set()
+
+    def forward(self, image):
+        self.seen.add(tuple(one.is_contiguous(memory_format=torch.channels_last) for one in (image, self.weight)))
+        return super().forward(image).mean((2, 3))
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_channels_last_is_how_images_and_weights_lie_in_memory(loader):
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3, 4, 4), torch.arange(8) % 2)
+    quick = {"epochs": 1, "methods": ["llqr+sam"], "seeds": 1, "device": "cpu", "samples": 0}
+    train = [data[:4], data[4:]] if loader else data
+    for setting in (False, True):
+        Watched.seen = set()
+        settings = {"training.channels_last": setting, "geometries.ngd.inner.steps": 2}
+        given = {"model": Watched(3, 2, 3), "loss": nn.functional.cross_entropy, "train": train, "test": data}
+        compare(**given, **quick, settings=settings, quiet=True)
+        assert Watched.seen == {(setting, setting)}
+
+
+def test_channels_last_is_refused_where_there_is_no_image():
+    points = torch.randn(8, 3), torch.arange(8) % 2
+    given = {"model": nn.Linear(3, 2), "loss": nn.functional.cross_entropy, "train": points, "test": points}
+    with pytest.raises(ConfigurationError, match=r"training\.channels_last is about images \(batch, channels, height"):
+        compare(**given, settings={"training.channels_last": True}, device="cpu", quiet=True)

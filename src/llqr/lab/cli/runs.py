@@ -131,7 +131,7 @@ class RunOptions:
     shared_device: Annotated[
         bool,
         typer.Option(
-            "--shared-device", help="Other programs use the device meanwhile: tables leave out the times of these runs."
+            "--shared-device", help="Other programs use the device meanwhile: `llqr table` leaves out the times."
         ),
     ] = False
     quiet: options.Quiet = False
@@ -188,7 +188,7 @@ def train(
         str | None,
         typer.Option(help="The method (default: the first of the recipe's table).", autocompletion=complete_methods),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random in the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of everything random in the run.")] = 0,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train one method of a recipe with one seed, or resume a run that was stopped."""

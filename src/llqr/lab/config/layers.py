@@ -71,14 +71,15 @@ def origin_in(origins: Mapping[str, str], otherwise: str) -> Origin:
     return origin
 
 
-def locate(name: str, asked_by: str = "recipe") -> Path:
-    """The file of a built-in recipe or of a path; ``asked_by`` is what named it."""
+def locate(name: str, asked_by: str = "recipe", beside: Path = Path()) -> Path:
+    """The file of a built-in recipe, or of a path from the folder ``beside`` or from here; ``asked_by`` named it."""
     built_in = FOLDER / f"{name}.toml"
     if built_in.is_file():
         return built_in
     if name.endswith(".toml"):
-        if Path(name).is_file():
-            return Path(name)
+        for path in (beside / name, Path(name)):
+            if path.is_file():
+                return path
         raise ConfigurationError(f"{asked_by}: {name}: there is no such file.")
     raise ConfigurationError(
         f"{asked_by} must be a .toml file or one that `llqr recipes` lists, got {name!r}{suggestion(name, names())}"
@@ -87,17 +88,20 @@ def locate(name: str, asked_by: str = "recipe") -> Path:
 
 def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
     """The table of a file on top of the one it extends, and which file every key comes from."""
-    if path in seen:
+    if path.resolve() in seen:
         raise ConfigurationError(f"{path.name}: extends itself by way of {', '.join(one.name for one in seen)}.")
     label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
     try:
-        own = tomllib.loads(path.read_text())
+        own = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a mark first
     except ValueError as error:  # no TOML, or not in UTF-8
         raise ConfigurationError(f"{label}: {error}.") from error
     parent = own.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
         raise ConfigurationError(f"{label}: extends must be the name of a recipe, got {parent!r}.")
-    table, origins = ({}, {}) if parent is None else read(locate(parent, f"{label}: extends"), (*seen, path))
+    table: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if parent is not None:
+        table, origins = read(locate(parent, f"{label}: extends", path.parent), (*seen, path.resolve()))
     merge(table, own, label, origins)
     return table, origins
 

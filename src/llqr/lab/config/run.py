@@ -73,6 +73,9 @@ class Run:
         except ValueError as error:
             raise ConfigurationError(f"{origin('data.name')}: {error}") from error
         make(data_options, self.data.options, "data.options", origin)
+        if self.training.channels_last and not self.task_type.of_images:
+            key = "training.channels_last"
+            raise ConfigurationError(f"{origin(key)}: {key} is about images, which the task {self.task.name} has not.")
         try:
             unless_accepted((self.task_type, self.task, self.data, self.model), self.build_without_memory)
         except (TypeError, ValueError) as error:

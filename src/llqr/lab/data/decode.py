@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llqr.lab.errors import DataError
 from llqr.lab.extras import extra
 
@@ -10,8 +12,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+SIXTEEN_BITS = ("PNG", "PPM")
+"""Formats without 32 bits per pixel, which Pillow nevertheless reads into them."""
+
+
 class UnreadableImage(DataError, ValueError):
-    """An image file that is damaged. A worker process hands it over with its traceback before the sentence."""
+    """An image file that cannot be used. A worker process hands it over with its traceback before the sentence."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence.strip().rpartition("\n")[2].rpartition(f"{type(self).__name__}: ")[2])
@@ -22,10 +28,21 @@ def decode(path: Path) -> "Image":
     pillow = extra("PIL.Image", "Reading image files needs Pillow")
     try:
         with pillow.open(path) as image:
-            found: Image = image.convert("RGB")
+            found: Image = _in_eight_bits(image, path).convert("RGB")
             return found
-    except FileNotFoundError:
+    except (FileNotFoundError, UnreadableImage):
         raise
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
     except (OSError, SyntaxError, ValueError) as error:
         raise UnreadableImage(f"{path} is not a readable image: {error}.") from error
+
+
+def _in_eight_bits(image: "Image", path: Path) -> "Image":
+    """Scaled where it has more: Pillow would cut off what is above 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
+        pillow = extra("PIL.Image", "Reading image files needs Pillow")
+        scaled: Image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return scaled
+    if image.mode in ("I", "F"):
+        raise UnreadableImage(f"{path} has 32 bits per pixel, whose scale is not known: save it with 8 or 16.")
+    return image

@@ -75,14 +75,12 @@ def load(name: str, overrides: Iterable[Override] = ()) -> Recipe:
 
 def hold(experiment: Experiment, name: str, overrides: Iterable[Override] = ()) -> Recipe:
     """The recipe of an object of this program."""
-    functions = (experiment.loss, experiment.metric, experiment.evaluate, experiment.forward)
-    digest = fingerprint.of_texts(
-        [
-            fingerprint.of_model(experiment.model),
-            *map(fingerprint.of_function, functions),
-            sources.data_digest(experiment),
-        ]
-    )
+    functions: list[Any] = [experiment.loss, experiment.metric, experiment.evaluate, experiment.forward]
+    given = isinstance(experiment.model, nn.Module)
+    if not given:
+        functions.append(experiment.model)
+    texts = [sources.network_digest(experiment, weights=given), *map(fingerprint.of_function, functions)]
+    digest = fingerprint.of_texts([*texts, sources.data_digest(experiment)])
     source = sources.hold(name, experiment, digest)
     return recipe(experiment, name, parts_of(experiment, name, source, digest), overrides)
 

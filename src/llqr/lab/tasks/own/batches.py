@@ -21,13 +21,25 @@ SAMPLED = 8
 """So many samples of a data set stand for all of them in its fingerprint."""
 
 
-def as_pair(batch: Any, device: torch.device) -> Pair:
-    """A batch as inputs and targets on a device."""
+@dataclass(frozen=True)
+class Place:
+    """Where batches are used, and whether images lie in memory with their channels last."""
+
+    device: torch.device
+    channels_last: bool = False
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        last = self.channels_last and tensor.ndim == 4
+        memory_format = torch.channels_last if last else torch.preserve_format
+        return tensor.to(self.device, non_blocking=True, memory_format=memory_format)
+
+
+def as_pair(batch: Any, place: Place) -> Pair:
+    """A batch as inputs and targets where they are used."""
     if isinstance(batch, Mapping):
         batch = dict(batch)  # tokenizers return classes of their own
-    moved = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
     try:
-        return split_batch(moved)
+        return split_batch(pytree.tree_map_only(Tensor, place.moved, batch))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{error}; a collate_fn of the DataLoader can make one.") from error
 
@@ -55,7 +67,7 @@ class Samples:
         return len(self.dataset)  # type: ignore[arg-type]  # a data set without a length is no Samples
 
     def loader(self, requests: Iterable[Any], device: torch.device) -> DataLoader[Any]:
-        """Batches as ``requests`` say: each a seed, or None, and the numbers of the samples."""
+        """Batches as ``requests`` say: each a seed and the numbers of the samples."""
         whole = type(self.dataset) is TensorDataset and self.collate is default_collate
         return DataLoader(
             _Requested(self.dataset, whole),
@@ -89,9 +101,9 @@ def _unchanged(batch: Any) -> Any:
 class SampleBatches(Batches):
     """Shuffled batches of a data set."""
 
-    def __init__(self, samples: Samples, batch_size: int, *, seed: int, last: str, device: torch.device) -> None:
+    def __init__(self, samples: Samples, batch_size: int, *, seed: int, last: str, place: Place) -> None:
         super().__init__(samples.count, batch_size, seed=seed, last=last)
-        self._samples, self._device = samples, device
+        self._samples, self._place = samples, place
 
     def _draw(self, total: int) -> None:
         self._seeds = torch.randint(2**62, (self.steps,), generator=self.generator).tolist()
@@ -99,8 +111,8 @@ class SampleBatches(Batches):
     def _produce(self, order: Tensor, first: int) -> Iterator[Pair]:
         parts = order.split(self.batch_size)
         requests = [(seed, part.tolist()) for seed, part in zip(self._seeds, parts, strict=True)]
-        for batch in self._samples.loader(requests[first:], self._device):
-            yield as_pair(batch, self._device)
+        for batch in self._samples.loader(requests[first:], self._place.device):
+            yield as_pair(batch, self._place)
 
 
 class LoaderBatches(Batches):
@@ -109,9 +121,9 @@ class LoaderBatches(Batches):
     To the base class, a batch is a sample.
     """
 
-    def __init__(self, loader: Iterable[Any], *, seed: int, device: torch.device) -> None:
+    def __init__(self, loader: Iterable[Any], *, seed: int, place: Place) -> None:
         super().__init__(length(loader), 1, seed=seed, last="keep")
-        self._loader, self._device = loader, device
+        self._loader, self._place = loader, place
 
     def _draw(self, total: int) -> None:
         self._seed = int(torch.randint(2**62, (), generator=self.generator))
@@ -121,7 +133,7 @@ class LoaderBatches(Batches):
             if position == self.steps:
                 return
             if position >= first:
-                yield as_pair(batch, self._device)
+                yield as_pair(batch, self._place)
 
     def _read(self) -> Iterator[Any]:
         """The loader's batches, pass after pass: it may give fewer than its length says."""
@@ -202,6 +214,8 @@ def understood(name: str, data: Any, workers: int) -> Samples | Iterable[Any]:
             found = Samples(data.dataset, data.collate_fn, data.num_workers)
     elif isinstance(data, IterableDataset):
         raise ConfigurationError(f"{name} must be put into a DataLoader: an IterableDataset has no batches of its own.")
+    elif isinstance(data, Mapping):
+        raise ConfigurationError(f"{name} is a mapping, which may be a batch: give a list of batches, or a Dataset.")
     elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor | ndarray) for part in data):
         if len(data[0]) != len(data[1]):
             raise ConfigurationError(f"{name} has {len(data[0])} inputs and {len(data[1])} targets.")

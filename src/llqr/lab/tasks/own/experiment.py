@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from llqr.curvature import Forward, Loss
 from llqr.curvature.losses import is_sum
@@ -92,9 +93,19 @@ class Experiment:
             made = self.model()
             if not isinstance(made, nn.Module):
                 raise ConfigurationError(f"model() must return an nn.Module, got {type(made).__name__}.")
+            _check_network(made)
             return made
+        _check_network(self.model)
         try:
             return copy.deepcopy(self.model)
         except (RuntimeError, TypeError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigurationError(f"model cannot be copied ({reason}); give a function that makes it.") from error
+
+
+def _check_network(model: nn.Module) -> None:
+    if hasattr(model, "_orig_mod"):  # its weights have other names than the library's
+        raise ConfigurationError("model is what torch.compile returned; give the network itself, and --compile.")
+    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise ConfigurationError(f"model: {lazy} has no shape yet (a lazy module); call the model on a batch first.")

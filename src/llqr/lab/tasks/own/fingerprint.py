@@ -38,19 +38,35 @@ def of_data(data: Any, read: Callable[[], Any]) -> str:
     return of_texts([str(count), *(one for one, other in zip(once, again, strict=False) if one == other)])
 
 
-def of_model(model: Any) -> str:
-    """Of a network and its weights, or of the function that makes one."""
-    if not isinstance(model, nn.Module):
-        return of_function(model)
-    return of_texts([repr(model), *(f"{name} {_text(tensor)}" for name, tensor in model.state_dict().items())])
+def of_model(model: nn.Module, *, weights: bool) -> str:
+    """Of a network, with its weights or only with their shapes."""
+    texts = {name: _text(one) if weights else str(tuple(one.shape)) for name, one in model.state_dict().items()}
+    return of_texts([_printed(model), *(f"{name} {text}" for name, text in texts.items())])
 
 
 def of_function(function: Any) -> str:
-    """Of the source of a function where there is one, otherwise of how it is printed, without its address."""
+    """Of the source of a function where there is one, otherwise of how it is printed, without its address.
+
+    Numbers and texts that it takes from around it count, too: `lambda: network(width)` reads the same for any width.
+    """
     try:
-        return of_texts([ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))])
+        text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError):  # built-in, an instance, or a part of a line
-        return of_texts([re.sub(r" at 0x[0-9a-f]+", "", repr(function))])
+        text = _printed(function)
+    return of_texts([text, *_taken_from_around(function)])
+
+
+def _taken_from_around(function: Any) -> list[str]:
+    if not inspect.isfunction(function):
+        return []
+    found = inspect.getclosurevars(function)
+    taken = [*found.globals.items(), *found.nonlocals.items(), *enumerate(function.__defaults__ or ())]
+    taken += (function.__kwdefaults__ or {}).items()
+    return [f"{name}={value!r}" for name, value in taken if isinstance(value, bool | int | float | str)]
+
+
+def _printed(thing: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
 def _text(leaf: Any) -> str:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")
+PARTS = (TRAIN, "training", *HELD_OUT, "testing", "dev", "eval")
+"""Names of folders that, in any case, are hardly those of classes."""
 ONE_IN = 5
 """Of the images of a folder without a test set, one in so many is held out."""
 
@@ -64,7 +66,7 @@ def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -
     """The training and the test images of a folder.
 
     It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
-    then one image in five of every class is held out, always the same ones.
+    then one image in five of every class is held out, always the same ones. The folder of a class may hold others.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -80,7 +82,8 @@ def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -
         train, test = _files(root / TRAIN, classes), _files(held_out, classes)
     else:
         classes = _classes(root)
-        train, test = _divided(_files(root, classes), len(classes))
+        _check_for_parts(root, classes)
+        train, test = _divided(root, classes)
     return (
         FolderImages(train, classes, image_size, augmented=True),
         FolderImages(test, classes, image_size, augmented=False),
@@ -98,14 +101,24 @@ def _files(folder: Path, classes: list[str]) -> Files:
     return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
 
 
-def _divided(files: Files, classes: int) -> tuple[Files, Files]:
+def _check_for_parts(root: Path, classes: list[str]) -> None:
+    """Refuse to take the parts of the data for classes: folders with such a name, and with folders of images."""
+    for name in classes:
+        if name.lower() in PARTS and all(path.parent != root / name for path in images_in(root / name)):
+            raise DataError(
+                f"{root} has the folder {name}, which looks like a part of the data and not like a class: the parts "
+                f"must be called {TRAIN} and one of {', '.join(HELD_OUT)}."
+            )
+
+
+def _divided(root: Path, classes: list[str]) -> tuple[Files, Files]:
     """One in so many of every class is held out: at least one, and not the only one."""
     train: Files = []
     test: Files = []
-    for label in range(classes):
-        own = [path for path, its_label in files if its_label == label]
+    for label, name in enumerate(classes):
+        own = images_in(root / name)
         if len(own) < 2:
-            raise DataError(f"{own[0].parent} must hold at least two images, one of which is held out.")
+            raise DataError(f"{root / name} must hold at least two images, one of which is held out.")
         random.Random(0).shuffle(own)
         count = max(1, len(own) // ONE_IN)
         test += [(path, label) for path in sorted(own[:count])]

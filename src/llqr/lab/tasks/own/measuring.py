@@ -56,10 +56,12 @@ def measured(
     return found | {"loss": total / terms}
 
 
-def _terms(loss: Any, inputs: Any, targets: Any) -> int:
-    """What the loss of a batch is a mean over: targets that count, or samples."""
+def _terms(loss: Any, inputs: Any, targets: Any) -> float:
+    """What the loss of a batch is a mean over: targets that count, with the weights of their classes, or samples."""
     if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-        return int((targets != ignore_index(loss)).sum())
+        real = targets[targets != ignore_index(loss)]
+        weighs = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+        return float(loss.weight[real].sum()) if weighs else len(real)
     return rows((targets, inputs))
 
 
@@ -67,7 +69,8 @@ def evaluated(evaluate: Evaluation, model: nn.Module, batches: Iterable[Pair]) -
     """What a user's ``evaluate`` finds."""
     found = evaluate(model, batches)
     if not isinstance(found, dict) or not found:
-        raise ConfigurationError(f"evaluate must return a dict of numbers by name, got {type(found).__name__}.")
+        got = type(found).__name__ if found else repr(found)
+        raise ConfigurationError(f"evaluate must return a dict of numbers by name, got {got}.")
     return {str(name): number(str(name), value) for name, value in found.items()}
 
 

@@ -31,7 +31,7 @@ HERE = "object:"
 
 _objects: dict[str, tuple[Experiment, str]] = {}
 _functions: dict[str, Function] = {}
-_data: dict[Function, str] = {}
+_given: dict[Function, str] = {}
 _latest: dict[tuple[str, int], Experiment] = {}  # at most one: its data may be large
 
 
@@ -101,17 +101,19 @@ def experiment(source: str, seed: int, digest: str | None = None) -> Experiment:
 def forget() -> None:
     """Ask functions again for their experiments: a program may change the data between two comparisons."""
     _latest.clear()
-    _data.clear()
+    _given.clear()
 
 
 def digest_of(source: str) -> str:
-    """Changes with the code of the experiment, and with the data that it gives for seed 0."""
+    """Changes with the code of the experiment, and with the data and the network that it gives for seed 0."""
     if source.startswith(HERE):
         return _held(source)[1]
     function = _function(source)
-    if function not in _data:
-        _data[function] = _explained(function.place, lambda: data_digest(experiment(source, 0)))
-    return fingerprint.of_texts([function.digest, _data[function]])
+    if function not in _given:
+        made = experiment(source, 0)
+        digests = (data_digest, network_digest)
+        _given[function] = _explained(function.place, lambda: fingerprint.of_texts(each(made) for each in digests))
+    return fingerprint.of_texts([function.digest, _given[function]])
 
 
 def data_digest(experiment: Experiment) -> str:
@@ -119,6 +121,12 @@ def data_digest(experiment: Experiment) -> str:
     given = {"train": experiment.train, "test": experiment.test, "valid": experiment.valid}
     found = [understood(name, data, 0) for name, data in given.items() if name != "valid" or data is not None]
     return fingerprint.of_texts(map(fingerprint_of, found))
+
+
+def network_digest(experiment: Experiment, *, weights: bool = False) -> str:
+    """Changes with the shape of the network; with its weights, too, unless they may be drawn anew."""
+    with RandomStates(0).inside():
+        return fingerprint.of_model(experiment.new_model(), weights=weights)
 
 
 def _held(source: str) -> tuple[Experiment, str]:

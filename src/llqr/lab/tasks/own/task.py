@@ -23,6 +23,7 @@ from llqr.lab.tasks.own import sources
 from llqr.lab.tasks.own.batches import (
     LoaderBatches,
     Pair,
+    Place,
     SampleBatches,
     Samples,
     as_pair,
@@ -64,9 +65,11 @@ class OwnTask(Task):
     unit = "samples"
     captured = False  # a network may look at its numbers, which a graph cannot
     varies_with_seed = True
+    of_images = True
 
     def __init__(self, experiment: Experiment, run: Run, device: torch.device) -> None:
         self.device = device
+        self._place = Place(device, run.training.channels_last)
         self.experiment = experiment
         self._run = run
         self._loss = copy.deepcopy(experiment.loss).to(device) if isinstance(experiment.loss, nn.Module) else None
@@ -100,7 +103,7 @@ class OwnTask(Task):
     @classmethod
     def steps_per_epoch(cls, run: Run) -> int:
         data = understood("train", cls.experiment_of(run, 0).train, 0)
-        return len(_batches(data, run, run.training.batch_size, 0, torch.device("cpu")))
+        return len(_batches(data, run, run.training.batch_size, 0, Place(torch.device("cpu"))))
 
     # -- with the data -------------------------------------------------------------------------------------------------
 
@@ -113,12 +116,15 @@ class OwnTask(Task):
 
     def place(self, model: nn.Module) -> nn.Module:
         try:
-            return model.to(self.device)
+            model = model.to(self.device)
+            if self._place.channels_last:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            return model
         except (NotImplementedError, RuntimeError) as error:  # weights on the meta device, or no memory
             raise ConfigurationError(f"model cannot be moved to {self.device} ({_first_line(error)}).") from error
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
-        return _batches(self._train, self._run, batch_size, seed, self.device)
+        return _batches(self._train, self._run, batch_size, seed, self._place)
 
     def samples(self, count: int, seed: int) -> tuple[Batch, int]:
         if isinstance(self._train, Samples):
@@ -163,7 +169,7 @@ class OwnTask(Task):
             loader = data.loader([(EVALUATION_SEED, part.tolist()) for part in parts], self.device)
         assert isinstance(loader, Iterable)
         for batch in read_once(loader, RandomStates(EVALUATION_SEED, own_generators(loader))):
-            yield as_pair(batch, self.device)
+            yield as_pair(batch, self._place)
 
     # -- what the user gave is tried out before anything is trained ----------------------------------------------------
 
@@ -194,6 +200,11 @@ class OwnTask(Task):
         if batch is None:
             raise ConfigurationError(f"{name} gave no batch.")
         inputs, targets = batch
+        if self._place.channels_last and all(tensor.ndim != 4 for tensor in _tensors(inputs)):
+            raise ConfigurationError(
+                "training.channels_last is about images (batch, channels, height, width), and "
+                f"the inputs of {name} hold none."
+            )
         outputs = _tried("model cannot be called", name, self.forward, model, inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigurationError(
@@ -223,10 +234,14 @@ class OwnTask(Task):
             )
 
 
-def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int, device: torch.device) -> Batches:
+def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int, place: Place) -> Batches:
     if isinstance(data, Samples):
-        return SampleBatches(data, batch_size, seed=seed, last=run.training.last, device=device)
-    return LoaderBatches(data, seed=seed, device=device)
+        return SampleBatches(data, batch_size, seed=seed, last=run.training.last, place=place)
+    return LoaderBatches(data, seed=seed, place=place)
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def _all_targets(data: Samples | Iterable[Any], first: Tensor) -> Tensor:
