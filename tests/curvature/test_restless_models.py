@@ -228,6 +228,52 @@ def test_attributes_stay_as_they_were(make, engine):
     copy.deepcopy(model)
 
 
+# -- what the loss writes to -------------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """As in DINO: the loss subtracts a centre from the targets, and moves it whenever it is called."""
+
+    def __init__(self, *, in_place: bool):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("centre", torch.zeros(3, dtype=DOUBLE))
+
+    def forward(self, outputs, targets):
+        return self.of(outputs, torch.eye(3, dtype=DOUBLE)[targets])
+
+    def of(self, outputs, targets):
+        loss = -((targets - self.centre).softmax(-1) * outputs.log_softmax(-1)).sum(-1).mean()
+        moved = 0.9 * self.centre + targets.mean(0)
+        if self.in_place:
+            self.centre.copy_(moved)
+        else:
+            self.centre = moved
+        return loss
+
+
+FORMS = {
+    "itself": lambda centred: centred,
+    "method": lambda centred: centred.forward,
+    "closure": lambda centred: lambda outputs, targets: centred(outputs, targets),
+}
+
+
+@pytest.mark.parametrize(("engine", "form"), [*(("auto", form) for form in FORMS), ("linearised", "closure")])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_state_of_a_loss_stays_as_it_was(engine, form, in_place):
+    torch.manual_seed(0)
+    model, loss_fn = nn.Linear(6, 3).double(), Centred(in_place=in_place)
+    geometry = flat_geometry(model, FORMS[form](loss_fn), engine=engine, steps=2)
+    x, y = drawn_batch()
+    for centre in (torch.zeros(3, dtype=DOUBLE), torch.tensor([3.0, 0.0, 0.0], dtype=DOUBLE)):
+        loss_fn.centre = given = centre.clone()
+        report = geometry.refresh((x, y))
+        assert loss_fn.centre is given
+        assert given.equal(centre)
+        assert report.loss == pytest.approx(loss_fn(model(x), y).item(), rel=1e-12)  # at the centre it has now
+
+
 # -- checkpointed activations, which are computed again in the backward pass -------------------------------------------
 
 

@@ -79,6 +79,7 @@ class Linearizer:
         self._engine: Engine | None = None
         self._checked = False
         self._written: tuple[frozenset[str], list[str]] = frozenset(), []
+        self._loss_modules: list[nn.Module] = []
         self.use(runtime.engine)
 
     @property
@@ -151,8 +152,9 @@ class Linearizer:
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
             self.agreed(lambda: try_out(problem))
-            self._written = problem.written, problem.replaced
+            self._written, self._loss_modules = (problem.written, problem.replaced), problem.loss_modules
         problem.written, problem.replaced = self._written
+        problem.loss_modules = self._loss_modules or problem.loss_modules
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem))
