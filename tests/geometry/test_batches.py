@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import llqr
+from llqr.geometry.batches import BatchSource
 from traps.training import assert_same_bits, assert_same_state, batches, closure_of, mlp, quick_geometry, sgd, weights
 
 
@@ -167,10 +168,45 @@ def test_every_refresh_draws_other_numbers_although_the_random_state_is_left_alo
         assert len(set(drawn)) == 3
 
 
-def test_mappings_of_any_class():
-    class Encoding(UserDict):
-        """What tokenizers return."""
+class Encoding(UserDict):
+    """What tokenizers return."""
 
+    def to(self, device):
+        return Encoding({name: value.to(device) for name, value in self.items()})
+
+
+class Named(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(scale * x)
+
+
+@pytest.mark.parametrize("settings", [{"engine": "linearised"}, {"spread": True}], ids=["linearised", "spread"])
+def test_inputs_of_any_class_beside_the_targets(settings):
+    torch.manual_seed(0)
+    model = Named(5, 3)
+    geometry, expected = (quick_geometry(model, every=2, **own) for own in (settings, {}))
+    for x, y in batches(2):
+        inputs = Encoding(x=x.clone(), scale=torch.tensor(0.5))
+        geometry.keep_up((inputs, y))
+        inputs["x"].zero_()  # a loop may use its memory again
+        geometry.load_state_dict(geometry.state_dict())  # a spread refresh repeats its steps
+        geometry.advance()
+        geometry.keep_up((inputs, y))
+        geometry.advance()
+        expected.refresh((Encoding(x=x, scale=torch.tensor(0.5)), y))
+    torch.testing.assert_close(geometry.metric.named_factors(), expected.metric.named_factors())
+
+
+def test_inputs_of_any_class_are_moved():
+    x, y = batches(1)[0]
+    source = BatchSource()
+    source.draw_from([(Encoding(x=x), y)])
+    inputs, targets = source.draw(torch.device("meta"))
+    assert inputs["x"].is_meta
+    assert targets.is_meta
+
+
+def test_mappings_of_any_class():
     model = nn.Sequential(nn.Linear(5, 3))
     model.forward = lambda x: nn.Sequential.forward(model, x)
     geometry = quick_geometry(model)

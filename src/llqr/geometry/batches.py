@@ -51,7 +51,7 @@ class BatchSource:
         batch = self._next(self.source) if isinstance(self.source, Iterable) else self.source()
         if isinstance(batch, Mapping):
             batch = dict(batch)  # tokenizers return classes of their own
-        moved: Batch = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+        moved: Batch = pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
         return moved
 
     def _next(self, source: Iterable[Any]) -> Any:
@@ -107,6 +107,13 @@ class BatchSource:
     def __getstate__(self) -> dict[str, Any]:
         """Without the iterator, which cannot be copied in general."""
         return self.__dict__ | {"_iterator": None}
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    """Tensors, and what torch's trees do not look into but moves like one: a graph, or what a tokenizer returns."""
+    if isinstance(leaf, Tensor):
+        return leaf.to(device, non_blocking=True)
+    return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
 
 def _keeps_state(source: Any) -> bool:

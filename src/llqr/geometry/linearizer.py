@@ -25,6 +25,7 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
+from llqr.curvature.batch import opened
 from llqr.curvature.divergence import Scale
 from llqr.curvature.passes import ShardedProblem
 from llqr.curvature.uncompiled import as_written
@@ -117,6 +118,8 @@ class Linearizer:
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
+        if self.engine == "linearised":  # which must know every tensor of the batch
+            batch = opened(batch)
         given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
         if self._of_shards:
             assert self.ranks.group is not None
