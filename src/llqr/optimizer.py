@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from operator import is_
 from typing import Any, Literal, Self
 
 import torch
@@ -99,7 +100,7 @@ class Optimizer(Wrapper):
             )
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
-        self._run.parameters = len(self._order())
+        self._run.parameters = self._order()
         self._claim()
         self.transport = transport
         self._no_sync = no_sync
@@ -118,10 +119,10 @@ class Optimizer(Wrapper):
 
     def _notice_groups(self) -> None:
         """Other parameters may be those of a new part of the model. The base may have got them past this wrapper."""
-        count = len(self._order())
-        if count != self._run.parameters:
-            self._run.parameters = count
-            check_parameters(self._order(), own_probes=self._no_sync is not None)
+        before, now = self._run.parameters, self._order()
+        if len(before) != len(now) or not all(map(is_, before, now)):
+            self._run.parameters = now
+            check_parameters(now, own_probes=self._no_sync is not None)
             self._modules.forget()
             self._others.forget()
 

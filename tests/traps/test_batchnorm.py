@@ -260,6 +260,18 @@ def test_a_part_that_a_model_gets_later_is_protected_too(given, past_the_wrapper
     assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_part_that_is_exchanged_for_another_of_its_size_is_protected_too(given):
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    model.append(nn.BatchNorm1d(3))
+    opt = llqr.SAM(sgd(model), model=model if given else None)
+    opt.step(closure_of(opt, model, batch))
+    model[-1] = nn.BatchNorm1d(3)
+    opt.param_groups[0]["params"][-2:] = model[-1].parameters()
+    opt.step(closure_of(opt, model, batch))
+    assert (model[1].num_batches_tracked, model[-1].num_batches_tracked) == (2, 1)
+
+
 def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():
     """Per-layer norms: each of the two layers called "0" moves by rho / sqrt(2)."""
     encoder, head = nn.Sequential(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(4, 3)).double()
