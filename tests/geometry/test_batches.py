@@ -1,5 +1,6 @@
 """`geometry.batches`: no `batch=` in a step, and a resumed run draws the same ones."""
 
+import copy
 import functools
 import io
 from collections import UserDict
@@ -134,6 +135,69 @@ def test_a_source_with_a_state_of_its_own_is_asked_for_it():
         geometry.refresh()
     other.load_state_dict(geometry.state_dict())
     assert other.batches.position == 3
+
+
+class Resumable:
+    """As torchdata's `StatefulDataLoader`: its state is that of the iterator that was made last."""
+
+    def __init__(self):
+        self._iterator, self.next_iter_state = None, None
+
+    def _get_iterator(self):
+        torch.rand(())  # a seed for its workers
+        return ResumableIterator(self.next_iter_state or 0)
+
+    def __iter__(self):
+        self._iterator, self.next_iter_state = self._get_iterator(), None
+        return self._iterator
+
+    def state_dict(self):
+        self._iterator = self._iterator or self._get_iterator()
+        return {"position": self._iterator.position}
+
+    def load_state_dict(self, state):
+        self._iterator = None
+        if state:
+            self.next_iter_state = state["position"]
+
+
+class ResumableIterator:
+    def __init__(self, position):
+        self.position = position
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        if self.position > 6:
+            raise StopIteration
+        return batches(self.position, size=8)[-1]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_resumable_loader_may_be_that_of_the_training_loop(copied):
+    def run():
+        (model, opt), loader = begun(), Resumable()
+        opt.geometry.batches = loader
+        return model, opt, loader
+
+    straight, first, second = run(), run(), run()
+    steps(straight[1], straight[0], islice(straight[2], 5))
+    torch.manual_seed(5)
+    steps(first[1], first[0], islice(first[2], 3))
+    random = torch.get_rng_state()
+    for part, resumed in zip(first, second, strict=True):
+        resumed.load_state_dict(part.state_dict())
+    assert torch.get_rng_state().equal(random)
+    if copied:
+        second = copy.deepcopy(second)
+    steps(second[1], second[0], islice(second[2], 2))
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+    second[1].load_state_dict(first[1].state_dict())  # and once more, after it has drawn
+    assert second[1].geometry.state_dict()["batches"] == {"source": {"position": 3}}
+    second[1].geometry.refresh()
+    assert second[1].geometry.state_dict()["batches"] == {"source": {"position": 4}}
 
 
 def test_drawing_leaves_the_random_state_alone():
