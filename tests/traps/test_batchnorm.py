@@ -272,6 +272,14 @@ def test_a_part_that_is_exchanged_for_another_of_its_size_is_protected_too(given
     assert (model[1].num_batches_tracked, model[-1].num_batches_tracked) == (2, 1)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_statistics_without_a_shape_before_the_first_step(given):
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+    opt = llqr.SAM(sgd(model), model=model if given else None)
+    train(opt, model, batches(2))
+    assert model[1].num_batches_tracked == 2
+
+
 def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():
     """Per-layer norms: each of the two layers called "0" moves by rho / sqrt(2)."""
     encoder, head = nn.Sequential(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(4, 3)).double()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import any_sharded, drop_gathered, local
@@ -148,12 +149,14 @@ def _mark(parameter: Tensor) -> tuple[int, int]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Changes when the tensor is written to; those made in inference mode have none, and cannot be."""
-    return 0 if tensor.is_inference() else tensor._version
+    """Changes when the tensor is written to; those made in inference mode have none, and those without a shape yet."""
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def _writable(tensor: Tensor) -> bool:
     """Whether a pass can write to it. An expanded tensor has several entries in one place."""
+    if is_lazy(tensor):
+        return False
     if tensor.is_inference() or tensor.layout != torch.strided:
         return not tensor.is_inference()
     return not any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
