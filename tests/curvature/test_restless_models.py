@@ -228,6 +228,35 @@ def test_attributes_stay_as_they_were(make, engine):
     copy.deepcopy(model)
 
 
+class Merging(nn.Linear):
+    """As in loralib: `eval` adds what is trained to the frozen weight, and `train` takes it away again."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        torch.manual_seed(0)
+        self.weight.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(3, 2))
+        self.merged = False
+
+    def train(self, mode=True):
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.b @ self.a
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) if self.merged else super().forward(x) + x @ self.a.T @ self.b.T
+
+
+def test_a_refresh_does_not_merge_what_is_trained():
+    model = Merging().double()
+    before = model.weight.detach().clone()
+    factors = learned(model)
+    assert model.weight.equal(before)
+    assert (model.merged, model.training) == (False, True)
+    assert not factors["a"].equal(torch.ones_like(factors["a"]))
+
+
 # -- what the loss writes to -------------------------------------------------------------------------------------------
 
 

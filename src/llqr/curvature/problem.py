@@ -264,11 +264,15 @@ class _Caller(nn.Module):
 
 @contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode and a forked random state, both put back whatever happens."""
+    """Eval mode and a forked random state, both put back whatever happens.
+
+    The flags alone: a module's own `eval` may do more than can be put back, such as merge what it trains into a weight.
+    """
     training = [(module, module.training) for module in model.modules()]
     devices = [device] if device.type == "cuda" else []
     try:
-        model.eval()
+        for module, _ in training:
+            module.training = False
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
