@@ -49,10 +49,10 @@ def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool
         return False
     if not FEWEST <= len(outputs) == len(targets):
         return False
-    once = loss_fn(outputs, targets)
     try:
+        once = loss_fn(outputs, targets)
         twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
-    except Exception:  # one that knows the size of its batch, as one with a weight for every sample does
+    except Exception:  # one that knows the size of its batch, or differentiates by itself
         return False
     return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
