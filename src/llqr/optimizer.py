@@ -106,9 +106,8 @@ class Optimizer(Wrapper):
         self._no_sync = no_sync
         self._same_dropout = same_dropout
         self._buffers_of_probe = buffers == "probe"
-        if model is None and geometry is not None:
-            model = geometry.model
-        self._modules = OwningModules(model)
+        inner = None if geometry is None else geometry.model
+        self._modules = OwningModules(model) if model is not None else OwningModules(inner, more=True)
         self._others = OtherGradients()
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
 

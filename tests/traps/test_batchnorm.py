@@ -194,11 +194,12 @@ class MovingCentre(nn.Module):
         return cross_entropy(outputs - self.centre, targets)
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", [None, "model", "geometry"])
 def test_a_model_that_cannot_be_found_is_asked_for(given):
     """Some loops hide all objects from Python's garbage collector, and with it from us, to save its time."""
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None)
+    known = {"model": {"model": model}, "geometry": {"geometry": quick_geometry(model)}}
+    opt = llqr.SAM(sgd(model), rho=0.5, **known.get(given, {}))
     frozen = gc.get_freeze_count()
     gc.freeze()
     try:
@@ -216,9 +217,10 @@ def test_a_model_that_cannot_be_found_is_asked_for(given):
     assert int(model[1].num_batches_tracked) == (2 if given else 4)
 
 
-def test_a_loss_that_keeps_statistics_is_found_too():
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_loss_that_keeps_statistics_is_found_too(learned):
     model, criterion = network(nn.BatchNorm1d), MovingCentre()
-    opt = llqr.SAM(sgd(model), rho=0.5)
+    opt = llqr.SAM(sgd(model), rho=0.5, geometry=quick_geometry(model) if learned else None)
     for x, y in batches(3):
         seen = []
 
@@ -229,7 +231,7 @@ def test_a_loss_that_keeps_statistics_is_found_too():
             seen.append(criterion.centre.clone())
             return loss
 
-        opt.step(closure)
+        opt.step(closure, batch=(x, y))
         assert criterion.centre.equal(seen[0])
         assert not criterion.centre.equal(seen[1])
 
