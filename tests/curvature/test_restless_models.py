@@ -303,6 +303,22 @@ def test_the_state_of_a_loss_stays_as_it_was(engine, form, in_place):
         assert report.loss == pytest.approx(loss_fn(model(x), y).item(), rel=1e-12)  # at the centre it has now
 
 
+@pytest.mark.parametrize("engine", ["auto", "one-sided-differences"])  # which reads the outputs again
+def test_a_loss_may_write_to_the_outputs(engine):
+    def sharpened(outputs, targets):
+        return F.cross_entropy(outputs.mul_(2), targets)
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).double()
+    settings = {"engine": engine, "steps": 3, "lr": 0.05}
+    written = flat_geometry(model, sharpened, **settings)
+    expected = flat_geometry(model, lambda outputs, targets: F.cross_entropy(2 * outputs, targets), **settings)
+    for geometry in (written, expected):
+        geometry.refresh(drawn_batch())
+    for name, factor in expected.metric.named_factors().items():
+        assert written.metric.named_factors()[name].equal(factor)
+
+
 # -- checkpointed activations, which are computed again in the backward pass -------------------------------------------
 
 

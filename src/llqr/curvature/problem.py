@@ -179,8 +179,8 @@ class Problem:
             return
         outputs = [self.outputs(self.parameters, piece) for piece in self.pieces]
         whole_batch = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        with torch.enable_grad(), uncompiled(), self.loss_on_copies(), noticed_calls() as called:
-            self.loss_fn(whole_batch.requires_grad_(), self.targets)
+        with torch.enable_grad(), self.loss_on_copies(), noticed_calls() as called:
+            self.loss(whole_batch.requires_grad_())
         self.loss_modules = list(dict.fromkeys([*self.loss_modules, *called]))
 
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -226,7 +226,12 @@ class Problem:
         if self.keeps_outputs:
             self.seen = outputs.detach()
         with uncompiled(), self.loss_on_copies():
-            loss = self.loss_fn(outputs, self.targets)
+            try:
+                loss = self.loss_fn(outputs, self.targets)
+            except RuntimeError as error:
+                if "leaf Variable" not in str(error):
+                    raise
+                loss = self.loss_fn(outputs.clone(), self.targets)  # it writes to them, which training lets it do
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
         if self.keeps_outputs:
