@@ -17,7 +17,7 @@ def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float 
     if not isfinite(value):
         raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")
     if not lower <= value <= upper:
-        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}], got {value} at step {step}")
+        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}, got {value} at step {step}")
     return value
 
 
@@ -42,5 +42,10 @@ def plain(number: Any) -> float | None:
 def _checked(argument: str, given: Any, lower: float, upper: float, alternative: str) -> float:
     number = plain(given)
     if number is None or not lower <= number <= upper:
-        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}]{alternative}, got {given!r}")
+        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}{alternative}, got {given!r}")
     return number
+
+
+def _range(lower: float, upper: float) -> str:
+    """As mathematicians write it: infinity is not in it."""
+    return f"[{lower:g}, {upper:g}{']' if isfinite(upper) else ')'}"
