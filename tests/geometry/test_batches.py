@@ -26,11 +26,17 @@ def steps(opt, model, data):
         opt.step(closure_of(opt, model, batch))
 
 
+def generated():
+    for i in torch.randperm(6).tolist():
+        yield batches(6, size=8)[i]
+
+
 SOURCES = {
     "list": lambda: batches(3, size=8),
     "loader": lambda: DataLoader(dataset(), batch_size=8),
     "shuffled": lambda: DataLoader(dataset(), batch_size=8, shuffle=True),
     "function": lambda: lambda: batches(1, size=8)[0],
+    "generator": lambda: generated,
 }
 
 
@@ -89,7 +95,7 @@ def trained_straight(source):
     return model, opt
 
 
-@pytest.mark.parametrize("source", ["list", "loader", "shuffled"])
+@pytest.mark.parametrize("source", ["loader", "shuffled", "generator"])
 @pytest.mark.parametrize("before", [5, 6, 8])  # in the first pass over a loader, at its end, in the second one
 @pytest.mark.parametrize("order", ["batches first", "state first"])
 def test_a_resumed_run_draws_the_same(source, before, order):

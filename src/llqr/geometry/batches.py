@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ Batches = Iterable[Any] | Callable[[], Any]
 
 class BatchSource:
     """An iterable of batches, begun again whenever it ends, or a function that returns one batch each time.
+
+    A generator function is an iterable too, begun by a call.
 
     A saved position is found again by beginning with the random state of that time and skipping the batches that were
     drawn, which is exact for a `DataLoader` that shuffles with torch's generator. A source with a `state_dict` and a
@@ -53,13 +56,16 @@ class BatchSource:
                 "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "
                 "or set geometry.batches"
             )
-        batch = self._next(self._own) if isinstance(self._own, Iterable) else self._own()
+        if isinstance(self._own, Iterable) or inspect.isgeneratorfunction(self._own):
+            batch = self._next(self._own)
+        else:
+            batch = self._own()
         if isinstance(batch, Mapping):
             batch = dict(batch)  # tokenizers return classes of their own
         moved: Batch = pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
         return moved
 
-    def _next(self, source: Iterable[Any]) -> Any:
+    def _next(self, source: Batches) -> Any:
         for _ in range(2):
             if self._iterator is None:
                 self._iterator = self._begin_again(source)
@@ -73,13 +79,13 @@ class BatchSource:
                 return batch
         raise ValueError("batches: there are none (any more); pass the iterable itself, not an iterator that ends")
 
-    def _begin_again(self, source: Iterable[Any]) -> Iterator[Any]:
+    def _begin_again(self, source: Batches) -> Iterator[Any]:
         """Iterate from the start; after loading, up to the saved position."""
         now = torch.get_rng_state()
         if self._began_at is not None:
             torch.set_rng_state(self._began_at)
         self._began_at = torch.get_rng_state()
-        iterator = iter(source)
+        iterator = iter(source if isinstance(source, Iterable) else source())
         for _ in range(self._position):
             next(iterator, None)
         if self._position:
