@@ -24,6 +24,7 @@ from llqr.step.arguments import (
     check_settings,
     refuse_class,
 )
+from llqr.step.derived_weights import forget_derived_weights
 from llqr.step.modules import OwningModules
 from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
@@ -258,7 +259,7 @@ class Optimizer(Wrapper):
             self._weights.restore()
         self._modules.restore_buffers()
         self._run.between = False
-        torch.clear_autocast_cache()
+        forget_derived_weights()
         self._others.restore()
 
     @property
@@ -350,8 +351,7 @@ class Optimizer(Wrapper):
         sharding = Sharding.of(parameters)
         grads = amp.centre_gradients(scaler, (self, self.base), local(grads))
         self._weights.take(parameters)
-        # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
-        torch.clear_autocast_cache()
+        forget_derived_weights()  # otherwise the second pass might use those of the centre
         if amp.overflowed(scaler, grads, sharding):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
@@ -384,7 +384,7 @@ class Optimizer(Wrapper):
                 scaler.step(self.base)
             else:
                 self.base.step()
-        torch.clear_autocast_cache()
+        forget_derived_weights()
         if self.probe is not None:
             self.probe.settle()
         self.steps += 1

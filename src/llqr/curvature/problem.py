@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.attached import holders, noticed_calls, places, reattach
@@ -269,17 +270,20 @@ class _Caller(nn.Module):
 
 @contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode and a forked random state, both put back whatever happens.
+    """Eval mode, a forked random state and no cached parametrizations, all put back whatever happens.
 
     The flags alone: a module's own `eval` may do more than can be put back, such as merge what it trains into a weight.
     """
     training = [(module, module.training) for module in model.modules()]
+    cached = parametrize._cache_enabled  # of the caller's: what is computed here are functions of other weights
     devices = [device] if device.type == "cuda" else []
     try:
+        parametrize._cache_enabled = 0
         for module, _ in training:
             module.training = False
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        parametrize._cache_enabled = cached
         for module, flag in training:
             module.training = flag
