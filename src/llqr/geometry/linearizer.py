@@ -180,9 +180,17 @@ class Linearizer:
     def _local(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of this process's own batch."""
         assert self._engine is not None
-        model = self._engine.linearise(problem)
-        if not self._checked:
-            check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
+        try:
+            model = self._engine.linearise(problem)
+            if not self._checked:
+                check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
+        except (NotImplementedError, RuntimeError) as error:
+            if "implemented" not in str(error):
+                raise
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(
+                f"engine: torch lacks derivatives that {self.engine!r} needs here ({reason}); choose 'auto'"
+            ) from error
         return model
 
     def _is_zero(self, named: Mapping[str, Tensor]) -> bool:
