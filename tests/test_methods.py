@@ -1,11 +1,12 @@
 """The methods by name, as the paper's tables spell them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import llqr
-from traps.training import batches, cross_entropy, mlp, quick_geometry, sgd, train
+from traps.training import assert_same_bits, batches, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
 #: Every method name in the paper's tables, with what it must be: probe, whether a metric is learned, and transport.
 PAPER = {
@@ -216,3 +217,21 @@ def test_the_constructor_shape_of_other_packages_is_answered(make, shape):
 def test_wrong_arguments_are_named(wrong, says):
     with pytest.raises((TypeError, ValueError), match=f"^{says}"):
         wrong(torch.optim.SGD(parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("number", [np.float32, np.array, torch.tensor], ids=["numpy", "array", "tensor"])
+def test_scalars_of_numpy_and_torch_are_numbers(number):
+    def trained(of):
+        model = mlp()
+        inner = llqr.Inner(steps=2, lr=of(0.5), curvature_scale=of(0.25))
+        geometry = llqr.Geometry(
+            model, cross_entropy, structure="diagonal", every=of(2), ema=of(0.5), damping=of(0.5), inner=inner
+        )
+        first, *others = model.parameters()
+        base = torch.optim.SGD([{"params": [first], "rho": of(0.5)}, {"params": others}], lr=0.1)
+        opt = llqr.FriendlySAM(base, rho=of(0.25), lam=of(0.5), start_after=of(1), geometry=geometry)
+        train(opt, model, batches(4))
+        assert opt.geometry.refreshes == 2
+        return weights(model)
+
+    assert_same_bits(trained(number), trained(float))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from operator import is_
 from typing import Any, Literal, Self
 
 import torch
@@ -23,6 +24,7 @@ from llqr.step.arguments import (
     check_settings,
     refuse_class,
 )
+from llqr.step.derived_weights import forget_derived_weights
 from llqr.step.modules import OwningModules
 from llqr.step.other_gradients import OtherGradients
 from llqr.step.outside_gradients import OutsideGradients
@@ -99,15 +101,14 @@ class Optimizer(Wrapper):
             )
         super().__init__(base, probe, geometry)
         check_parameters(self._order(), own_probes=no_sync is not None)
-        self._run.parameters = len(self._order())
+        self._run.parameters = self._order()
         self._claim()
         self.transport = transport
         self._no_sync = no_sync
         self._same_dropout = same_dropout
         self._buffers_of_probe = buffers == "probe"
-        if model is None and geometry is not None:
-            model = geometry.model
-        self._modules = OwningModules(model)
+        inner = None if geometry is None else geometry.model
+        self._modules = OwningModules(model) if model is not None else OwningModules(inner, more=True)
         self._others = OtherGradients()
         self._weights = Snapshot()  # frees its memory: a refresh and the base's step have their own peaks
 
@@ -118,10 +119,10 @@ class Optimizer(Wrapper):
 
     def _notice_groups(self) -> None:
         """Other parameters may be those of a new part of the model. The base may have got them past this wrapper."""
-        count = len(self._order())
-        if count != self._run.parameters:
-            self._run.parameters = count
-            check_parameters(self._order(), own_probes=self._no_sync is not None)
+        before, now = self._run.parameters, self._order()
+        if len(before) != len(now) or not all(map(is_, before, now)):
+            self._run.parameters = now
+            check_parameters(now, own_probes=self._no_sync is not None)
             self._modules.forget()
             self._others.forget()
 
@@ -258,7 +259,7 @@ class Optimizer(Wrapper):
             self._weights.restore()
         self._modules.restore_buffers()
         self._run.between = False
-        torch.clear_autocast_cache()
+        forget_derived_weights()
         self._others.restore()
 
     @property
@@ -350,8 +351,7 @@ class Optimizer(Wrapper):
         sharding = Sharding.of(parameters)
         grads = amp.centre_gradients(scaler, (self, self.base), local(grads))
         self._weights.take(parameters)
-        # Otherwise, under a caller's autocast, the second pass would use low-precision copies of the old weights.
-        torch.clear_autocast_cache()
+        forget_derived_weights()  # otherwise the second pass might use those of the centre
         if amp.overflowed(scaler, grads, sharding):
             # The probe must not remember such gradients. NaN weights make the second pass overflow too, on every rank
             # of a distributed run, so that the scaler skips the step and reduces its scale.
@@ -384,7 +384,7 @@ class Optimizer(Wrapper):
                 scaler.step(self.base)
             else:
                 self.base.step()
-        torch.clear_autocast_cache()
+        forget_derived_weights()
         if self.probe is not None:
             self.probe.settle()
         self.steps += 1

@@ -17,22 +17,35 @@ def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float 
     if not isfinite(value):
         raise ValueError(f"{argument}: expected a finite number, got {value} at step {step}")
     if not lower <= value <= upper:
-        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}], got {value} at step {step}")
+        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}, got {value} at step {step}")
     return value
 
 
 def check(argument: str, schedule: Schedule, lower: float, upper: float = inf) -> None:
     """Refuse a fixed value outside `[lower, upper]` or infinite; functions of the step are checked at each step."""
     if not callable(schedule):
-        _check(argument, schedule, lower, upper, " or a function of the step")
+        _checked(argument, schedule, lower, upper, " or a function of the step")
 
 
-def check_number(argument: str, number: Any, lower: float, upper: float = inf) -> None:
-    """Refuse what is not a finite number in `[lower, upper]`."""
-    _check(argument, number, lower, upper, "")
+def check_number(argument: str, number: Any, lower: float, upper: float = inf) -> float:
+    """A number as Python's own; refuses what is not a finite one in `[lower, upper]`."""
+    return _checked(argument, number, lower, upper, "")
 
 
-def _check(argument: str, number: Any, lower: float, upper: float, alternative: str) -> None:
-    plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
-    if not plain or not lower <= number <= upper:
-        raise ValueError(f"{argument}: expected a number in [{lower:g}, {upper:g}]{alternative}, got {number!r}")
+def plain(number: Any) -> float | None:
+    """A finite number as Python's own, if it is one: also a scalar of numpy, or a tensor without dimensions."""
+    if getattr(number, "ndim", None) == 0:
+        number = number.item()
+    return number if isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number) else None
+
+
+def _checked(argument: str, given: Any, lower: float, upper: float, alternative: str) -> float:
+    number = plain(given)
+    if number is None or not lower <= number <= upper:
+        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}{alternative}, got {given!r}")
+    return number
+
+
+def _range(lower: float, upper: float) -> str:
+    """As mathematicians write it: infinity is not in it."""
+    return f"[{lower:g}, {upper:g}{']' if isfinite(upper) else ')'}"

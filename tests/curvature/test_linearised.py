@@ -1,5 +1,7 @@
 """A product traced once serves other weights, statistics and batches of the same shapes, and no others."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,6 +114,15 @@ def test_a_product_repeats_nothing_that_does_not_depend_on_v():
     # weights, one for the activations. The two of the forward pass are not among them.
     assert kernels.count(torch.ops.aten.mm.default) == 7
     assert torch.ops.aten.addmm.default not in kernels
+
+
+def test_a_geometry_with_a_trace_can_be_pickled():
+    torch.manual_seed(0)
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    geometry = flat_geometry(nn.Linear(4, 3), F.cross_entropy, engine="linearised", steps=2)
+    geometry.refresh(batch)
+    copied = pickle.loads(pickle.dumps(geometry))
+    assert copied.refresh(batch).objective_after == geometry.refresh(batch).objective_after
 
 
 def test_micro_batches_are_refused():

@@ -206,3 +206,12 @@ def test_divergences_by_name():
     batch = inputs(), torch.zeros(ROWS, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="between"):
         product_of(mlp(), F.mse_loss, batch, llqr.OutputDivergence("x", 0.9, "sum"), {})
+
+
+def test_a_loss_may_differentiate_by_itself():
+    def penalised(outputs, targets):
+        loss = F.cross_entropy(outputs, targets)
+        return loss + torch.autograd.grad(loss, outputs, create_graph=True)[0].square().sum()
+
+    geometry = llqr.Geometry(nn.Linear(4, 3), penalised, structure="scalar", inner=llqr.Inner(steps=1))
+    assert geometry.refresh((torch.randn(8, 4), torch.randint(3, (8,)))).accepted

@@ -228,6 +228,97 @@ def test_attributes_stay_as_they_were(make, engine):
     copy.deepcopy(model)
 
 
+class Merging(nn.Linear):
+    """As in loralib: `eval` adds what is trained to the frozen weight, and `train` takes it away again."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        torch.manual_seed(0)
+        self.weight.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(3, 2))
+        self.merged = False
+
+    def train(self, mode=True):
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.b @ self.a
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) if self.merged else super().forward(x) + x @ self.a.T @ self.b.T
+
+
+def test_a_refresh_does_not_merge_what_is_trained():
+    model = Merging().double()
+    before = model.weight.detach().clone()
+    factors = learned(model)
+    assert model.weight.equal(before)
+    assert (model.merged, model.training) == (False, True)
+    assert not factors["a"].equal(torch.ones_like(factors["a"]))
+
+
+# -- what the loss writes to -------------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """As in DINO: the loss subtracts a centre from the targets, and moves it whenever it is called."""
+
+    def __init__(self, *, in_place: bool):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("centre", torch.zeros(3, dtype=DOUBLE))
+
+    def forward(self, outputs, targets):
+        return self.of(outputs, torch.eye(3, dtype=DOUBLE)[targets])
+
+    def of(self, outputs, targets):
+        loss = -((targets - self.centre).softmax(-1) * outputs.log_softmax(-1)).sum(-1).mean()
+        moved = 0.9 * self.centre + targets.mean(0)
+        if self.in_place:
+            self.centre.copy_(moved)
+        else:
+            self.centre = moved
+        return loss
+
+
+FORMS = {
+    "itself": lambda centred: centred,
+    "method": lambda centred: centred.forward,
+    "closure": lambda centred: lambda outputs, targets: centred(outputs, targets),
+}
+
+
+@pytest.mark.parametrize(("engine", "form"), [*(("auto", form) for form in FORMS), ("linearised", "closure")])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_state_of_a_loss_stays_as_it_was(engine, form, in_place):
+    torch.manual_seed(0)
+    model, loss_fn = nn.Linear(6, 3).double(), Centred(in_place=in_place)
+    geometry = flat_geometry(model, FORMS[form](loss_fn), engine=engine, steps=2)
+    x, y = drawn_batch()
+    for centre in (torch.zeros(3, dtype=DOUBLE), torch.tensor([3.0, 0.0, 0.0], dtype=DOUBLE)):
+        loss_fn.centre = given = centre.clone()
+        report = geometry.refresh((x, y))
+        assert loss_fn.centre is given
+        assert given.equal(centre)
+        assert report.loss == pytest.approx(loss_fn(model(x), y).item(), rel=1e-12)  # at the centre it has now
+
+
+@pytest.mark.parametrize("engine", ["auto", "one-sided-differences"])  # which reads the outputs again
+def test_a_loss_may_write_to_the_outputs(engine):
+    def sharpened(outputs, targets):
+        return F.cross_entropy(outputs.mul_(2), targets)
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).double()
+    settings = {"engine": engine, "steps": 3, "lr": 0.05}
+    written = flat_geometry(model, sharpened, **settings)
+    expected = flat_geometry(model, lambda outputs, targets: F.cross_entropy(2 * outputs, targets), **settings)
+    for geometry in (written, expected):
+        geometry.refresh(drawn_batch())
+    for name, factor in expected.metric.named_factors().items():
+        assert written.metric.named_factors()[name].equal(factor)
+
+
 # -- checkpointed activations, which are computed again in the backward pass -------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """`geometry.batches`: no `batch=` in a step, and a resumed run draws the same ones."""
 
+import copy
 import functools
 import io
 from collections import UserDict
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import llqr
+from llqr.geometry.batches import BatchSource
 from traps.training import assert_same_bits, assert_same_state, batches, closure_of, mlp, quick_geometry, sgd, weights
 
 
@@ -24,11 +26,17 @@ def steps(opt, model, data):
         opt.step(closure_of(opt, model, batch))
 
 
+def generated():
+    for i in torch.randperm(6).tolist():
+        yield batches(6, size=8)[i]
+
+
 SOURCES = {
     "list": lambda: batches(3, size=8),
     "loader": lambda: DataLoader(dataset(), batch_size=8),
     "shuffled": lambda: DataLoader(dataset(), batch_size=8, shuffle=True),
     "function": lambda: lambda: batches(1, size=8)[0],
+    "generator": lambda: generated,
 }
 
 
@@ -87,7 +95,7 @@ def trained_straight(source):
     return model, opt
 
 
-@pytest.mark.parametrize("source", ["list", "loader", "shuffled"])
+@pytest.mark.parametrize("source", ["loader", "shuffled", "generator"])
 @pytest.mark.parametrize("before", [5, 6, 8])  # in the first pass over a loader, at its end, in the second one
 @pytest.mark.parametrize("order", ["batches first", "state first"])
 def test_a_resumed_run_draws_the_same(source, before, order):
@@ -135,6 +143,69 @@ def test_a_source_with_a_state_of_its_own_is_asked_for_it():
     assert other.batches.position == 3
 
 
+class Resumable:
+    """As torchdata's `StatefulDataLoader`: its state is that of the iterator that was made last."""
+
+    def __init__(self):
+        self._iterator, self.next_iter_state = None, None
+
+    def _get_iterator(self):
+        torch.rand(())  # a seed for its workers
+        return ResumableIterator(self.next_iter_state or 0)
+
+    def __iter__(self):
+        self._iterator, self.next_iter_state = self._get_iterator(), None
+        return self._iterator
+
+    def state_dict(self):
+        self._iterator = self._iterator or self._get_iterator()
+        return {"position": self._iterator.position}
+
+    def load_state_dict(self, state):
+        self._iterator = None
+        if state:
+            self.next_iter_state = state["position"]
+
+
+class ResumableIterator:
+    def __init__(self, position):
+        self.position = position
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        if self.position > 6:
+            raise StopIteration
+        return batches(self.position, size=8)[-1]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_resumable_loader_may_be_that_of_the_training_loop(copied):
+    def run():
+        (model, opt), loader = begun(), Resumable()
+        opt.geometry.batches = loader
+        return model, opt, loader
+
+    straight, first, second = run(), run(), run()
+    steps(straight[1], straight[0], islice(straight[2], 5))
+    torch.manual_seed(5)
+    steps(first[1], first[0], islice(first[2], 3))
+    random = torch.get_rng_state()
+    for part, resumed in zip(first, second, strict=True):
+        resumed.load_state_dict(part.state_dict())
+    assert torch.get_rng_state().equal(random)
+    if copied:
+        second = copy.deepcopy(second)
+    steps(second[1], second[0], islice(second[2], 2))
+    assert_same_bits(weights(second[0]), weights(straight[0]))
+    second[1].load_state_dict(first[1].state_dict())  # and once more, after it has drawn
+    assert second[1].geometry.state_dict()["batches"] == {"source": {"position": 3}}
+    second[1].geometry.refresh()
+    assert second[1].geometry.state_dict()["batches"] == {"source": {"position": 4}}
+
+
 def test_drawing_leaves_the_random_state_alone():
     model, before = mlp(), torch.get_rng_state()
     geometry = quick_geometry(model)
@@ -167,10 +238,45 @@ def test_every_refresh_draws_other_numbers_although_the_random_state_is_left_alo
         assert len(set(drawn)) == 3
 
 
-def test_mappings_of_any_class():
-    class Encoding(UserDict):
-        """What tokenizers return."""
+class Encoding(UserDict):
+    """What tokenizers return."""
 
+    def to(self, device):
+        return Encoding({name: value.to(device) for name, value in self.items()})
+
+
+class Named(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(scale * x)
+
+
+@pytest.mark.parametrize("settings", [{"engine": "linearised"}, {"spread": True}], ids=["linearised", "spread"])
+def test_inputs_of_any_class_beside_the_targets(settings):
+    torch.manual_seed(0)
+    model = Named(5, 3)
+    geometry, expected = (quick_geometry(model, every=2, **own) for own in (settings, {}))
+    for x, y in batches(2):
+        inputs = Encoding(x=x.clone(), scale=torch.tensor(0.5))
+        geometry.keep_up((inputs, y))
+        inputs["x"].zero_()  # a loop may use its memory again
+        geometry.load_state_dict(geometry.state_dict())  # a spread refresh repeats its steps
+        geometry.advance()
+        geometry.keep_up((inputs, y))
+        geometry.advance()
+        expected.refresh((Encoding(x=x, scale=torch.tensor(0.5)), y))
+    torch.testing.assert_close(geometry.metric.named_factors(), expected.metric.named_factors())
+
+
+def test_inputs_of_any_class_are_moved():
+    x, y = batches(1)[0]
+    source = BatchSource()
+    source.draw_from([(Encoding(x=x), y)])
+    inputs, targets = source.draw(torch.device("meta"))
+    assert inputs["x"].is_meta
+    assert targets.is_meta
+
+
+def test_mappings_of_any_class():
     model = nn.Sequential(nn.Linear(5, 3))
     model.forward = lambda x: nn.Sequential.forward(model, x)
     geometry = quick_geometry(model)

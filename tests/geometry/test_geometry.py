@@ -302,7 +302,7 @@ def test_a_state_that_does_not_fit_is_refused(other, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, r"every: expected a number in \[1, inf\]"),
+        ({"every": 0}, r"every: expected a number in \[1, inf\)"),
         ({"every": "often"}, "every: expected a number"),
         ({"ema": 1.5}, r"ema: expected a number in \[0, 1\]"),
         ({"lr": -1}, "lr: expected a number"),
@@ -362,7 +362,7 @@ def test_a_schedule_that_is_not_finite_is_named(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "range_"), [("ema", 1.5, r"\[0, 1\]"), ("every", -5, r"\[0, inf\]"), ("lr", -1, r"\[0, inf\]")]
+    ("name", "value", "range_"), [("ema", 1.5, r"\[0, 1\]"), ("every", -5, r"\[0, inf\)"), ("lr", -1, r"\[0, inf\)")]
 )
 def test_a_schedule_that_leaves_its_range_is_named(name, value, range_):
     drawn = case("mlp")

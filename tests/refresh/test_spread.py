@@ -362,15 +362,13 @@ def trained_straight(**options):
     return model, opt
 
 
-@pytest.mark.parametrize("after", range(1, 9))
+EXTRAPOLATED = {"structure": "e-kfac", "product_every": 2}
+OTHERS = ({"structure": "e-kfac"}, {"structure": "diagonal", "solver": "adam"}, {"structure": "kfac", "solver": "cg"})
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"structure": "e-kfac"},
-        {"structure": "e-kfac", "product_every": 2},
-        {"structure": "diagonal", "solver": "adam"},
-        {"structure": "kfac", "solver": "cg"},
-    ],
+    ("settings", "after"),
+    [*((EXTRAPOLATED, after) for after in range(1, 9)), *((other, after) for other in OTHERS for after in (2, 5))],
     ids=str,
 )
 def test_a_run_saved_in_the_middle_of_a_refresh_goes_on_bit_by_bit(settings, after):

@@ -206,7 +206,7 @@ def test_the_identity_has_nothing_to_learn(solver):
     [
         ({"solver": "newton"}, "solver: unknown 'newton'; choose one of heavy-ball, adam, line-search, cg"),
         ({"steps": 0}, "steps: expected a number >= 1, got 0"),
-        ({"lr": -1e-3}, r"lr: expected a number in \[0, inf\]"),
+        ({"lr": -1e-3}, r"lr: expected a number in \[0, inf\)"),
         ({"momentum": -0.1}, "momentum: expected a number >= 0"),
         ({"clip": float("nan")}, "clip: expected a number >= 0, got nan"),
         ({"normalise": "no"}, "normalise: expected True or False, got 'no'"),

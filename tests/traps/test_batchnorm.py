@@ -194,11 +194,12 @@ class MovingCentre(nn.Module):
         return cross_entropy(outputs - self.centre, targets)
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", [None, "model", "geometry"])
 def test_a_model_that_cannot_be_found_is_asked_for(given):
     """Some loops hide all objects from Python's garbage collector, and with it from us, to save its time."""
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), rho=0.5, model=model if given else None)
+    known = {"model": {"model": model}, "geometry": {"geometry": quick_geometry(model)}}
+    opt = llqr.SAM(sgd(model), rho=0.5, **known.get(given, {}))
     frozen = gc.get_freeze_count()
     gc.freeze()
     try:
@@ -216,9 +217,10 @@ def test_a_model_that_cannot_be_found_is_asked_for(given):
     assert int(model[1].num_batches_tracked) == (2 if given else 4)
 
 
-def test_a_loss_that_keeps_statistics_is_found_too():
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_loss_that_keeps_statistics_is_found_too(learned):
     model, criterion = network(nn.BatchNorm1d), MovingCentre()
-    opt = llqr.SAM(sgd(model), rho=0.5)
+    opt = llqr.SAM(sgd(model), rho=0.5, geometry=quick_geometry(model) if learned else None)
     for x, y in batches(3):
         seen = []
 
@@ -229,7 +231,7 @@ def test_a_loss_that_keeps_statistics_is_found_too():
             seen.append(criterion.centre.clone())
             return loss
 
-        opt.step(closure)
+        opt.step(closure, batch=(x, y))
         assert criterion.centre.equal(seen[0])
         assert not criterion.centre.equal(seen[1])
 
@@ -258,6 +260,26 @@ def test_a_part_that_a_model_gets_later_is_protected_too(given, past_the_wrapper
     (opt.base if past_the_wrapper else opt).add_param_group({"params": list(model[-1].parameters())})
     opt.step(closure_of(opt, model, batch))
     assert (model[1].num_batches_tracked, model[-1][1].num_batches_tracked) == (2, 1)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_part_that_is_exchanged_for_another_of_its_size_is_protected_too(given):
+    model, (batch,) = network(nn.BatchNorm1d), batches(1)
+    model.append(nn.BatchNorm1d(3))
+    opt = llqr.SAM(sgd(model), model=model if given else None)
+    opt.step(closure_of(opt, model, batch))
+    model[-1] = nn.BatchNorm1d(3)
+    opt.param_groups[0]["params"][-2:] = model[-1].parameters()
+    opt.step(closure_of(opt, model, batch))
+    assert (model[1].num_batches_tracked, model[-1].num_batches_tracked) == (2, 1)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_statistics_without_a_shape_before_the_first_step(given):
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+    opt = llqr.SAM(sgd(model), model=model if given else None)
+    train(opt, model, batches(2))
+    assert model[1].num_batches_tracked == 2
 
 
 def test_layers_of_two_models_with_the_same_names_are_not_mixed_up():

@@ -238,7 +238,7 @@ def test_a_schedule_that_turns_the_probe_around_is_named():
     opt = llqr.SAM(sgd(model), rho=lambda step: 0.05 - step)
     opt.step(closure_of(opt, model, batch))
     before = weights(model)
-    with pytest.raises(ValueError, match=r"^rho: expected a number in \[0, inf\], got -0\.95 at step 1"):
+    with pytest.raises(ValueError, match=r"^rho: expected a number in \[0, inf\), got -0\.95 at step 1"):
         opt.step(closure_of(opt, model, batch))
     assert_same_bits(weights(model), before)
 

@@ -1,15 +1,17 @@
 """Modules that go on from a state that they keep as an attribute: both passes of a step start from the same one."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import llqr
 from llqr.integrations.passes import Passes
 
-from .training import assert_same_bits, batches, closure_of, cross_entropy, sgd, weights
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, weights
 
 
 class Carried(nn.Module):
@@ -189,3 +191,17 @@ def test_the_mode_stays_as_the_loop_has_set_it():
     model.eval()
     opt.second_step()
     assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("method", ["sam", "llqr"])
+def test_parametrized_weights_that_a_caller_lets_torch_keep(method):
+    """Inside `cached`, a weight is computed once: neither of a refresh nor of the first pass may it be used again."""
+    twins = [mlp(), mlp()]
+    for model, kept in zip(twins, (parametrize.cached, nullcontext), strict=True):
+        parametrizations.weight_norm(model[0])
+        geometry = quick_geometry(model, every=1)
+        opt = llqr.SAM(sgd(model), rho=0.5) if method == "sam" else llqr.LLQR(sgd(model), geometry)
+        for batch in batches(2):
+            with kept():
+                opt.step(closure_of(opt, model, batch), batch=batch)
+    assert_same_bits(*map(weights, twins))

@@ -150,3 +150,22 @@ def test_a_due_refresh_needs_a_batch():
     closure_of(opt, model, batch)()
     with pytest.raises(ValueError, match=r"batch: a refresh is due"):
         opt.first_step()
+
+
+def test_a_loss_with_statistics_may_be_given_beside_the_model():
+    class Counting(nn.CrossEntropyLoss):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, outputs, targets):
+            self.seen += len(targets)
+            return super().forward(outputs, targets)
+
+    model, loss_fn, ((x, y),) = mlp(), Counting(), batches(1)
+    opt = llqr.SAM(sgd(model), model=nn.ModuleList([model, loss_fn]))
+    loss_fn(model(x), y).backward()
+    opt.first_step()
+    loss_fn(model(x), y).backward()
+    opt.second_step()
+    assert loss_fn.seen == len(y)

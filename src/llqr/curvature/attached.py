@@ -1,10 +1,15 @@
 """What the modules of a model hold: parameters and buffers by name, and everything they have, to be put back."""
 
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 def places(root: nn.Module) -> dict[str, str]:
@@ -23,9 +28,9 @@ def places(root: nn.Module) -> dict[str, str]:
     }
 
 
-def holders(root: nn.Module) -> list[dict[str, Any]]:
-    """Where its modules hold parameters, buffers, and attributes such as a state that they go on from."""
-    return [held for module in root.modules() for held in (module._parameters, module._buffers, module.__dict__)]
+def holders(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Where modules hold parameters, buffers, and attributes such as a state that they go on from."""
+    return [held for module in modules for held in (module._parameters, module._buffers, module.__dict__)]
 
 
 def unchanged(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
@@ -43,3 +48,34 @@ def reattach(held: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -
         for name, value in own.items():
             if name not in now or now[name] is not value:
                 now[name] = value
+
+
+@contextmanager
+def noticed_calls() -> Iterator[dict[nn.Module, None]]:
+    """The modules that this thread calls while it is entered, with those inside; in the end they are as before."""
+    thread = threading.get_ident()
+    found: dict[nn.Module, None] = {}
+    held: list[dict[str, Any]] = []
+    before: list[dict[str, Any]] = []
+    contents: list[tuple[Tensor, Tensor]] = []
+
+    def notice(module: nn.Module, inputs: Any) -> None:
+        if threading.get_ident() != thread or module in found:
+            return
+        new = [one for one in module.modules() if one not in found]
+        found.update(dict.fromkeys(new))
+        held.extend(holders(new))
+        before.extend(map(dict, holders(new)))
+        contents.extend((buffer, buffer.clone()) for one in new for buffer in one.buffers(recurse=False))
+
+    handle = register_module_forward_pre_hook(notice)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+            yield found
+    finally:
+        handle.remove()
+        reattach(held, before)
+        with torch.no_grad():
+            for buffer, content in contents:
+                buffer.copy_(content)

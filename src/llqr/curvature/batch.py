@@ -31,6 +31,12 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     )
 
 
+def opened(batch: T) -> T:
+    """Mappings of other classes, such as tokenizers return, as dictionaries: torch's trees do not look into others."""
+    plain: T = pytree.tree_map(lambda leaf: opened(dict(leaf)) if isinstance(leaf, Mapping) else leaf, batch)
+    return plain
+
+
 def tensors_of(batch: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
@@ -43,8 +49,7 @@ def batch_signature(batch: Batch) -> Any:
 
 def pieces_of(inputs: Any, size: int) -> list[Any]:
     """Cut every tensor that has the batch dimension into pieces of `size` rows."""
-    # Tokenizers return mappings of their own, which are leaves to torch's trees.
-    inputs = pytree.tree_map(lambda leaf: dict(leaf) if isinstance(leaf, Mapping) else leaf, inputs)
+    inputs = opened(inputs)
     rows = samples_in(inputs)
     if not rows:
         raise ValueError("micro_batch: found no tensor with a batch dimension in the inputs")

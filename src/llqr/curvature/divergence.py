@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llqr.schedule import plain
+
 #: `u -> Q u`, the Hessian in the outputs.
 OutputHessian = Callable[[Tensor], Tensor]
 Scale = str | float
@@ -14,7 +16,7 @@ Scale = str | float
 def check_scale(scale: Scale | None) -> None:
     if scale is None or scale in ("sum", "mean"):
         return
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
+    if not (plain(scale) or 0) > 0:
         raise ValueError(f"curvature_scale: expected 'sum', 'mean' or a positive number, got {scale!r}")
 
 

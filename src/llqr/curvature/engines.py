@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -81,6 +81,10 @@ class LinearisedEngine(Engine):
             trace = Trace(problem, self.divergence, self.scale, gradients=self.gradients, compile=self.compile)
             self._traces = (*self._traces, trace)
         return trace.linearise(problem)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without traces, which cannot be pickled and are made again."""
+        return self.__dict__ | {"_traces": ()}
 
 
 ENGINES: dict[str, type[Engine]] = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llqr.curvature.uncompiled import uncompiled
 
@@ -47,12 +47,12 @@ def doubles_with_the_batch(loss_fn: Loss, outputs: Tensor, targets: Any) -> bool
     """
     if not isinstance(targets, Tensor) or not targets.ndim or not outputs.ndim:
         return False
-    if not FEWEST <= len(outputs) == len(targets) or _keeps_statistics(loss_fn):
+    if not FEWEST <= len(outputs) == len(targets):
         return False
-    once = loss_fn(outputs, targets)
     try:
+        once = loss_fn(outputs.clone(), targets)  # it may write to them
         twice = loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])) - 2 * once
-    except Exception:  # one that knows the size of its batch, as one with a weight for every sample does
+    except Exception:  # one that knows the size of its batch, or differentiates by itself
         return False
     return bool(once != 0) and bool((twice.abs() <= 1e-3 * once.abs()).all())
 
@@ -66,7 +66,7 @@ def ignored_but_counted(loss_fn: Loss, outputs: Tensor, targets: Any) -> list[in
     """
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
         return []
-    if hasattr(loss_fn, "terms") or _keeps_statistics(loss_fn):
+    if hasattr(loss_fn, "terms"):
         return []
     shape = outputs.shape
     class_dimensions = [i for i in range(len(shape)) if shape[:i] + shape[i + 1 :] == targets.shape]
@@ -85,8 +85,3 @@ def ignored_but_counted(loss_fn: Loss, outputs: Tensor, targets: Any) -> list[in
         return []
     silent = set(targets[without].tolist()) - set(targets[~without].tolist())
     return sorted(silent - {ignore_index(loss_fn)})
-
-
-def _keeps_statistics(loss_fn: Loss) -> bool:
-    """Such a loss must not see a batch that is not one."""
-    return isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())

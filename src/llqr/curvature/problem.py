@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from llqr.curvature.attached import holders, places, reattach
+from llqr.curvature.attached import holders, noticed_calls, places, reattach
 from llqr.curvature.batch import Batch, call_model, pieces_of, split_batch, tensors_of
 from llqr.curvature.losses import Loss, counted_terms
 from llqr.curvature.uncompiled import uncompiled
@@ -39,6 +40,7 @@ class Problem:
         written: the model's parameters that it writes to, and of which it gets copies; see `find_writes`. `INPUTS`
             stands for its inputs.
         replaced: the parameters whose `.data` it assigns to.
+        loss_modules: those that the loss calls. It gets copies of their buffers too; see `find_loss_modules`.
         keeps_outputs: whether the outputs whose loss is asked for are kept, as `seen`, and what outputs depended on.
         read_by_loss: the parameters that the loss itself reads from the model, known from then on.
     """
@@ -72,19 +74,32 @@ class Problem:
         self._leaves: set[Tensor] = set()
         self.read_by_loss: set[str] = set()
         self._places = places(self._caller)
-        self._holders = holders(self._caller)
+        self._holders = holders(self._caller.modules())
+        owner = getattr(loss_fn, "__self__", loss_fn)  # of a method
+        self.loss_modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
 
     def taken(self, parameter: Tensor) -> Tensor:
         """The tensor that outputs are a function of: the parameter, gathered if the model is sharded."""
         return whole(parameter)
+
+    @property
+    def loss_modules(self) -> list[nn.Module]:
+        return self._loss_modules
+
+    @loss_modules.setter
+    def loss_modules(self, modules: list[nn.Module]) -> None:
+        self._loss_modules, self._loss_holders = modules, holders(modules)
+        self._loss_buffers = {
+            (module, name): buffer for module in modules for name, buffer in module.named_buffers(recurse=False)
+        }
 
     def weights(self) -> list[Tensor]:
         """The model's tensors that outputs depend on: the learned parameters, then other parameters and buffers."""
         return [*self.parameters.values(), *self._held.values(), *self._buffers.values()]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that outputs and loss depend on: the weights, then the batch."""
-        return [*self.weights(), *tensors_of((self.inputs, self.targets))]
+        """Every tensor that outputs and loss depend on: the weights, the buffers of the loss, then the batch."""
+        return [*self.weights(), *self._loss_buffers.values(), *tensors_of((self.inputs, self.targets))]
 
     @property
     def constants(self) -> Any:
@@ -99,6 +114,7 @@ class Problem:
         moved.parameters = {name: next(rest) for name in self.parameters}
         moved._held = {name: next(rest) for name in self._held}
         moved._buffers = {name: next(rest) for name in self._buffers}
+        moved._loss_buffers = {place: next(rest) for place in self._loss_buffers}
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
         moved.pieces = moved._cut()
         return moved
@@ -157,6 +173,17 @@ class Problem:
         self.written = frozenset(INPUTS if name in inputs else name for name in writes.names)
         self.replaced = [name.removeprefix("model.") for name in writes.replaced if name in tensors]
 
+    @torch.no_grad()
+    def find_loss_modules(self) -> None:
+        """Call the loss once, to find out which modules it calls, such as a teacher, or one that keeps statistics."""
+        if getattr(self.loss_fn, "__module__", "").startswith("torch."):
+            return
+        outputs = [self.outputs(self.parameters, piece) for piece in self.pieces]
+        whole_batch = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        with torch.enable_grad(), self.loss_on_copies(), noticed_calls() as called:
+            self.loss(whole_batch.requires_grad_())
+        self.loss_modules = list(dict.fromkeys([*self.loss_modules, *called]))
+
     def called(self, inputs: Any, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs, with some of its tensors replaced, as at least float32."""
         device = next(iter(self.parameters.values())).device
@@ -184,12 +211,28 @@ class Problem:
         found = (names.get(id(leaf), "").removeprefix("model.") for leaf in leaves)
         return sorted(name for name in found if name in self.parameters)
 
+    @contextmanager
+    def loss_on_copies(self) -> Iterator[None]:
+        """While entered, the modules that the loss calls have copies of their buffers; put back at the end."""
+        before = [dict(held) for held in self._loss_holders]
+        try:
+            for (module, name), buffer in self._loss_buffers.items():
+                module._buffers[name] = buffer.clone()
+            yield
+        finally:
+            reattach(self._loss_holders, before)
+
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean loss as a function of all outputs. It is differentiated twice, and so runs as it was written."""
         if self.keeps_outputs:
             self.seen = outputs.detach()
-        with uncompiled():
-            loss = self.loss_fn(outputs, self.targets)
+        with uncompiled(), self.loss_on_copies():
+            try:
+                loss = self.loss_fn(outputs, self.targets)
+            except RuntimeError as error:
+                if "leaf Variable" not in str(error):
+                    raise
+                loss = self.loss_fn(outputs.clone(), self.targets)  # it writes to them, which training lets it do
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
         if self.keeps_outputs:
@@ -227,13 +270,20 @@ class _Caller(nn.Module):
 
 @contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode and a forked random state, both put back whatever happens."""
+    """Eval mode, a forked random state and no cached parametrizations, all put back whatever happens.
+
+    The flags alone: a module's own `eval` may do more than can be put back, such as merge what it trains into a weight.
+    """
     training = [(module, module.training) for module in model.modules()]
+    cached = parametrize._cache_enabled  # of the caller's: what is computed here are functions of other weights
     devices = [device] if device.type == "cuda" else []
     try:
-        model.eval()
+        parametrize._cache_enabled = 0
+        for module, _ in training:
+            module.training = False
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        parametrize._cache_enabled = cached
         for module, flag in training:
             module.training = flag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ SAME = 0.05
 
 
 def try_out(problem: Problem) -> None:
-    """Find out what the model writes to, and refuse a batch that it cannot be called on."""
+    """Find out what model and loss write to, and refuse a batch that the model cannot be called on."""
     try:
         problem.find_writes()
     except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
@@ -32,6 +33,8 @@ def try_out(problem: Problem) -> None:
             "micro_batch: the outputs of a sample depend on the samples before it (is the batch another dimension than "
             "the first?), so that pieces would give other outputs; leave micro_batch out"
         )
+    with suppress(Exception):  # of a loss that cannot be computed, which is called again
+        problem.find_loss_modules()
 
 
 def _check_runs(problem: Problem) -> None:
@@ -110,7 +113,8 @@ def check_model(
                 RefreshWarning,
             )
         if problem.seen is not None:
-            _warn_of_loss(problem.loss_fn, problem.seen, problem.targets, curvature_is_sum=curvature_is_sum)
+            with problem.loss_on_copies():
+                _warn_of_loss(problem.loss_fn, problem.seen, problem.targets, curvature_is_sum=curvature_is_sum)
         problem.keeps_outputs, problem.seen = False, None
         if not is_zero(model.gradient) and is_zero(model.product(model.gradient)):
             warn(

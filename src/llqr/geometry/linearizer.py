@@ -26,6 +26,7 @@ from llqr.curvature import (
     choose_engine,
     frozen,
 )
+from llqr.curvature.batch import opened
 from llqr.curvature.divergence import Scale
 from llqr.curvature.passes import ShardedProblem
 from llqr.curvature.uncompiled import as_written
@@ -81,6 +82,7 @@ class Linearizer:
         self._engine: Engine | None = None
         self._checked = False
         self._written: tuple[frozenset[str], list[str]] = frozenset(), []
+        self._loss_modules: list[nn.Module] = []
         self.use(runtime.engine)
 
     @property
@@ -118,6 +120,8 @@ class Linearizer:
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
+        if self.engine == "linearised":  # which must know every tensor of the batch
+            batch = opened(batch)
         given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
         if self._of_shards:
             assert self.ranks.group is not None
@@ -154,8 +158,9 @@ class Linearizer:
         problem.keeps_outputs = not self._checked
         if not self._checked and not self._of_shards:
             self.agreed(lambda: try_out(problem))
-            self._written = problem.written, problem.replaced
+            self._written, self._loss_modules = (problem.written, problem.replaced), problem.loss_modules
         problem.written, problem.replaced = self._written
+        problem.loss_modules = self._loss_modules or problem.loss_modules
         if self._engine is None:
             self._warn_of_own_metrics()
             self._engine = self._made(self._choose(problem))
@@ -187,9 +192,17 @@ class Linearizer:
     def _local(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of this process's own batch."""
         assert self._engine is not None
-        model = self._engine.linearise(problem)
-        if not self._checked:
-            check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
+        try:
+            model = self._engine.linearise(problem)
+            if not self._checked:
+                check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
+        except (NotImplementedError, RuntimeError) as error:
+            if "implemented" not in str(error):
+                raise
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(
+                f"engine: torch lacks derivatives that {self.engine!r} needs here ({reason}); choose 'auto'"
+            ) from error
         return model
 
     def _is_zero(self, named: Mapping[str, Tensor]) -> bool:

@@ -21,8 +21,7 @@ class ASAMProbe(SAMProbe):
 
     def __init__(self, rho: Schedule = 0.5, *, eta: float = 0.01, norm: Norm = "metric", start_after: int = 0) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
-        check_number("eta", eta, 0)
-        self.eta = eta
+        self.eta = check_number("eta", eta, 0)
 
     def scaling(self, point: Point) -> list[Tensor]:
         scaling = list(torch._foreach_abs(point.weights))

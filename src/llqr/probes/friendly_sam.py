@@ -31,8 +31,7 @@ class FriendlySAMProbe(SAMProbe):
         self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "euclidean", start_after: int = 0
     ) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
-        check_number("lam", lam, 0, 1)
-        self.lam = lam
+        self.lam = check_number("lam", lam, 0, 1)
         self._mean: dict[Tensor, Tensor] = {}  # of sharded parameters this rank's parts
         self._before: dict[Tensor, Tensor] | None = None  # until the step is done
 

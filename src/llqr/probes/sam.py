@@ -63,11 +63,10 @@ class SAMProbe:
 
     def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0) -> None:
         check("rho", rho, 0)
-        check_number("start_after", start_after, 0)
         check_norm(norm)
         self.rho = rho
         self.norm = norm
-        self.start_after = start_after
+        self.start_after = check_number("start_after", start_after, 0)
 
     def active(self, step: int) -> bool:
         return step >= self.start_after

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from llqr.curvature import Problem, QuadraticModel
-from llqr.curvature.batch import Batch, split_batch
+from llqr.curvature.batch import Batch, opened, split_batch
 from llqr.refresh import interrupts
 from llqr.refresh.captured import CapturedLoop
 from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop
@@ -54,8 +54,10 @@ class Refresher:
         self.release()
         drawn = batch() if callable(batch) else batch
         split = split_batch(drawn)  # refuses what is no batch here, where other ranks do not wait for this one yet
+        if self._capture:
+            drawn = opened(split)
         if self.spread:
-            drawn = pytree.tree_map_only(Tensor, torch.clone, split)
+            drawn = pytree.tree_map_only(Tensor, torch.clone, opened(split))
             self._copy_weights(self._linearizer.problem(drawn))
         return Progress(step, until, drawn, seconds=time.perf_counter() - started)
 

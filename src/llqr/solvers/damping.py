@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import inf
+
+from llqr.schedule import plain
 
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*%\s*")
 
@@ -28,6 +29,6 @@ class Damping:
             share = _SHARE.fullmatch(damping)
             if share is not None:
                 return cls(float(share[1]) / 100, relative=True)
-        elif not isinstance(damping, bool) and isinstance(damping, int | float) and 0 <= damping < inf:
-            return cls(float(damping))
+        elif (value := plain(damping)) is not None and value >= 0:
+            return cls(float(value))
         raise ValueError(f"damping: expected a number >= 0, or a share of the curvature such as '10%', got {damping!r}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
 from llqr.dtensors import any_sharded, drop_gathered, local
@@ -29,6 +30,7 @@ Slot = tuple[nn.Module, str, Tensor]
 class OwningModules:
     """The modules that own the parameters: given, or found at the first step.
 
+    `more` says that there may be others besides the given one, such as a loss with statistics: they are found too.
     Finding them lets `SAM(base)` protect BatchNorm statistics without being given the model. They are searched among
     all modules in memory, not through forward hooks, which `torch.compile` would compile or fail on.
 
@@ -37,9 +39,11 @@ class OwningModules:
         known: whether they have been found.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
-        self.trees = ModuleTrees([] if model is None else [model])
-        self.known = self.given = model is not None
+    def __init__(self, model: nn.Module | None, *, more: bool = False) -> None:
+        self._given = [] if model is None else [model]
+        self._more = more or model is None
+        self.trees = ModuleTrees(self._given)
+        self.known = not self._more
         self._held: list[Slot] = []
         self._marks: dict[Tensor, tuple[int, int]] = {}
         self._before: list[Kept] = []
@@ -54,7 +58,7 @@ class OwningModules:
         none of which the loss of this pass depends on. It is put into the list that one is given.
         """
         losses: list[Any] = []
-        threads, alive = computing_times(), living_modules()
+        threads, alive = computing_times(), list(dict.fromkeys([*self.trees.modules, *living_modules()]))
         slots = _buffers_of(alive)
         self._marks, self._before = _marks_of(alive), kept_by(may_keep(alive))
         versions = [_version(buffer) for _, _, buffer in slots]
@@ -62,8 +66,9 @@ class OwningModules:
         if any_sharded(parameters):
             drop_gathered(alive)  # which FSDP may leave in the places of the parameters
         wanted = set(parameters)
-        found = dict.fromkeys(m for m in alive if any(p in wanted for p in m.parameters(recurse=False)))
-        if gc.get_freeze_count() > FROZEN and not wanted <= {p for m in found for p in m.parameters(recurse=False)}:
+        owners = (m for m in alive if any(p in wanted for p in m.parameters(recurse=False)))
+        found = dict.fromkeys([*self._given, *owners])
+        if gc.get_freeze_count() > FROZEN and not wanted <= {p for module in found for p in module.parameters()}:
             warn(
                 "model: gc.freeze() hides modules; if one of them owns the optimizer's parameters, both passes of a "
                 "step write to its buffers (BatchNorm statistics); pass model=model"
@@ -82,7 +87,7 @@ class OwningModules:
 
     def forget(self) -> None:
         """The optimizer has got other parameters, perhaps those of a new part of the model: look again."""
-        self.known = self.given
+        self.known = not self._more
         self.trees = ModuleTrees(self.trees.roots)
 
     def mark(self) -> None:
@@ -148,12 +153,14 @@ def _mark(parameter: Tensor) -> tuple[int, int]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Changes when the tensor is written to; those made in inference mode have none, and cannot be."""
-    return 0 if tensor.is_inference() else tensor._version
+    """Changes when the tensor is written to; those made in inference mode have none, and those without a shape yet."""
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def _writable(tensor: Tensor) -> bool:
     """Whether a pass can write to it. An expanded tensor has several entries in one place."""
+    if is_lazy(tensor):
+        return False
     if tensor.is_inference() or tensor.layout != torch.strided:
         return not tensor.is_inference()
     return not any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -20,8 +20,9 @@ def own_radius(base: torch.optim.Optimizer, parameters: list[Tensor]) -> list[fl
     groups = base.param_groups
     if "rho" in base.defaults or not any("rho" in group for group in groups):
         return [None] * len(parameters)
+    radius: dict[Tensor, float | None] = {}
     for i, group in enumerate(groups):
-        if group.get("rho") is not None:
-            check_number(f"param_groups[{i}]['rho']", group["rho"], 0)
-    radius = {p: group.get("rho") for group in groups for p in group["params"]}
+        rho = group.get("rho")
+        own = None if rho is None else check_number(f"param_groups[{i}]['rho']", rho, 0)
+        radius |= dict.fromkeys(group["params"], own)
     return [radius[p] for p in parameters]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ class StepState:
     but would keep for themselves what is assigned to them.
 
     Attributes:
-        parameters: how many there are.
+        parameters: those of the groups, when they were last looked at.
         between: whether `first_step` has been called, and `second_step` not yet.
         scaler: the `GradScaler` that is calling `step`.
         called: whether there has been a step, whichever way it was called; schedulers ask for it.
@@ -33,7 +33,7 @@ class StepState:
     """
 
     steps: int = 0
-    parameters: int = 0
+    parameters: list[Tensor] = field(default_factory=list)
     between: bool = False
     scaler: Any = None
     called: bool = False
