@@ -230,7 +230,9 @@ def test_the_time_of_the_ablation_is_that_measured():
     step = both["step_seconds"]["median"] + both["refresh_seconds"]["median"] / run.geometry.every
     epochs = run.training.epochs * step / sam["step_seconds"]["median"]
     said = f"with a refresh every {run.geometry.every} steps, take the time of {epochs:.0f}"
-    assert said in " ".join((ROOT / "docs/gain.md").read_text().split())
+    assert said in _plain_text("docs/gain.md")
+    for page in ("README.md", "docs/index.md"):
+        assert f"and {epochs / run.training.epochs:.2f} in the runs of 60 epochs" in _plain_text(page)
 
 
 def test_what_normalise_did_is_what_its_curve_shows():
