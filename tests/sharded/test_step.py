@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -33,6 +34,7 @@ OPTIONS = {
 FEW = {
     **{f"fsdp2, {method}": ("fsdp2", method, {}) for method in METHODS},
     **{f"fsdp2, {name}": ("fsdp2", *OPTIONS[name]) for name in ("clipped", "accumulated", "two calls")},
+    "fsdp2, parameters that it ignores": ("fsdp2", "sam", {"ignored": True}),
     "hsdp": ("hsdp", "asam", {}),
     "tensor parallel": ("tensor parallel", "asam", {}),
     "sequence parallel": ("sequence parallel", "fishersam", {}),
@@ -89,6 +91,9 @@ def trained(model, method, options, share=0, shares=1):
                     model.set_requires_gradient_sync(i == pieces - 1)
                 loss = nn.functional.mse_loss(model(inputs), targets) / pieces
                 loss.backward()
+            if options.get("ignored") and isinstance(model, FSDPModule):
+                for parameter in model.norm.parameters():
+                    dist.all_reduce(parameter.grad.div_(shares))
             if options.get("clip"):
                 nn.utils.clip_grad_norm_(model.parameters(), 0.2)
             return loss
@@ -106,7 +111,7 @@ def trained(model, method, options, share=0, shares=1):
 def compare(cases, world):
     found = {}
     for name, (engine, method, options) in cases.items():
-        chosen = {key: value for key, value in options.items() if key == "reshard_after_forward"}
+        chosen = {key: value for key, value in options.items() if key in ("reshard_after_forward", "ignored")}
         model, share, shares = ENGINES[engine](world, **chosen)
         found[name] = trained(model, method, options, share, shares)
     return found

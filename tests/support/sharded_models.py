@@ -88,10 +88,11 @@ def _parallel(model, mesh):
     return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def _sharded(model, mesh, **settings):
+def _sharded(model, mesh, *, ignored=False, **settings):
     for part in (model.up, model.head):
         fully_shard(part, mesh=mesh, **settings)
-    return fully_shard(model, mesh=mesh, **settings)
+    left_out = set(model.norm.parameters()) if ignored else None
+    return fully_shard(model, mesh=mesh, ignored_params=left_out, **settings)
 
 
 def _place(mesh):
