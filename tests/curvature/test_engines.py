@@ -107,6 +107,15 @@ def test_an_engine_asked_for_by_name_is_taken_or_fails():
             geometry_of(drawn, engine=engine).refresh(drawn.batch)
 
 
+def test_a_loss_that_torch_cannot_compute_in_a_dtype_is_not_taken_for_missing_derivatives():
+    def loss_fn(outputs, targets):
+        raise RuntimeError("\"nll_loss_cpu\" not implemented for 'Half'")
+
+    geometry = llqr.Geometry(torch.nn.Linear(4, 3), loss_fn, runtime=llqr.Runtime(engine="forward"))
+    with pytest.raises(RuntimeError, match=r'^"nll_loss_cpu" not implemented'):
+        geometry.refresh((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
+
+
 def test_an_unknown_engine_lists_the_known_ones():
     drawn = case("mlp")
     with pytest.raises(ValueError, match="engine: unknown 'reverse'; choose auto or one of forward, double-b"):

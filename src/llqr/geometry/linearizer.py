@@ -197,7 +197,7 @@ class Linearizer:
             if not self._checked:
                 check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
         except (NotImplementedError, RuntimeError) as error:
-            if "implemented" not in str(error):
+            if "implemented" not in str(error) or "implemented for '" in str(error):  # the latter names a dtype
                 raise
             reason = str(error).splitlines()[0]
             raise RuntimeError(

@@ -54,10 +54,10 @@ class Refresher:
         self.release()
         drawn = batch() if callable(batch) else batch
         split = split_batch(drawn)  # refuses what is no batch here, where other ranks do not wait for this one yet
-        if self._capture:
+        if self._capture or self.spread:
             drawn = opened(split)
         if self.spread:
-            drawn = pytree.tree_map_only(Tensor, torch.clone, opened(split))
+            drawn = pytree.tree_map_only(Tensor, torch.clone, drawn)
             self._copy_weights(self._linearizer.problem(drawn))
         return Progress(step, until, drawn, seconds=time.perf_counter() - started)
 

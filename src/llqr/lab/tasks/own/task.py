@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
-from llqr.curvature.batch import call_model
+from llqr.curvature.batch import call_model, tensors_of
 from llqr.curvature.losses import ignore_index
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
@@ -200,7 +200,7 @@ class OwnTask(Task):
         if batch is None:
             raise ConfigurationError(f"{name} gave no batch.")
         inputs, targets = batch
-        if self._place.channels_last and all(tensor.ndim != 4 for tensor in _tensors(inputs)):
+        if self._place.channels_last and all(tensor.ndim != 4 for tensor in tensors_of(inputs)):
             raise ConfigurationError(
                 "training.channels_last is about images (batch, channels, height, width), and "
                 f"the inputs of {name} hold none."
@@ -238,10 +238,6 @@ def _batches(data: Samples | Iterable[Any], run: Run, batch_size: int, seed: int
     if isinstance(data, Samples):
         return SampleBatches(data, batch_size, seed=seed, last=run.training.last, place=place)
     return LoaderBatches(data, seed=seed, place=place)
-
-
-def _tensors(inputs: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def _all_targets(data: Samples | Iterable[Any], first: Tensor) -> Tensor:
