@@ -131,7 +131,7 @@ ROOM_ARROWS = (
 STEP = {
     "start": Box(300, 0, ("step(closure, batch=...)",), kind="round"),
     "due": Box(300, 0.9, ("refresh due?",), kind="question"),
-    "learn": Box(106, 1.45, ("geometry.keep_up(batch)", "learn U")),
+    "learn": Box(106, 1.45, ("geometry.refresh_if_due(batch)", "learn U")),
     "centre": Box(300, 2.3, ("closure()", "loss and gradient g at the weights θ")),
     "probe": Box(300, 3.2, ("probe: θ⁺ = θ + ε", "ε from g and U, of radius ρ")),
     "second": Box(300, 4.05, ("closure()", "gradient g̃ at θ⁺")),

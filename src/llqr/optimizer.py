@@ -281,15 +281,10 @@ class Optimizer(Wrapper):
         """Let the geometry begin, continue or finish a refresh, whatever is due at this step."""
         if self.geometry is None:
             return
-        if self._lacks_batch(batch):
-            raise ValueError(
-                f"batch: a refresh is due at step {self.steps}; pass step(closure, batch=(inputs, targets)), "
-                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
-            )
         if self.geometry.due:
             self._claim()
         with torch.enable_grad():
-            self.geometry.keep_up(batch)
+            self.geometry.refresh_if_due(batch)
 
     def _claim(self) -> None:
         """Tell the geometry which parameters move; there may have come some."""

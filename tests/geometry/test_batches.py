@@ -257,11 +257,11 @@ def test_inputs_of_any_class_beside_the_targets(settings):
     geometry, expected = (quick_geometry(model, every=2, **own) for own in (settings, {}))
     for x, y in batches(2):
         inputs = Encoding(x=x.clone(), scale=torch.tensor(0.5))
-        geometry.keep_up((inputs, y))
+        geometry.refresh_if_due((inputs, y))
         inputs["x"].zero_()  # a loop may use its memory again
         geometry.load_state_dict(geometry.state_dict())  # a spread refresh repeats its steps
         geometry.advance()
-        geometry.keep_up((inputs, y))
+        geometry.refresh_if_due((inputs, y))
         geometry.advance()
         expected.refresh((Encoding(x=x, scale=torch.tensor(0.5)), y))
     torch.testing.assert_close(geometry.metric.named_factors(), expected.metric.named_factors())

@@ -122,14 +122,14 @@ def test_captured_and_spread_is_the_burst_where_it_began(structure, engine, solv
         geometry._on_refresh = reports.append
         *data, other, last = ((x.double(), y) for x, y in batches("cuda", 11))
         for batch in data:
-            geometry.keep_up(batch if geometry.due else None)
+            geometry.refresh_if_due(batch if geometry.due else None)
             geometry.advance()
             with torch.no_grad():
                 for tensor in [*model.state_dict().values(), batch[0]]:
                     if tensor.is_floating_point():
                         tensor.mul_(1.01)
         if "spread" in way:
-            geometry.keep_up(other)  # begun, and dropped for one by hand
+            geometry.refresh_if_due(other)  # begun, and dropped for one by hand
         geometry.refresh(last)
         made.append(geometry.metric.named_factors())
     assert [report.step for report in reports] == 2 * [0, 3, 6, 9]
@@ -149,16 +149,16 @@ def test_the_share_of_a_step_never_waits_for_the_device(capture, product_every):
     geometry = flat_geometry(model, F.cross_entropy, capture=capture, **settings)
     (batch,) = batches("cuda", 1)
     for _ in range(7):  # the first refresh, which chooses an engine, and the beginning of the second
-        geometry.keep_up(batch)
+        geometry.refresh_if_due(batch)
         geometry.advance()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(4):
-            geometry.keep_up(None)
+            geometry.refresh_if_due(None)
             geometry.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    geometry.keep_up(None)
+    geometry.refresh_if_due(None)
     assert geometry.refreshes == 2
 
 

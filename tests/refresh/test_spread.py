@@ -68,7 +68,7 @@ def both(drawn, **options):
 def walk(geometry, batch, steps, between=lambda: None):
     """Optimizer steps without an optimizer."""
     for _ in range(steps):
-        geometry.keep_up(batch if geometry.due else None)
+        geometry.refresh_if_due(batch if geometry.due else None)
         geometry.advance()
         between()
 
@@ -218,9 +218,9 @@ def test_a_step_that_is_repeated_owes_nothing_more():
     drawn = case("mlp")
     geometry = geometry_of(drawn, spread=True)
     walk(geometry, drawn.batch, 2)
-    geometry.keep_up(None)
+    geometry.refresh_if_due(None)
     made = geometry.products
-    geometry.keep_up(None)
+    geometry.refresh_if_due(None)
     assert geometry.products == made
 
 
@@ -289,7 +289,7 @@ def test_one_that_cannot_begin_stays_due():
     drawn = case("mlp")
     geometry = geometry_of(drawn, spread=True)
     with pytest.raises(RuntimeError):
-        geometry.keep_up((torch.ones(7, 9, dtype=torch.float64), drawn.batch[1]))
+        geometry.refresh_if_due((torch.ones(7, 9, dtype=torch.float64), drawn.batch[1]))
     assert geometry.due
     walk(geometry, drawn.batch, 4)
     assert [report.accepted for report in geometry.reports] == [True]

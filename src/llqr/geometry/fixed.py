@@ -23,6 +23,8 @@ class FixedGeometry:
 
     due = False
     model = None
+    batches = None
+    shards = 1
 
     def __init__(self, metric: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]]) -> None:
         self._apply = dict(metric)
@@ -30,10 +32,13 @@ class FixedGeometry:
     def refresh(self, batch: Any) -> Refresh:
         raise RuntimeError("refresh: a fixed geometry is given, not learned")
 
-    def keep_up(self, batch: Any) -> None:
+    def refresh_if_due(self, batch: Any) -> None:
         pass
 
     def advance(self) -> None:
+        pass
+
+    def claim(self, parameters: Iterable[Tensor]) -> None:
         pass
 
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:

@@ -242,7 +242,7 @@ class Geometry:
             yield self.linearizer.linearise(self.linearizer.problem(batch))
 
     @never_compiled
-    def keep_up(self, batch: Any) -> None:
+    def refresh_if_due(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher
         if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
@@ -251,6 +251,11 @@ class Geometry:
             self._work(refresher.progress, self._step)
         if not self.due:
             return
+        if batch is None and self.batches is None:
+            raise ValueError(
+                f"batch: a refresh is due at step {self._step}; pass step(closure, batch=(inputs, targets)), "
+                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
+            )
         if not refresher.spread:
             self.refresh(batch)
             return
