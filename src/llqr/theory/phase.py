@@ -101,7 +101,7 @@ def escape_diagram(
     method: Method,
     lambda_bar: npt.ArrayLike,
     rho: npt.ArrayLike,
-    settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
+    settings: PhaseSettings = PhaseSettings(),
     progress: Progress = lambda done, total: None,
 ) -> PhaseDiagram:
     """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
@@ -115,7 +115,7 @@ def escape_diagram(
 def rate_diagram(
     rate: npt.ArrayLike,
     envelope: npt.ArrayLike,
-    settings: PhaseSettings = PhaseSettings(),  # noqa: B008 - frozen
+    settings: PhaseSettings = PhaseSettings(),
     lambda_bar: float = 0.5,
     progress: Progress = lambda done, total: None,
 ) -> PhaseDiagram:
@@ -211,7 +211,7 @@ def exit_times(
     sigma: npt.ArrayLike,
     *,
     seeds: int = 64,
-    settings: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
+    settings: ExitSettings = ExitSettings(),
     seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> ExitTimes:
