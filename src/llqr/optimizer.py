@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
+from llqr.distributed.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
 from llqr.geometry import GeometryLike
 from llqr.never_compiled import never_compiled
 from llqr.probes import Point, SAMProbe

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import llqr
 from geometries import flat_geometry
-from llqr.curvature.ranks import RankError
+from llqr.distributed.ranks import RankError
 
 cross_entropy = nn.functional.cross_entropy
 FORMS = ("closure", "two calls")

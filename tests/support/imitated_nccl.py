@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import llqr.collectives
+import llqr.distributed.collectives
 
 CUDA = torch.device("cuda")
 
@@ -55,5 +55,5 @@ class CudaOnly:
 def cuda_only():
     """While entered, the collectives of `llqr` are refused unless their tensors are sent to a CUDA device first."""
     group = CudaOnly()
-    with patch.object(llqr.collectives, "dist", group), OnTheCpu():
+    with patch.object(llqr.distributed.collectives, "dist", group), OnTheCpu():
         yield group

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from llqr.collectives import all_reduce
 from llqr.curvature.batch import Batch
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import FiniteDifferences, Function, UnconnectedError
@@ -24,7 +23,8 @@ from llqr.curvature.engine import Engine
 from llqr.curvature.losses import Loss
 from llqr.curvature.problem import Forward, Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
-from llqr.dtensors import Sharding, drop_gathered, local
+from llqr.distributed.collectives import all_reduce
+from llqr.distributed.dtensors import Sharding, drop_gathered, local
 
 
 class ShardedProblem(Problem):

@@ -18,7 +18,7 @@ from llqr.curvature.losses import Loss, counted_terms
 from llqr.curvature.uncompiled import uncompiled
 from llqr.curvature.whole_weights import fsdp_set_aside
 from llqr.curvature.writes import Writes
-from llqr.dtensors import whole
+from llqr.distributed.dtensors import whole
 from llqr.leaves import leaves_of
 from llqr.random_state import TorchRandomState
 

@@ -2,9 +2,9 @@
 
 In reading order: `geometry`; `linearizer` (from a batch to a quadratic model) and `runtime` (how that is computed);
 `arguments` and `first_refresh` (what is refused, at once and at the first batch); `batches` (drawn by the geometry
-itself); `members` (the parameters that `U` acts on); `outcomes` and `summary` (how refreshes went, in words); `shards`,
-`fsdp` and `foreign_state` (several ranks). Besides: `fixed` (a metric that is not learned), `protocol` (what the
-optimizer needs of a geometry) and `adapters` (losses).
+itself); `members` (the parameters that `U` acts on);
+`outcomes` and `summary` (how refreshes went, in words). Besides: `fixed` (a metric that is
+not learned), `protocol` (what the optimizer needs of a geometry) and `adapters` (losses).
 """
 
 from llqr.geometry.adapters import ShiftedCrossEntropy

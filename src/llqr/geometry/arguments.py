@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.curvature.losses import is_sum
-from llqr.dtensors import any_sharded, refuse_fsdp1
-from llqr.geometry.fsdp import check_fsdp
+from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
+from llqr.distributed.fsdp import check_fsdp
 from llqr.geometry.runtime import Runtime
 from llqr.metric import Metric
 from llqr.solvers import SOLVERS, Inner

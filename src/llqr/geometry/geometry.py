@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.distributed.foreign_state import for_this_rank
+from llqr.distributed.shards import Shards, own_part
 from llqr.geometry.arguments import check_capture, check_types
 from llqr.geometry.batches import Batches, BatchSource
-from llqr.geometry.foreign_state import for_this_rank
 from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.members import Members
 from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
-from llqr.geometry.shards import Shards, own_part
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from torch import Tensor, nn
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import drop_gathered
+from llqr.distributed.dtensors import drop_gathered
 from llqr.metric import Block, Metric
 from llqr.refresh.report import RefreshWarning
 

@@ -3,8 +3,7 @@
 In reading order: `block` (the unit of `U`) and `layout` (from parameters to blocks, and from blocks to groups);
 `structure` (what a structure must define), `stacked` and `flat` (how its blocks are stored), and one file per
 structure, listed in `structures`; `metric` (all groups with their factors) and `captured` (its action as a CUDA graph).
-For a metric that is shared out among ranks: `placement`, `owners`, `owned` and `sharded`. Used by these: `assembled`,
-`copying`, `packed`, `clipping` and `spectrum`.
+Used by these: `copying`, `packed`, `clipping` and `spectrum`. `llqr.distributed` shares a metric out among ranks.
 """
 
 from llqr.metric.block import Block

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from llqr.cuda_graphs import Branches
-from llqr.metric.assembled import assembled
+from llqr.distributed.assembled import assembled
+from llqr.distributed.placement import Placement
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
 from llqr.metric.layout import (
@@ -25,7 +26,6 @@ from llqr.metric.layout import (
     structure_names,
 )
 from llqr.metric.packed import Packed, dot, quick_dot
-from llqr.metric.placement import Placement
 from llqr.metric.structure import Bounds, Factors, Structure
 
 T = TypeVar("T")

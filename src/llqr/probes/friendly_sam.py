@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.dtensors import as_sharded, local_like
+from llqr.distributed.dtensors import as_sharded, local_like
 from llqr.probes.norms import Norm
 from llqr.probes.sam import Point, SAMProbe
 from llqr.schedule import Schedule, check_number

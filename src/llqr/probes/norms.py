@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Sharding
+from llqr.distributed.dtensors import Sharding
 
 TINY = 1e-12
 #: A tensor of this many entries gets its own kernel in a sum; smaller ones share a few. BLAS counts in 31 bits.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Sharding, local
+from llqr.distributed.dtensors import Sharding, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 

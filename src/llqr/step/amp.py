@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 
-from llqr.dtensors import Sharding
+from llqr.distributed.dtensors import Sharding
 
 
 class ScaledByAttributes:

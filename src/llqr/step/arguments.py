@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from llqr.dtensors import any_sharded, refuse_fsdp1
+from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
 from llqr.step.wrapper import Wrapper
 
 if TYPE_CHECKING:

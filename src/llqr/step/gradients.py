@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from llqr.dtensors import is_sharded, sharded_like, versions
+from llqr.distributed.dtensors import is_sharded, sharded_like, versions
 
 #: An attribute of gradients that a finished step has left behind: their version at that time.
 LEFT = "_left_by_llqr"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import any_sharded, drop_gathered, local
+from llqr.distributed.dtensors import any_sharded, drop_gathered, local
 from llqr.leaves import leaves_of
 from llqr.step.attributes import Kept, kept_by, may_keep, put_back
 from llqr.step.module_trees import ModuleTrees, living_modules, outermost, trained_apart

@@ -9,7 +9,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from llqr.caller_warnings import warn
-from llqr.dtensors import versions
+from llqr.distributed.dtensors import versions
 from llqr.leaves import leaves_of
 from llqr.step.module_trees import living_parameters
 from llqr.step.snapshot import Snapshot

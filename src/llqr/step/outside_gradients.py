@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llqr.dtensors import Sharding, local, versions
+from llqr.distributed.dtensors import Sharding, local, versions
 
 REFUSAL = (
     "step: the gradients of a backward pass outside the closure are there, and a probe needs them at its second pass "

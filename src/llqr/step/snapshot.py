@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from llqr.dtensors import local
+from llqr.distributed.dtensors import local
 
 #: Tensors of one device and dtype, and their copies.
 Pair = tuple[list[Tensor], list[Tensor]]

@@ -28,6 +28,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llqr
+from llqr.distributed.owned import Owned
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.memory import WITHOUT_FACTORS, cuda_peak
 from llqr.lab.bench.step import BURST
@@ -37,7 +38,6 @@ from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.lab.passes.precision import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper_table import paper
-from llqr.metric.owned import Owned
 
 COUNTS = (1, 2, 4, 8)
 Row = dict[str, Any]

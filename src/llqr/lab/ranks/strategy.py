@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import llqr
 from llqr.curvature.batch import samples_in, taken_rows
 from llqr.curvature.losses import counted_terms
-from llqr.dtensors import as_sharded, drop_gathered, local, local_like, whole
+from llqr.distributed.dtensors import as_sharded, drop_gathered, local, local_like, whole
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.passes.captured_pass import Pass
 from llqr.lab.passes.compiling import repeated_blocks

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llqr.collectives import all_reduce
+from llqr.distributed.collectives import all_reduce
 from llqr.lab.errors import EXIT_CODES
 from llqr.lab.stop import Stop
 

@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from llqr import Inner, Metric
+from llqr.distributed.owners import owners
+from llqr.distributed.placement import Placement
 from llqr.geometry.geometry import DEFAULT_INNER
 from llqr.lab import models
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.number_table import IN_MIB, Column, number_table
 from llqr.lab.results.storage import scalars_of_shards
-from llqr.metric.owners import owners
-from llqr.metric.placement import Placement
 
 DEVICES = (64, 256, 1024)
 NODE = 8

@@ -18,10 +18,10 @@ import torch
 from rich.table import Table
 
 from llqr import Metric
+from llqr.distributed.owners import owners
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import IN_MIB, Column, number_table
-from llqr.metric.owners import owners
 
 # The paper's "ViT-Ti/16" has the parameters of the 64-pixel, 200-class network with patches of 8.
 NETWORKS: dict[str, tuple[str, dict[str, int]]] = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llqr import Geometry
-from llqr.dtensors import as_sharded, local_like, whole
+from llqr.distributed.dtensors import as_sharded, local_like, whole
 from llqr.metric.layout import layer_of
 
 

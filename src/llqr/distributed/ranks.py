@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llqr.caller_warnings import warn
-from llqr.collectives import all_reduce
 from llqr.curvature.quadratic import Named, QuadraticModel
+from llqr.distributed.collectives import all_reduce
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class RankError(RuntimeError):
 
 
 class Exchange(Protocol):
-    """How vectors travel between the ranks and those that learn from them (`llqr.metric.placement`)."""
+    """How vectors travel between the ranks and those that learn from them (`llqr.distributed.placement`)."""
 
     def to_owner(self, named: Mapping[str, Tensor]) -> Named: ...
     def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named: ...

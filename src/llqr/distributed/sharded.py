@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llqr.collectives import all_to_all
-from llqr.dtensors import as_sharded, local
+from llqr.distributed.collectives import all_to_all
+from llqr.distributed.dtensors import as_sharded, local
+from llqr.distributed.owned import Owned, by_kind, travelling_dtype
+from llqr.distributed.placement import Named
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
-from llqr.metric.owned import Owned, by_kind, travelling_dtype
-from llqr.metric.placement import Named
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llqr.collectives import all_gather, all_reduce, reduce_scatter
-from llqr.metric.assembled import assembled
+from llqr.distributed.assembled import assembled
+from llqr.distributed.collectives import all_gather, all_reduce, reduce_scatter
+from llqr.distributed.placement import Named, Placement
 from llqr.metric.block import Block
 from llqr.metric.copying import copy_each
-from llqr.metric.placement import Named, Placement
 
 #: Blocks begin at multiples of so many bytes in a buffer: multi-tensor kernels are slower on others.
 ALIGNED = 16

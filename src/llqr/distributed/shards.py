@@ -8,12 +8,12 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from llqr.dtensors import any_sharded
-from llqr.geometry.fsdp import fsdp_groups, outlines, split_dim
+from llqr.distributed.dtensors import any_sharded
+from llqr.distributed.fsdp import fsdp_groups, outlines, split_dim
+from llqr.distributed.owned import Owned
+from llqr.distributed.owners import owners
+from llqr.distributed.sharded import Sharded
 from llqr.metric import Metric
-from llqr.metric.owned import Owned
-from llqr.metric.owners import owners
-from llqr.metric.sharded import Sharded
 
 Shards = int | Literal["all"] | None
 

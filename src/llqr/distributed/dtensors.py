@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from llqr.collectives import all_reduce
+from llqr.distributed.collectives import all_reduce
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

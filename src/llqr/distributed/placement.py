@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llqr.collectives import all_reduce
+from llqr.distributed.collectives import all_reduce
 
 Named = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from llqr.dtensors import is_sharded
+from llqr.distributed.dtensors import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

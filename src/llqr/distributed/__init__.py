@@ -1,0 +1,1 @@
+"""Several ranks: collectives, sharded weights, and a metric that is shared out among the ranks."""
