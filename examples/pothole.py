@@ -7,7 +7,7 @@ LLQR+SAM's `rho / sqrt(lambda_bar)`, twice as much: the radius of the well lies 
 import numpy as np
 import torch
 
-from llqr.theory import METHODS, Pothole, PotholeOnSlope, hovering_envelope, simulate, vanilla_envelope
+from llqr.theory import METHODS, Pothole, PotholeOnSlope, hovering_envelope, simulate
 
 LAMBDA_BAR, R_EPS, RHO = 0.25, 1.0, 0.65
 
@@ -15,7 +15,7 @@ LAMBDA_BAR, R_EPS, RHO = 0.25, 1.0, 0.65
 def main() -> None:
     landscape = PotholeOnSlope(LAMBDA_BAR, tilt=1.6, well=Pothole(sharpness=20.0, radius=R_EPS, edge=0.05))
     start = torch.tensor([[landscape.minimum + 0.01]], dtype=torch.float64)
-    print(f"well radius {R_EPS}, envelopes: SAM {float(vanilla_envelope(RHO)):.2f}, ", end="")
+    print(f"well radius {R_EPS}, envelopes: SAM {RHO:.2f}, ", end="")
     print(f"LLQR+SAM {float(hovering_envelope(RHO, LAMBDA_BAR)):.2f}")
     for method in METHODS:
         run = simulate(method, landscape.loss, start, lr=0.005, rho=RHO, steps=400, metric=landscape.metric)

@@ -8,16 +8,14 @@ from llqr.theory.envelopes import (
     probe_reach,
     scalar_step,
     two_cycle_amplitude,
-    vanilla_envelope,
     vanilla_two_cycle_amplitude,
 )
-from llqr.theory.hover import Hovering, hover
 from llqr.theory.landscapes import Pothole, PotholeOnSlope, RingLandscape
 from llqr.theory.noise_damping import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.phase import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.selection import Selection, flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound
 from llqr.theory.toys import FIGURE_CONSTANTS, ToyConstants, ToyRuns, ejection, escape
-from llqr.theory.trajectories import METHODS, Method, Trajectory, iterate, simulate
+from llqr.theory.trajectories import METHODS, Hovering, Method, Trajectory, hover, iterate, simulate
 from llqr.theory.transfer import Transfer, transfer
 from llqr.theory.two_scale import TwoScale, roll
 
@@ -61,6 +59,5 @@ __all__ = [
     "stationary_variance",
     "transfer",
     "two_cycle_amplitude",
-    "vanilla_envelope",
     "vanilla_two_cycle_amplitude",
 ]

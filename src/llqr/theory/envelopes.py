@@ -26,11 +26,6 @@ def hovering_envelope(rho: npt.ArrayLike, lambda_bar: npt.ArrayLike) -> Array:
     return positive("rho", rho) * amplification(lambda_bar)
 
 
-def vanilla_envelope(rho: npt.ArrayLike) -> Array:
-    """`rho`: vanilla SAM's envelope, the same in every direction."""
-    return positive("rho", rho)
-
-
 def two_cycle_amplitude(
     eta: npt.ArrayLike, rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike
 ) -> Array:
@@ -44,7 +39,7 @@ def vanilla_two_cycle_amplitude(eta: npt.ArrayLike, rho: npt.ArrayLike, sharpnes
     """`eta rho lambda / (2 - eta lambda)` with `lambda` the full sharpness `lambda_bar + lambda_eps`."""
     rate = positive("eta", eta) * positive("sharpness", sharpness)
     stable_rate(rate, "eta * lambda")
-    return rate / (2 - rate) * vanilla_envelope(rho)
+    return rate / (2 - rate) * positive("rho", rho)
 
 
 def escapes(rho: npt.ArrayLike, lambda_bar: npt.ArrayLike, r_eps: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """The two toy figures: escape from inside the sharp well, and ejection from its bottom by gradient noise.
 
 Both use one landscape (a flat bowl with a sharp ring, `RingLandscape`), one learning rate for all four methods and one
-radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, which `llqr.theory.search` found.
+radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, found by `docs/figures/toy_search.py`.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class ToyRuns:
 FIGURE_CONSTANTS = ToyConstants(
     lambda_bar=0.565, sharpness=29.3, well_radius=0.407, hardening=3.3, edge=0.123, rho=0.0977, lr=0.02
 )
-"""The constants of both figures, a finalist of `llqr.theory.search.search()`."""
+"""The constants of both figures, a finalist of `docs/figures/toy_search.py`."""
 
 
 def escape(constants: ToyConstants = FIGURE_CONSTANTS, starts: int = 32, steps: int = 1200, seed: int = 0) -> ToyRuns:

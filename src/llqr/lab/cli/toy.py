@@ -1,14 +1,12 @@
-"""`llqr toy`: the figures of the two-scale pothole model, each with its numbers, and one page for all of them.
+"""`llqr toy`: the figures of the two-scale pothole model, each with its numbers.
 
 The options of a command are the parameters of the function that runs its experiment.
 """
 
 import inspect
-import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +16,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.writing import check_folder, explained
-from llqr.theory.search import search
 
 HELP = "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."
-Out = Annotated[Path, typer.Option("--out", help="Folder for figures, numbers and report.html.", file_okay=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder for figures and numbers.", file_okay=False)]
 OUT = Path("runs/toy")
 
 
@@ -47,7 +44,6 @@ def __getattr__(name: str) -> typer.Typer:
         for command in figures:
             command(out=out)
 
-    commands.command("search")(search_command)
     return app
 
 
@@ -69,25 +65,14 @@ def _command(run: Callable[..., Any]) -> Callable[..., None]:
         chosen = {option.name: given.get(option.name, option.default) for option in options}
         words = [word for key, value in chosen.items() for word in (f"--{key.replace('_', '-')}", f"{value:g}")]
         with explained(out):
-            page = save(result, out, shlex.join(["llqr", "toy", result.name, *words]))
-        typer.echo("\n  ".join([result.title, *result.sentences, f"-> {page}"]))
+            save(result, out, shlex.join(["llqr", "toy", result.name, *words]))
+        typer.echo("\n  ".join([result.title, *result.sentences, f"-> {out}"]))
 
     command.__doc__ = run.__doc__
     place = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=OUT, annotation=Out)
     command.__signature__ = inspect.Signature([*options, place])  # type: ignore[attr-defined]  # typer reads it
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*options, place)}
     return command
-
-
-def search_command(
-    candidates: Annotated[int, typer.Option(min=100, help="Random landscapes to draw.")] = 1_500_000,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
-) -> None:
-    """Search for the constants of the toy figures again: prints finalists as JSON lines, the best first."""
-    say = Console(stderr=True).print
-    for found in search(candidates=candidates, seed=seed, progress=say):
-        line = {"worst_path_ratio": found.worst_ratio, "claims_kept_under_jitter": found.robustness}
-        typer.echo(json.dumps(line | asdict(found.constants)))
 
 
 @contextmanager

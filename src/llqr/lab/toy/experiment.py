@@ -1,19 +1,15 @@
-"""What a toy experiment returns, how it reports claims and statistics, and the folder with its page."""
+"""The result of a toy experiment: sentences, numbers and figures, and how they are saved."""
 
-import base64
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import jinja2
 import numpy as np
 import typer
 from matplotlib.figure import Figure
 from torch import Tensor
-
-from llqr import __version__
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a part of the work, how much of it is done, and how much there is."""
@@ -26,7 +22,7 @@ Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
 
 @dataclass(frozen=True)
 class ToyResult:
-    """What a toy command saves: sentences and numbers for the page, and figures by file name."""
+    """Sentences to print, numbers for the JSON file, and figures by file name."""
 
     name: str
     title: str
@@ -55,25 +51,14 @@ def quantiles(values: Tensor) -> dict[str, Any]:
     return {"step": steps, "min": chosen.amin(1), "median": chosen.median(1).values, "max": chosen.amax(1)}
 
 
-ORDER = ("hover", "escape", "noise", "phase", "selection", "transfer")
-
-
-def save(result: ToyResult, folder: Path, command: str) -> Path:
-    """Write the figures (PNG and SVG) and the numbers of one command, then update the page; returns its path."""
+def save(result: ToyResult, folder: Path, command: str) -> None:
+    """Write the figures (PNG and SVG) and the numbers (JSON) of one command."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in result.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=160)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     record = vars(result) | {"command": command, "figures": list(result.figures)}
     (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
-    parts = [json.loads(file.read_text()) for name in ORDER if (file := folder / f"{name}.json").exists()]
-    names = [figure for part in parts for figure in part["figures"]]
-    pngs = {figure: base64.b64encode((folder / f"{figure}.png").read_bytes()).decode() for figure in names}
-    loader = jinja2.PackageLoader("llqr.lab.toy", ".")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    page = folder / "report.html"
-    page.write_text(environment.get_template("page.html").render(parts=parts, pngs=pngs, version=__version__))
-    return page
 
 
 def _plain(value: Any) -> Any:

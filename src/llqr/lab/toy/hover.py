@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREY, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import ToyResult
-from llqr.theory import Hovering, amplification, hover, hovering_envelope, simulate, vanilla_envelope
+from llqr.theory import Hovering, amplification, hover, hovering_envelope, simulate
 from llqr.theory.arguments import Array
 
 
@@ -30,7 +30,7 @@ def run_hover(
         ).positions[:, 0, 0].numpy()
         for method in ("sam", "llqr+sam")
     }  # fmt: skip
-    envelopes = {"sam": float(vanilla_envelope(rho)), "llqr+sam": float(hovering_envelope(rho, lambda_bar))}
+    envelopes = {"sam": rho, "llqr+sam": float(hovering_envelope(rho, lambda_bar))}
     bars = np.geomspace(lambda_bar / 3, 20 * lambda_bar, 12)
     wells = {method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho) for method in ("sam", "llqr+sam")}
     rates = np.linspace(0.05, 1.9, 24)
