@@ -20,7 +20,7 @@ def test_page() -> None:
         exec(compile(block, "docs/lqr.md", "exec"), namespace)
 
 
-@pytest.mark.parametrize("module", ["linearisation", "cost_blocks", "riccati", "objective"])
+@pytest.mark.parametrize("module", ["linearisation", "cost_blocks", "riccati"])
 def test_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"llqr.lqr.{module}"))
     assert result.attempted

@@ -9,8 +9,15 @@
 
 from llqr.lqr.cost_blocks import LayerwiseLQR, StageBlocks, costs
 from llqr.lqr.linearisation import Linearisation, LinearStage, linearise
-from llqr.lqr.objective import metric_objective, relaxed_objective
-from llqr.lqr.riccati import NoMinimiserError, StagePolicy, exact_step, riccati, solve
+from llqr.lqr.riccati import (
+    NoMinimiserError,
+    StagePolicy,
+    exact_step,
+    metric_objective,
+    relaxed_objective,
+    riccati,
+    solve,
+)
 
 __all__ = [
     "LayerwiseLQR",

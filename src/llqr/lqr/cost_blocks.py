@@ -1,5 +1,6 @@
 """The quadratic costs Q_i, R_i, M_i and Q_N that make the LQR's total cost equal to δθ^T H δθ for a chosen H."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
-from llqr.caller_warnings import warn
 from llqr.lqr.linearisation import Linearisation, LinearStage
 from llqr.lqr.stages import Stage
 
@@ -57,9 +57,8 @@ def costs(
     - "newton": H is the Hessian of the loss. Q_N = ∇²ℓ, and the block of stage i is the second derivative of
       λ_{i+1} . f_i(x_i, θ_i): the contribution of the stage's own curvature.
     - "gauss-newton": Q_N = ∇²ℓ and no stage costs, H = J^T ∇²ℓ J.
-    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. For a
-      loss that does not take the outputs as scores of one, which a warning says, take "gauss-newton". Outputs are
-      (batch, classes).
+    - "ngd": Q_N is the Fisher matrix of the softmax, diag p_n - p_n p_n^T for each sample, no stage costs. Outputs are
+      the (batch, classes) scores of a softmax; for any other loss choose "gauss-newton" (a warning says so).
       `curvature_scale` is "sum" over the batch (the default, although the loss is a mean), "mean", or a number that
       multiplies the sum.
 
@@ -115,9 +114,10 @@ def _warn_of_other_loss(linearisation: Linearisation) -> None:
     difference = linearisation.loss_of_state(scores.log_softmax(dim=1).reshape(-1)) - linearisation.loss
     rounding = 1e3 * torch.finfo(scores.dtype).eps * (1 + linearisation.loss.abs() + scores.abs().max())
     if not bool(difference.abs() <= rounding):
-        warn(
+        warnings.warn(
             "`divergence` 'ngd' is the Fisher matrix of a softmax, but `loss_fn` does not take the outputs as its "
-            "scores; take 'gauss-newton'."
+            "scores; take 'gauss-newton'.",
+            stacklevel=3,
         )
 
 
