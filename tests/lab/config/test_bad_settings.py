@@ -109,7 +109,6 @@ def test_a_bad_value_is_refused_by_name_or_can_be_trained_with(key, tmp_path):
         ("geometries.ngd.structure=e-kfca", "got 'e-kfca'; did you mean e-kfac?"),
         ("geometries.ngd.inner.solver=cg", "geometries.ngd: solver: 'cg' needs an objective that is quadratic"),
         ('geometries.ngd.structure={"nothing.*"="diagonal"}', "geometries.ngd: structure: the pattern 'nothing.*'"),
-        ("geometries.ngd.inner.gradients=999", "batch_size must be at least 1, the number of inner.gradients (999)"),
         ("bases.sgdm={nesterov=true, momentum=0.0}", "bases.sgdm: nesterov needs a momentum, got 0."),
     ],
 )

@@ -300,8 +300,8 @@ def test_a_probe_gets_the_settings_that_were_made():
 
 def test_every_option_of_the_core_can_be_set_in_a_recipe():
     """The fields of `llqr.Inner` and `llqr.Runtime` are read as they are; a new one needs no line in the laboratory."""
-    overrides = ["solver=cg", "steps=7", "clip=2"]
-    runtime = ["engine=finite-differences", "apply_dtype=bfloat16", "max_side=64", "micro_batch=16", "spread=true"]
+    overrides = ["solver=adam", "steps=7", "clip=2"]
+    runtime = ["engine=finite-differences", "apply_dtype=bfloat16", "max_side=64", "micro_batch=16"]
     loaded = recipe.load(
         "digits/mlp",
         [
@@ -313,8 +313,8 @@ def test_every_option_of_the_core_can_be_set_in_a_recipe():
         ],
     )
     settings = loaded.run("llqr").geometry
-    assert settings.inner == llqr.Inner("cg", steps=7, lr=1e-3, clip=2.0)
-    expected = {"engine": "finite-differences", "max_side": 64, "micro_batch": 16, "spread": True}
+    assert settings.inner == llqr.Inner("adam", steps=7, lr=1e-3, clip=2.0)
+    expected = {"engine": "finite-differences", "max_side": 64, "micro_batch": 16}
     assert settings.runtime == llqr.Runtime(apply_dtype=torch.bfloat16, **expected)
     assert (settings.bounds, settings.damping) == ((1e-3, 10.0), 0.5)
     run = loaded.run("llqr")

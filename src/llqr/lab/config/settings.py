@@ -230,9 +230,8 @@ class GeometrySettings:
         check_known("divergence", self.divergence, DIVERGENCES)
         for kind in [self.structure] if isinstance(self.structure, str) else self.structure.values():
             check_known("structure", kind, STRUCTURES)
-        if self.batch_size < max(1, self.inner.gradients):
-            needed = "" if self.inner.gradients == 1 else f", the number of inner.gradients ({self.inner.gradients})"
-            raise ValueError(f"batch_size must be at least 1{needed}, got {self.batch_size}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         inner = {f"inner.{name}": getattr(self.inner, name) for name in ("lr", "curvature_scale")}
         for name, number in (inner | {"damping": self.damping}).items():
             if isinstance(number, float) and not abs(number) <= LARGEST:
@@ -249,7 +248,7 @@ class GeometrySettings:
         ones = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
         quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
         with warnings.catch_warnings(action="ignore"):  # about this network
-            inner = replace(self.inner, steps=1, gradients=1)
+            inner = replace(self.inner, steps=1)
             for kind in dict.fromkeys(kinds):
                 self.build(model, nn.functional.cross_entropy, structure=kind, inner=inner).learn_from(quadratic)
 
