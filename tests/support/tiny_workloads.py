@@ -3,7 +3,7 @@
 import torch
 
 from llqr.lab.bench.workload import Network, Workload
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 
 CNN = "cnn:image_size=4,width=2,classes=3"
 MLP = "mlp:image_size=2,hidden=[4],classes=3"

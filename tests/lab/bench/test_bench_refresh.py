@@ -11,7 +11,7 @@ from llqr.lab.bench import refresh
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.refresh import ExactRefresh, distance, size
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from references import dense_fisher, dense_gradient, flat, relative_error
 from tiny_workloads import FP32, MLP, VIT, workload
 

@@ -21,7 +21,7 @@ from llqr.lab.cli import app
 from llqr.lab.config import recipe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.errors import CannotWrite, DataError, Diverged, Stopped
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES, SharedPass, share

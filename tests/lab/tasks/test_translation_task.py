@@ -17,8 +17,7 @@ from llqr.lab.analysis import solution
 from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
-from llqr.lab.passes.captured_pass import Pass
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Pass, Precision
 from llqr.lab.progress import Display
 from llqr.lab.results import measurements as results
 from llqr.lab.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from torch import nn
 
 from llqr.lab import models
 from llqr.lab.models.transformer import TranslationTransformer
-from llqr.lab.passes.compiling import compile_network, repeated_blocks
+from llqr.lab.passes import compile_network, repeated_blocks
 
 
 @pytest.mark.parametrize(

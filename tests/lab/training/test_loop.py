@@ -16,8 +16,7 @@ from llqr.lab.config import recipe
 from llqr.lab.config.settings import Choice, LrSchedule, Probe
 from llqr.lab.data import Batches
 from llqr.lab.errors import Diverged
-from llqr.lab.passes.captured_pass import CapturedPass, Pass
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import CapturedPass, Pass, Precision
 from llqr.lab.progress import Display
 from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
@@ -326,7 +325,7 @@ class Regression(Task):
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_new_task_is_one_class_in_the_registry_and_needs_no_other_loop(tmp_path, monkeypatch, capture):
     """Inputs that are a mapping, a metric that is better when smaller, and no classes anywhere."""
-    monkeypatch.setattr("llqr.lab.passes.captured_pass.CudaGraphs", lambda model: lambda compute: compute)
+    monkeypatch.setattr("llqr.lab.passes.CudaGraphs", lambda model: lambda compute: compute)
     digits = recipe.load("digits/mlp", ["training.batch_size=8", "bases.sgdm.weight_decay=0", "training.epochs=4"])
     monkeypatch.setitem(tasks.TASKS, "regression", Regression)
     run = dataclasses.replace(digits.run("sam"), task=Choice("regression"), probe=Probe("sam", rho=0.01))

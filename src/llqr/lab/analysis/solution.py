@@ -18,7 +18,7 @@ from llqr.lab import machine
 from llqr.lab.analysis import sharpness, slices
 from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
 from llqr.lab.runs.provenance import source_state, versions

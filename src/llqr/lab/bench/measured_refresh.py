@@ -14,7 +14,7 @@ from llqr.lab.bench.timing import Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.runs.json_files import plain
 
 NEVER = 10**9

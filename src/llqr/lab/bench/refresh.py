@@ -19,7 +19,7 @@ from llqr.lab.bench.step import BURST, step_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload
 from llqr.lab.number_table import Column, number_table
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 
 Vector = Mapping[str, Tensor]
 """One tensor per parameter."""

@@ -35,7 +35,7 @@ from llqr.lab.bench.step import BURST
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import IN_MIB, Column, number_table
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.results import storage
 from llqr.lab.results.paper_table import paper
 

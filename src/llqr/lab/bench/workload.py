@@ -17,9 +17,7 @@ from llqr.lab import models
 from llqr.lab.bench.timing import Clock
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
-from llqr.lab.passes.captured_pass import CapturedPass, Pass
-from llqr.lab.passes.compiling import compile_network
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import CapturedPass, Pass, Precision, compile_network
 
 IMAGENET = {"image_size": 224, "classes": 1000, "channels": 3}
 CIFAR = {"image_size": 32, "classes": 100, "channels": 3}

@@ -26,7 +26,7 @@ from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.writing import check_file
 
 HELP = """Time steps and refreshes, and measure their memory.

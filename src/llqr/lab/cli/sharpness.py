@@ -18,7 +18,7 @@ from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.run import Run
 from llqr.lab.own.weights import load_into
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 
 app = typer.Typer(**PLAIN)
 

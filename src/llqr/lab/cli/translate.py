@@ -14,7 +14,7 @@ from llqr.lab.cli import options
 from llqr.lab.cli.lazy_group import PLAIN
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.models.transformer import TranslationTransformer
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.tasks.translation import TranslationTask
 from llqr.lab.training import checkpoint

@@ -29,7 +29,7 @@ from llqr.lab.config.settings import (
 from llqr.lab.config.strict import Origin, make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
-from llqr.lab.passes.compiling import repeated_blocks
+from llqr.lab.passes import repeated_blocks
 from llqr.lab.tasks import Task
 
 OnRefresh = Callable[[llqr.Refresh], None]

@@ -19,9 +19,7 @@ from llqr.curvature.batch import samples_in, taken_rows
 from llqr.curvature.losses import counted_terms
 from llqr.distributed.dtensors import as_sharded, drop_gathered, local, local_like, whole
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.passes.captured_pass import Pass
-from llqr.lab.passes.compiling import repeated_blocks
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import Pass, Precision, repeated_blocks
 from llqr.lab.ranks.team import Ranks, Team
 from llqr.lab.tasks.task import Batch, Task
 from llqr.step.saved_state import taken_apart

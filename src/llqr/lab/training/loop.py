@@ -22,9 +22,7 @@ from llqr import Geometry, Refresh, RefreshError
 from llqr.lab.data import Batches
 from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
 from llqr.lab.number_table import spread
-from llqr.lab.passes.captured_pass import CapturedPass, Pass
-from llqr.lab.passes.compiling import compile_network
-from llqr.lab.passes.precision import Precision
+from llqr.lab.passes import CapturedPass, Pass, Precision, compile_network
 from llqr.lab.progress import Display
 from llqr.lab.ranks.strategy import Strategy
 from llqr.lab.ranks.team import FailureElsewhere

@@ -1,4 +1,4 @@
-"""The forward and backward pass of a step as a closure, optionally captured as CUDA graphs.
+"""The forward and backward pass of a step: its precision, its compilation, its capture as CUDA graphs.
 
 A captured pass reads its batch from fixed buffers and leaves loss and gradients at fixed addresses; between replays the
 optimizer may change weights, gradients and normalisation statistics in place, as `llqr.Optimizer` does. There is one
@@ -7,6 +7,7 @@ run uncaptured.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,18 +15,68 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.cuda_graphs import capturing, warming_up
-from llqr.lab.passes.precision import Precision
 from llqr.lab.tasks.task import Batch, Task
 from llqr.step.snapshot import Snapshot
 
 WARM_UP = 3
 """Passes before capture, in which libraries choose their kernels and allocate workspaces."""
 MOST_SHAPES = 64
-"""Graphs that are kept. Each holds its kernels, some MiB, and its batch; they share the memory of activations."""
+"""Graphs to keep. Each holds its kernels, some MiB, and its batch; they share the memory of activations."""
+ENOUGH = 4
+"""From this many equal blocks on, faster compilation is worth more than fusion across block boundaries."""
 
 Compute = Callable[[], Tensor]
 Capture = Callable[[Compute], Compute]
 """Turns a pass over fixed buffers into a function that replays it."""
+
+
+class Precision:
+    """``fp32``, ``tf32`` (products in TF32 where the device has it) or ``bf16`` (autocast; weights stay in float32).
+
+    With ``bf16`` what autocast leaves in float32, such as the factors of the metric, uses TF32 products.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self.device = device
+
+    def set_up(self) -> None:
+        """Set the switches of the process that this precision means, for the run that begins."""
+        allowed = self.name != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+        torch.backends.cudnn.benchmark = self.device.type == "cuda"
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The context of a forward pass."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.name == "bf16")
+
+
+def compile_network(model: nn.Module) -> nn.Module:
+    """A compiled form of ``model`` that shares its parameters.
+
+    Repeated blocks are compiled in place, which keeps their names, and ``model`` itself is returned.
+    """
+    blocks = repeated_blocks(model)
+    for block in blocks:
+        block.compile()
+    if blocks:
+        return model
+    compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]  # a module, which the stubs do not say
+    return compiled
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of every container that holds several modules of one class with parameters of the same shapes."""
+    found = []
+    for container in model.modules():
+        if not isinstance(container, nn.Sequential | nn.ModuleList) or len(container) < ENOUGH:
+            continue
+        composed = next(container[0].children(), None) is not None
+        alike = {(type(one), *((name, p.shape) for name, p in one.named_parameters())) for one in container}
+        if composed and len(alike) == 1:
+            found += list(container)
+    return found
 
 
 class Pass:
