@@ -228,7 +228,6 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (3, "CIFAR-10 was not found", ["train", "cifar10/resnet18", "--data-dir", "nowhere", "--device", "cpu"]),
         (3, "imagenet", ["train", "imagenet/resnet50", "--device", "cpu"]),
         (3, "llqr data iwslt14", ["train", "iwslt14/transformer_iwslt_de_en", "--device", "cpu"]),
-        (3, "holds no run", ["translate", "."]),
         (4, "the training loss of epoch 1", ["train", "digits/mlp", "--device", "cpu", "--set", "bases.sgdm.lr=1e12"]),
     ],
 )

@@ -1,7 +1,5 @@
 """Reading data sets: small copies of the real layouts, label noise, and errors for missing and damaged files."""
 
-import os
-import pickle
 import random
 import re
 from pathlib import Path
@@ -15,7 +13,6 @@ from PIL import Image
 
 from llqr.lab import data
 from llqr.lab.data.resident import corrupt_labels
-from llqr.lab.data.restricted_pickle import load_arrays
 from llqr.lab.data.streaming import random_scaled_box
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the complete CIFAR:UserWarning")
@@ -32,36 +29,25 @@ def rows(images: np.ndarray) -> np.ndarray:
     return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
-def write_cifar10(root: Path, layout: str, protocol: int = 2) -> tuple[np.ndarray, np.ndarray]:
+def write_cifar10(root: Path) -> tuple[np.ndarray, np.ndarray]:
     """A tiny CIFAR-10, four images per file; returns the training images and labels."""
     images, labels = images_and_labels(20, 10)
     test_images, test_labels = images_and_labels(4, 10, seed=1)
     parts = [(f"data_batch_{i + 1}", images[4 * i : 4 * i + 4], labels[4 * i : 4 * i + 4]) for i in range(5)]
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(exist_ok=True)
     for name, x, y in [*parts, ("test_batch", test_images, test_labels)]:
-        if layout == "binary":
-            folder = root / "cifar-10-batches-bin"
-            folder.mkdir(exist_ok=True)
-            np.hstack([y[:, None].astype(np.uint8), rows(x)]).tofile(folder / f"{name}.bin")
-        else:
-            folder = root / "cifar-10-batches-py"
-            folder.mkdir(exist_ok=True)
-            content = {b"batch_label": name.encode(), b"labels": y.tolist(), b"data": rows(x)}
-            (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
+        np.hstack([y[:, None].astype(np.uint8), rows(x)]).tofile(folder / f"{name}.bin")
     return images, labels
 
 
-def write_cifar100(root: Path, layout: str) -> tuple[np.ndarray, np.ndarray]:
+def write_cifar100(root: Path) -> tuple[np.ndarray, np.ndarray]:
     images, labels = images_and_labels(8, 100)
+    (root / "cifar-100-binary").mkdir(exist_ok=True)
+    coarse = np.full_like(labels, 7)
     for name in ("train", "test"):
-        coarse = np.full_like(labels, 7)
-        if layout == "binary":
-            (root / "cifar-100-binary").mkdir(exist_ok=True)
-            record = np.hstack([coarse[:, None].astype(np.uint8), labels[:, None].astype(np.uint8), rows(images)])
-            record.tofile(root / "cifar-100-binary" / f"{name}.bin")
-        else:
-            (root / "cifar-100-python").mkdir(exist_ok=True)
-            content = {"fine_labels": labels.tolist(), "coarse_labels": coarse.tolist(), "data": rows(images)}
-            (root / "cifar-100-python" / name).write_bytes(pickle.dumps(content))
+        record = np.hstack([coarse[:, None].astype(np.uint8), labels[:, None].astype(np.uint8), rows(images)])
+        record.tofile(root / "cifar-100-binary" / f"{name}.bin")
     return images, labels
 
 
@@ -92,9 +78,8 @@ def write_tinyimagenet(root: Path) -> None:
     (folder / "val" / "val_annotations.txt").write_text("".join(reversed(annotations)))
 
 
-@pytest.mark.parametrize("layout", ["binary", "python"])
-def test_cifar10_is_read_from_both_layouts(tmp_path, layout):
-    images, labels = write_cifar10(tmp_path, layout)
+def test_cifar10(tmp_path):
+    images, labels = write_cifar10(tmp_path)
     loaded = data.load("cifar10", tmp_path)
     assert torch.equal(loaded.train.images, torch.from_numpy(images))
     assert torch.equal(loaded.train.labels, torch.from_numpy(labels))
@@ -102,110 +87,30 @@ def test_cifar10_is_read_from_both_layouts(tmp_path, layout):
     assert loaded.train.images.shape[1:] == (32, 32, 3)
 
 
-@pytest.mark.parametrize("layout", ["binary", "python"])
-def test_cifar100_takes_the_fine_labels(tmp_path, layout):
-    images, labels = write_cifar100(tmp_path, layout)
+def test_cifar100_has_the_fine_labels(tmp_path):
+    images, labels = write_cifar100(tmp_path)
     loaded = data.load("cifar100", tmp_path)
     assert torch.equal(loaded.train.images, torch.from_numpy(images))
     assert torch.equal(loaded.train.labels, torch.from_numpy(labels))
 
 
 def test_an_incomplete_cifar_warns(tmp_path):
-    write_cifar100(tmp_path, "binary")
+    write_cifar100(tmp_path)
     with pytest.warns(UserWarning, match=r"holds 8 images in train.bin; the complete CIFAR-100 has 50000"):
         data.load("cifar100", tmp_path)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_pickle_protocol_is_read(tmp_path, protocol):
-    images, _ = write_cifar10(tmp_path, "python", protocol)
-    assert torch.equal(data.load("cifar10", tmp_path).train.images, torch.from_numpy(images))
-
-
-def test_a_pickle_cannot_call_anything(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "trapped"),)
-
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({b"data": Trap(), b"labels": []}))
-    with pytest.raises(ValueError, match=r"data_batch_1 is not a readable pickle of arrays: it names .*mkdir"):
-        load_arrays(path)
-    assert not (tmp_path / "trapped").exists()
-
-
-def test_a_pickle_may_not_choose_its_codec(tmp_path):
-    path = tmp_path / "codec"
-    path.write_bytes(b"c_codecs\nencode\n(Vabc\nVutf-7\ntR.")
-    with pytest.raises(ValueError, match="codec 'utf-7' is not allowed"):
-        load_arrays(path)
-
-
-def crafted(*steps):
-    """A pickle of these opcodes, that returns what is left on the stack."""
-    return b"\x80\x02" + b"".join(steps) + b"."
-
-
-ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
-DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%sI00\nI01\ntR"
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        # A dtype is mutable through BUILD: numpy's own becomes an object type of any size, and crashes.
-        (crafted(DTYPE % b"u1", b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"), "holds a dtype"),
-        # An array of objects over the file's own bytes.
-        (crafted(ARRAY, b"(K\x01K\x01\x85", DTYPE % b"O8", b"\x89C\x08AAAAAAAAtb"), "arrays of 'O8' are not allowed"),
-        # Numbers that are not there.
-        (
-            crafted(ARRAY, b"(K\x01J\xff\xff\xff\x7f\x85", DTYPE % b"u1", b"\x89C\x01Atb"),
-            "1 bytes are no array of shape",
-        ),
-        (crafted(ARRAY, b"(K\x01J\xff\xff\xff\xff\x85", DTYPE % b"u1", b"\x89C\x01Atb"), "an array without numbers"),
-        # BUILD on a name.
-        (crafted(b"cnumpy\ndtype\n}b"), "changes what a name means"),
-        (crafted(b"c_codecs\nencode\n}b"), "changes what a name means"),
-        (crafted(b"cnumpy\nndarray\n"), "holds a name"),
-        # A list that holds itself.
-        (crafted(b"]q\x00h\x00a"), "recursion"),
-    ],
-)
-def test_crafted_pickles_are_refused(tmp_path, content, says):
-    path = tmp_path / "crafted"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"crafted is not a readable pickle of arrays: .*{says}"):
-        load_arrays(path)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=np.uint8).reshape(2, 3),
-        np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)),
-        np.linspace(0, 1, 5),
-    ],
-)
-def test_arrays_come_back_as_they_were(tmp_path, array, protocol):
-    path = tmp_path / "arrays"
-    path.write_bytes(pickle.dumps({"x": [array], "y": (1, None)}, protocol=protocol))
-    loaded = load_arrays(path)["x"][0]
-    assert loaded.dtype == array.dtype
-    np.testing.assert_array_equal(loaded, array)
 
 
 def test_missing_cifar_says_what_is_expected_where(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"CIFAR-10 .*cifar-10-batches-bin/ holding data_batch_1.*data.root"):
         data.load("cifar10", tmp_path)
-    write_cifar10(tmp_path, "binary")
+    write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(FileNotFoundError, match="CIFAR-10 was not found"):
         data.load("cifar10", tmp_path)
 
 
 def test_damaged_cifar_names_the_file(tmp_path):
-    write_cifar10(tmp_path, "binary")
+    write_cifar10(tmp_path)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -214,24 +119,6 @@ def test_damaged_cifar_names_the_file(tmp_path):
     path.write_bytes(b"\x0b" + whole[1:])
     with pytest.raises(ValueError, match=r"cifar-10-batches-bin is damaged: labels must lie in 0..9, found .*11"):
         data.load("cifar10", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"not a pickle",
-        pickle.dumps([1, 2]),
-        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)}),
-        pickle.dumps({b"data": np.zeros((2, 3072), np.int64), b"fine_labels": [0, 1]}),
-        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [0, 1, 2]}),
-        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [0, "1"]}),
-    ],
-)
-def test_damaged_pickles_name_the_file(tmp_path, content):
-    write_cifar100(tmp_path, "python")
-    (tmp_path / "cifar-100-python" / "train").write_bytes(content)
-    with pytest.raises(ValueError, match=r"cifar-100-python.train is (damaged|not a readable pickle)"):
-        data.load("cifar100", tmp_path)
 
 
 def test_digits_are_embedded_and_have_a_fixed_split():
@@ -243,7 +130,7 @@ def test_digits_are_embedded_and_have_a_fixed_split():
 
 
 def test_statistics_are_those_of_the_training_images(tmp_path):
-    images, _ = write_cifar10(tmp_path, "binary")
+    images, _ = write_cifar10(tmp_path)
     loaded = data.load("cifar10", tmp_path)
     pixels = images.reshape(-1, 3).astype(np.float64)
     np.testing.assert_allclose(loaded.mean, pixels.mean(axis=0), rtol=1e-12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llqr.lab.data import resident
 from llqr.lab.data.augment import Augmentation
-from llqr.lab.data.imageset import ImageSet
+from llqr.lab.data.readers import ImageSet
 from llqr.lab.data.resident import ResidentBatches, ResidentData, ResidentOptions
 
 

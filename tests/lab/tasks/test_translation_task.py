@@ -4,7 +4,6 @@ import json
 import math
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -283,76 +282,3 @@ def test_a_kept_run_has_its_test_metric(trained, tmp_path):
     results.add(find([trained.path]), tmp_path / "kept.jsonl")
     (kept,) = results.read(tmp_path)
     assert kept.tested == trained.result()["test_of_best"]["BLEU"]
-
-
-# -- use -------------------------------------------------------------------------------------------------------------
-
-
-class Stdin:
-    def __init__(self, content):
-        self.buffer = iter(content.splitlines(keepends=True))
-
-
-def translate(monkeypatch, capsys, content, *arguments):
-    monkeypatch.setattr("sys.stdin", Stdin(content))
-    code = run_cli("translate", *arguments, "--device", "cpu")
-    return code, *capsys.readouterr()
-
-
-def test_a_trained_model_translates_what_somebody_writes(trained, monkeypatch, capsys):
-    sentences = ["bade bafi bago baku dela", "", "Deme DENI depo deru deba"]
-    code, out, err = translate(monkeypatch, capsys, "\n".join(sentences).encode(), trained.path)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [" ".join(one.lower().split()[::-1]) for one in sentences]
-    code, out, _ = translate(monkeypatch, capsys, b"bade bafi bago baku dela\n", trained.path, "--beam", "1")
-    assert (code, len(out.splitlines())) == (0, 1)
-
-
-def test_a_long_file_is_translated_piece_by_piece_in_order(trained, monkeypatch, capsys):
-    monkeypatch.setattr("llqr.lab.cli.translate.LINES_AT_ONCE", 2)
-    lines = [b"bade bafi bago baku", b"deme deni depo deru", b"bago baku bala bame", b"", b"fide fifi figo fiku"]
-    whole = translate(monkeypatch, capsys, b"\n".join(lines) + b"\n", trained.path)[1].splitlines()
-    assert len(whole) == 5
-    assert whole[:3] == [" ".join(line.decode().split()[::-1]) for line in lines[:3]]
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "said"),
-    [
-        (b"bade\n\xff\xfe\n", 3, "Line 2 of stdin is not UTF-8"),
-        (b"bade\n" + b"bade " * 1100, 3, r"Line 2 has [\d,]+ tokens, more than the 1,024 that the model reads"),
-    ],
-)
-def test_lines_that_cannot_be_translated_are_named(trained, monkeypatch, capsys, content, code, said):
-    found, _, err = translate(monkeypatch, capsys, content, trained.path)
-    assert found == code
-    assert re.search(said, err)
-    assert "Traceback" not in err
-
-
-def test_folders_that_hold_no_translator_are_refused(trained, texts, tmp_path, monkeypatch, capsys):
-    code, _, err = translate(monkeypatch, capsys, b"bade\n", tmp_path)
-    assert (code, "holds no run" in err) == (3, True)
-    code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", tmp_path)
-    assert (code, "holds no prepared text" in err) == (3, True)
-    other = reversal(tmp_path / "other", seed=3, train=300)
-    code, _, err = translate(monkeypatch, capsys, b"bade\n", trained.path, "--data-dir", other)
-    assert (code, "was trained on" in err) == (3, True)
-    for name, said in ((None, "neither is checkpoint.pt"), ("digits/mlp", "must be a translation run")):
-        folder = tmp_path / str(name)
-        config = trained.config()
-        if name is not None:
-            config["run"] = recipe.load(name).run("sgdm").to_dict()
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        code, _, err = translate(monkeypatch, capsys, b"bade\n", folder)
-        assert (code, said in err) == (2 if name else 3, True)
-
-
-def test_a_run_under_way_translates_with_its_best_weights_so_far(trained, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "checkpoint.pt"):
-        (folder / name).write_bytes(Path(trained.path / name).read_bytes())
-    content = b"bade bafi bago baku dela\n"
-    assert translate(monkeypatch, capsys, content, folder) == translate(monkeypatch, capsys, content, trained.path)

@@ -37,10 +37,6 @@ class Commands(LazyGroup):
         ),
         "results": ("report", "Files of results."),
         "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
-        "translate": (
-            "translate",
-            "Translate the lines of stdin with the best weights of a run; one line out for every line in.",
-        ),
         "sharpness": (
             "sharpness",
             "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",

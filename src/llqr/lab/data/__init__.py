@@ -10,17 +10,13 @@ the same seed gives the same batches, and a saved state resumes in the middle of
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llqr.lab.data.batches import Batches, ImageData
-from llqr.lab.data.cifar import CIFAR10, CIFAR100, read_cifar
-from llqr.lab.data.digits import read_digits
-from llqr.lab.data.imageset import ImageSet
+from llqr.lab.data.readers import CIFAR10, CIFAR100, ImageSet, read_digits, read_tinyimagenet
 from llqr.lab.data.resident import ResidentData, ResidentOptions
 from llqr.lab.data.streaming import StreamingData, StreamingOptions
-from llqr.lab.data.tinyimagenet import read_tinyimagenet
 from llqr.lab.names import check_known
 
 __all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "load", "source"]
@@ -28,7 +24,7 @@ __all__ = ["Batches", "ImageData", "ResidentData", "Source", "StreamingData", "l
 
 @dataclass(frozen=True)
 class Source:
-    """What is known about a data set before any file is read, and how to read it."""
+    """The sizes of a data set, which are known before any file is read, and how to read it."""
 
     classes: int
     image_size: int
@@ -52,9 +48,9 @@ def in_memory(
 
 
 SOURCES = {
-    "digits": in_memory(10, 8, 1, 1437, lambda root: read_digits()),
-    "cifar10": in_memory(10, 32, 3, 50_000, partial(read_cifar, CIFAR10)),
-    "cifar100": in_memory(100, 32, 3, 50_000, partial(read_cifar, CIFAR100)),
+    "digits": in_memory(10, 8, 1, 1437, read_digits),
+    "cifar10": in_memory(10, 32, 3, 50_000, CIFAR10.read),
+    "cifar100": in_memory(100, 32, 3, 50_000, CIFAR100.read),
     "tinyimagenet": in_memory(200, 64, 3, 100_000, read_tinyimagenet),
     "imagenet": Source(
         1000, 224, 3, 1_281_167, StreamingOptions, lambda root, options: StreamingData(root / "imagenet", options)

@@ -6,7 +6,7 @@ of a loader is therefore small: the generator's state at the start of the epoch,
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,26 +114,17 @@ class Batches(ABC):
             self._order = self._plan()
 
 
-class Placement(TypedDict, total=False):
-    """Where the images of a batch are made, and their memory format."""
-
-    device: torch.device | str
-    memory_format: torch.memory_format
-
-
 class ImageData(ABC):
-    """A training and a test set of images."""
+    """A training and a test set of images; batches take ``device=`` and ``memory_format=``."""
 
-    def train_batches(
-        self, batch_size: int, *, seed: int, last: str = "fill", **placement: Unpack[Placement]
-    ) -> Batches:
+    def train_batches(self, batch_size: int, *, seed: int, last: str = "fill", **placement: Any) -> Batches:
         """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
         return self._batches(batch_size, seed, last, **placement)
 
-    def test_batches(self, batch_size: int, **placement: Unpack[Placement]) -> Batches:
+    def test_batches(self, batch_size: int, **placement: Any) -> Batches:
         """All test images in order, each once; the last batch may be smaller."""
         return self._batches(batch_size, None, "keep", **placement)
 
     @abstractmethod
-    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> Batches:
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> Batches:
         """Training batches with a seed, test batches without one."""

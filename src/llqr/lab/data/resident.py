@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llqr.lab.data.augment import Augmentation, Draws
-from llqr.lab.data.batches import Batches, ImageData, Placement
-from llqr.lab.data.imageset import ImageSet
+from llqr.lab.data.batches import Batches, ImageData
+from llqr.lab.data.readers import ImageSet
 
 # Several batches are made at a time, so that they share the dozen kernels of an augmentation.
 BYTES_AT_ONCE = 64 * 2**20
@@ -103,5 +103,5 @@ class ResidentData(ImageData):
         self.train = ImageSet(train.images, labels)
         self.test = test
 
-    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]) -> ResidentBatches:
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> ResidentBatches:
         return ResidentBatches(self, batch_size, seed, last, **placement)

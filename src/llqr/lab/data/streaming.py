@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from llqr.lab.data.batches import Batches, ImageData, Placement
+from llqr.lab.data.batches import Batches, ImageData
 from llqr.lab.data.decode import decode
 from llqr.lab.errors import DataError
 from llqr.lab.machine import cores
@@ -205,7 +205,5 @@ class StreamingData(ImageData):
         self.train = find_files(folder / "train", classes)
         self.test = find_files(folder / "val", classes)
 
-    def _batches(
-        self, batch_size: int, seed: int | None, last: str, **placement: Unpack[Placement]
-    ) -> StreamingBatches:
+    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> StreamingBatches:
         return StreamingBatches(self, batch_size, seed, last, **placement)
