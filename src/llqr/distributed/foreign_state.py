@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llqr.geometry.linearizer import Linearizer
+from llqr.curvature.linearizer import Linearizer
 
 
 def for_this_rank(state: Mapping[str, Any], linearizer: Linearizer) -> Mapping[str, Any]:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.curvature.linearizer import Linearizer
 from llqr.distributed.foreign_state import for_this_rank
 from llqr.distributed.shards import Shards, own_part
 from llqr.geometry.arguments import check_capture, check_types
 from llqr.geometry.batches import Batches, BatchSource
-from llqr.geometry.linearizer import Linearizer
 from llqr.geometry.members import Members
 from llqr.geometry.outcomes import COUNTERS, Outcomes
 from llqr.geometry.runtime import Runtime
@@ -24,7 +24,6 @@ from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
 from llqr.never_compiled import never_compiled
 from llqr.random_state import vary
-from llqr.refresh import interrupts
 from llqr.refresh.effect import Effect
 from llqr.refresh.guards import Findings, examine, objection
 from llqr.refresh.inner_loop import InnerProblem, Solution
@@ -273,7 +272,7 @@ class Geometry:
             vary(self.linearizer.device, self.refreshes)  # or a function would draw the same batch at every refresh
             return self._refresher.begin(given, self._step, self._until())
 
-        with interrupts.deferred(), self.linearizer.frozen():
+        with self.linearizer.frozen():
             return self.linearizer.agreed(begin)
 
     def _until(self) -> int:
@@ -286,7 +285,7 @@ class Geometry:
             return None
         blended: list[Factors] = []
         try:
-            with interrupts.deferred(), self.linearizer.frozen():
+            with self.linearizer.frozen():
                 loop = self._refresher.advance(progress, step)
                 if loop is None:
                     return None

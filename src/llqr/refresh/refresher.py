@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from llqr.curvature import Problem, QuadraticModel
 from llqr.curvature.batch import Batch, opened, split_batch
-from llqr.refresh import interrupts
 from llqr.refresh.captured import CapturedLoop
 from llqr.refresh.inner_loop import InnerLoop, InnerProblem, Loop
 from llqr.refresh.progress import Progress
@@ -67,7 +66,6 @@ class Refresher:
         try:
             loop = progress.loop = progress.loop or self._loop(progress)
             while not progress.up_to_date(step):
-                interrupts.check()
                 loop.advance()
             return loop if loop.done == len(loop.plan) else None
         except BaseException:

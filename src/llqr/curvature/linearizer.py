@@ -28,13 +28,13 @@ from llqr.curvature import (
 )
 from llqr.curvature.batch import opened
 from llqr.curvature.divergence import Scale
+from llqr.curvature.first_refresh import check_loss, check_model, try_out
 from llqr.curvature.passes import ShardedProblem
 from llqr.curvature.uncompiled import as_written
 from llqr.distributed.dtensors import any_sharded, drop_gathered
 from llqr.distributed.fsdp import fsdp_group
 from llqr.distributed.placement import Placement
 from llqr.geometry.arguments import check_functions, check_pieces, check_ranks, check_weights
-from llqr.geometry.first_refresh import check_loss, check_model, try_out
 from llqr.geometry.runtime import Runtime
 from llqr.refresh.report import RefreshWarning
 
