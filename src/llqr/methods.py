@@ -4,12 +4,12 @@ from typing import Any, Unpack
 
 import torch
 
+from llqr.checks import Settings
 from llqr.geometry import Geometry, GeometryLike
 from llqr.optimizer import Optimizer
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
 from llqr.probes.norms import Norm
 from llqr.schedule import Schedule
-from llqr.step.arguments import Settings
 
 Base = torch.optim.Optimizer
 

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
-from llqr.distributed.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
-from llqr.geometry import GeometryLike
-from llqr.never_compiled import never_compiled
-from llqr.probes import Point, SAMProbe
-from llqr.random_state import RandomState, repeated
-from llqr.step import amp, gradients
-from llqr.step.arguments import (
+from llqr.checks import (
     check_base,
     check_closure,
     check_geometry,
@@ -24,6 +18,12 @@ from llqr.step.arguments import (
     check_settings,
     refuse_class,
 )
+from llqr.distributed.dtensors import Sharding, any_sharded, as_sharded, drop_gathered, local, refuse_fsdp1
+from llqr.geometry import GeometryLike
+from llqr.never_compiled import never_compiled
+from llqr.probes import Point, SAMProbe
+from llqr.random_state import RandomState, repeated
+from llqr.step import amp, gradients
 from llqr.step.derived_weights import forget_derived_weights
 from llqr.step.modules import OwningModules
 from llqr.step.other_gradients import OtherGradients

@@ -1,4 +1,4 @@
-"""Whether what an optimizer is made of fits together: each check says in one sentence what does not."""
+"""Every check of arguments, each called once; a check says in one sentence what does not fit and what to do."""
 
 from __future__ import annotations
 
