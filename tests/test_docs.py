@@ -17,8 +17,7 @@ import llqr
 import tiny_text
 from llqr.lab.config import recipe
 from llqr.lab.results import against, build_table, measurements, summary
-from llqr.lab.runs import dry_run
-from llqr.lab.runs.planned import plan
+from llqr.lab.runs.planned import describe, plan
 from processes import one_rank
 
 ROOT = Path(__file__).parent.parent
@@ -214,7 +213,7 @@ def test_memory_is_that_measured(label, model, structure):
 def test_the_memory_of_channels_is_that_of_the_runs(tmp_path):
     """Beside the metric of the recipes, in the runs whose gains are compared."""
     name, methods = "metric-ablation/resnet18@side-2304", ["channels+sam", "side-2304+sam"]
-    runs = dry_run.describe(plan(name, recipe.load(name), methods, [0], tmp_path))
+    runs = describe(plan(name, recipe.load(name), methods, [0], tmp_path))
     few, many = (f"{run['metric_bytes'] / 2**20:.0f}" for run in runs)
     assert f"{few} MiB on ResNet-18 instead of {many}" in (ROOT / "docs/choose.md").read_text()
 

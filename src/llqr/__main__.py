@@ -1,18 +1,14 @@
 """The command `llqr`, also `python -m llqr`: it needs the laboratory's packages, which the library does not."""
 
-import signal
 import sys
 
 
 def main() -> None:
     """Run the laboratory's command line, or say how to install it."""
     try:
-        from llqr.lab.cli.interrupts import quitting
+        from llqr.lab.cli.app import main as run
 
-        with quitting():
-            from llqr.lab.cli.app import main as run
-
-            run()
+        run()
     except KeyboardInterrupt:
         print("llqr: interrupted.", file=sys.stderr)
         sys.exit(130)
@@ -21,9 +17,6 @@ def main() -> None:
             raise
         print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
         sys.exit(2)
-    finally:
-        # The exit code is decided, and all files are written: Ctrl-C while Python shuts down changes neither.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -89,33 +89,3 @@ def test_ctrl_c_after_the_last_run_leaves_the_report_to_the_same_command(llqr, t
     monkeypatch.chdir(tmp_path)
     assert llqr(*arguments)[0] == 0
     assert (tmp_path / "runs/report.html").exists()
-
-
-def ended(program):
-    """Exit code, stdout and stderr of a program without torch."""
-    done = subprocess.run([sys.executable, "-c", HANDLED + program], capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_ctrl_c_while_python_shuts_down_changes_nothing():
-    code, out, err = ended("""
-import atexit, sys
-atexit.register(signal.raise_signal, signal.SIGINT)
-sys.argv = ["llqr", "--version"]
-from llqr.__main__ import main
-main()
-""")
-    assert (code, bool(out), err) == (0, True, "")
-
-
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "class Lost:\n        def __del__(self):\n            signal.raise_signal(signal.SIGINT)\n    Lost()",
-        "try:\n        signal.raise_signal(signal.SIGINT)\n    finally:\n        signal.raise_signal(signal.SIGINT)",
-    ],
-    ids=["in a destructor", "twice"],
-)
-def test_ctrl_c_that_no_code_can_catch_ends_the_process(moment):
-    program = f"from llqr.lab.cli.interrupts import explained\nwith explained():\n    {moment}\nprint('went on')"
-    assert ended(program) == (130, "", "llqr: interrupted.\n")

@@ -10,9 +10,8 @@ from llqr.lab.config import recipe
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.progress import Display
 from llqr.lab.results import build_table
-from llqr.lab.runs.apart import told_apart
 from llqr.lab.runs.planned import plan
-from llqr.lab.runs.stored import find
+from llqr.lab.runs.stored import find, told_apart
 from llqr.lab.stop import Stop
 from llqr.lab.text import prepared_folder
 from llqr.lab.training.carry_out import carry_out

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
 from llqr.lab.progress import Display
-from llqr.lab.runs.dry_run import explain
-from llqr.lab.runs.planned import plan
+from llqr.lab.runs.planned import explain, plan
 from llqr.lab.stop import Stop
 from llqr.lab.text import token_stream
 from llqr.lab.training.carry_out import carry_out

@@ -1,15 +1,19 @@
 """The command line: `llqr COMMAND`. Nothing here imports torch; a command's module is imported when it is run."""
 
 import errno
+import os
 import sys
-from typing import Annotated, NoReturn
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import llqr
-from llqr.lab.cli.lazy_group import PLAIN, LazyGroup
-from llqr.lab.cli.plain_warnings import plain_warnings
-from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES
+from llqr.lab.cli.options import PLAIN
+from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES, ConfigurationError, Interrupted
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
@@ -17,45 +21,71 @@ Exit codes: 0 done; 1 an error in code of your own, or a bug; 2 bad arguments; 3
 damaged; 4 the training diverged; 73 results cannot be written; 75 stopped by a signal or by --max-minutes with a
 checkpoint, from which the same command resumes; 130 interrupted. Results go to stdout, everything else to stderr.
 """
+COMMANDS = {
+    "train": ("runs", "Train one method of a recipe with one seed, or resume a run that was stopped."),
+    "compare": ("runs", "Train several methods with several seeds, print them side by side and write report.html."),
+    "reproduce": ("runs", "Make the runs of a table of the paper, except those that are finished."),
+    "report": (
+        "report",
+        "Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration.",
+    ),
+    "table": (
+        "report",
+        "Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file.",
+    ),
+    "results": ("report", "Files of results."),
+    "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
+    "sharpness": (
+        "sharpness",
+        "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
+    ),
+    "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
+    "storage": (
+        "catalogue",
+        "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
+    ),
+    "cluster": (
+        "catalogue",
+        "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
+    ),
+    "bench": ("bench", "Time steps and refreshes, and measure their memory."),
+    "toy": ("toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."),
+}
+"""By name: the module in this folder whose ``app`` has the command, and the first sentence of its help."""
 UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
-class Commands(LazyGroup):
-    """All commands, in the order in which they are listed; the sentences are those of their own help."""
+class LazyCommands(TyperGroup):
+    """Lists all commands, but imports the module of one only to run it: torch alone takes more than a second."""
 
-    LAZY = {
-        "train": ("runs", "Train one method of a recipe with one seed, or resume a run that was stopped."),
-        "compare": ("runs", "Train several methods with several seeds, print them side by side and write report.html."),
-        "reproduce": ("runs", "Make the runs of a table of the paper, except those that are finished."),
-        "report": (
-            "report",
-            "Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration.",
-        ),
-        "table": (
-            "report",
-            "Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file.",
-        ),
-        "results": ("report", "Files of results."),
-        "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
-        "sharpness": (
-            "sharpness",
-            "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
-        ),
-        "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
-        "storage": (
-            "catalogue",
-            "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
-        ),
-        "cluster": (
-            "catalogue",
-            "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
-        ),
-        "bench": ("bench", "Time steps and refreshes, and measure their memory."),
-        "toy": ("toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."),
-    }
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, summary) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=summary, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else self.load(str(name)), rest
+
+    def load(self, name: str) -> Any:
+        """Import the command ``name``."""
+        room, _ = COMMANDS[name]
+        processes = os.environ.get("WORLD_SIZE", "1")
+        if room != "runs" and processes != "1":  # they would all measure the same and write to the same files
+            raise ConfigurationError(
+                f"llqr {name} works in one process, and WORLD_SIZE says that there are {processes}: start it without "
+                "torchrun."
+            )
+        return typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # before typer turns it into "Aborted!" and exit code 1
+            raise Interrupted("interrupted.") from None
 
 
-app = typer.Typer(cls=Commands, help=HELP, no_args_is_help=True, **PLAIN | {"add_completion": True})
+app = typer.Typer(cls=LazyCommands, help=HELP, no_args_is_help=True, **PLAIN | {"add_completion": True})
 
 
 def show_version(wanted: bool) -> None:
@@ -75,9 +105,10 @@ def root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit; an error that is not a bug becomes one sentence on stderr and an exit code."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = _format_warning
     try:
-        with plain_warnings():
-            app(arguments, prog_name="llqr")
+        app(arguments, prog_name="llqr")
     except tuple(EXIT_CODES) as error:
         code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
         _fail(str(error), code)
@@ -86,7 +117,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         code = CANNOT_WRITE if error.errno in UNWRITABLE else BAD_DATA
         _fail(f"{error.filename or 'a file'}: {error.strerror}.", code)
+    finally:
+        warnings.formatwarning = usual
     sys.exit(0)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:
+    """Show a warning of llqr as a sentence; a line of its code tells the user nothing."""
+    if Path(filename).is_relative_to(Path(llqr.__file__).parent):
+        return f"llqr: warning: {message}\n"
+    return f"{filename}:{place[0]}: {category.__name__}: {message}\n"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

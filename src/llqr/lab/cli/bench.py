@@ -22,7 +22,7 @@ from llqr.lab.bench.record import Record
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.table import Column, Table
 
 from llqr.lab.cli import options
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
 from llqr.lab.results import cluster, storage

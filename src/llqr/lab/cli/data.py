@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.progress import Display

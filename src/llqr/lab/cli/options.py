@@ -1,9 +1,12 @@
 """The options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+"""Help and errors as plain text, without typer's frames."""
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder that holds the data sets (default: data.root of the recipe).")

@@ -18,7 +18,7 @@ from llqr.lab import machine, pictures
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown

@@ -15,7 +15,7 @@ from llqr.lab import machine, models
 from llqr.lab.cli import options
 from llqr.lab.cli import report as reporting
 from llqr.lab.cli.dataclass_options import options_from_dataclasses
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -27,9 +27,8 @@ from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
-from llqr.lab.runs import dry_run as dry
 from llqr.lab.runs import stored
-from llqr.lab.runs.planned import PlannedRun, plan
+from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
@@ -312,7 +311,7 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
             team.by_first(partial(measurements.check_file, "--keep", how.keep))
         if how.dry_run:
             if team.first:
-                print(json.dumps(dry.describe(planned), indent=1) if how.as_json else "\n".join(dry.explain(planned)))
+                print(json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned)))
             return False
         team.by_first(partial(check_folder, "--out", how.out))
         with stop, Display(len(planned), quiet=how.quiet or not team.first) as display:

@@ -13,7 +13,7 @@ from llqr.lab import machine
 from llqr.lab.analysis import sharpness as analysis
 from llqr.lab.analysis.solution import surface_of
 from llqr.lab.cli import options
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.cli.terminal import show
 from llqr.lab.config.run import Run

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from llqr.lab.cli.lazy_group import PLAIN
+from llqr.lab.cli.options import PLAIN
 from llqr.lab.writing import check_folder, explained
 
 HELP = "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."

@@ -13,8 +13,7 @@ from llqr.lab.report.provenance import configuration, every_run
 from llqr.lab.report.refreshes import refreshes
 from llqr.lab.report.section import Section
 from llqr.lab.report.solutions import sharpness, slices
-from llqr.lab.runs.apart import told_apart
-from llqr.lab.runs.stored import StoredRun
+from llqr.lab.runs.stored import StoredRun, told_apart
 from llqr.lab.writing import make_folder, write_text
 
 __all__ = ["render", "write"]

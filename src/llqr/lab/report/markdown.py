@@ -16,7 +16,7 @@ from llqr.lab.errors import ConfigurationError
 from llqr.lab.results import against, build_table
 from llqr.lab.results.build_table import Measure
 from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
-from llqr.lab.runs.record import RunRecord
+from llqr.lab.runs.stored import RunRecord
 
 MARK = re.compile(r"<!-- (?:table:(?P<name>[^\s>]+)(?P<rows>(?: [^\s>]+)*)|(?P<end>/table)) -->")
 MEASURES: dict[str, Measure] = {"best": "best", "last": "last"}

@@ -18,8 +18,7 @@ from llqr.lab.names import unknown
 from llqr.lab.results import storage
 from llqr.lab.results.measurements import differences
 from llqr.lab.results.paper_table import Number, PaperCell, PaperTable, paper
-from llqr.lab.runs.apart import settings_apart
-from llqr.lab.runs.record import RunRecord
+from llqr.lab.runs.stored import RunRecord, settings_apart
 
 Measure = Literal["best", "last"]
 """Which evaluation of a run counts. The paper prints the best one."""

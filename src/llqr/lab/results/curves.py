@@ -13,11 +13,9 @@ from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known
 from llqr.lab.results import measurements
-from llqr.lab.runs.apart import settings_apart
-from llqr.lab.runs.json_files import plain
+from llqr.lab.runs.json_files import CURVE, checked, plain
 from llqr.lab.runs.provenance import command, source_state
-from llqr.lab.runs.shapes import CURVE, checked
-from llqr.lab.runs.stored import StoredRun
+from llqr.lab.runs.stored import StoredRun, settings_apart
 from llqr.lab.writing import make_folder, write_text
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from typing import Any
 from llqr import STRUCTURES
 from llqr.lab import writing
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.runs.json_files import flatten, plain
-from llqr.lab.runs.record import RunRecord
-from llqr.lab.runs.shapes import LINE, checked
-from llqr.lab.runs.stored import StoredRun
+from llqr.lab.runs.json_files import LINE, checked, flatten, plain
+from llqr.lab.runs.stored import RunRecord, StoredRun
 
 KIND = "run"
 MADE = ("started", "command", "commit", "dirty", "versions", "machine")

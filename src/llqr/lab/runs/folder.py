@@ -21,11 +21,9 @@ from typing import Any, NoReturn
 
 from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.runs.json_files import flatten, plain, read_json, write_json
+from llqr.lab.runs.json_files import CONFIG, RESULT, flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.runs.provenance import command, source_state, versions
-from llqr.lab.runs.record import text_of
-from llqr.lab.runs.shapes import CONFIG, RESULT, checked
 from llqr.lab.writing import explained, make_folder, write_text
 
 
@@ -101,8 +99,8 @@ class RunFolder:
         write_json(self.path / "config.json", config)
 
     def config(self) -> dict[str, Any]:
-        path = self.path / "config.json"
-        return checked(read_json(path), CONFIG, str(path))
+        config: dict[str, Any] = read_json(self.path / "config.json", CONFIG)
+        return config
 
     def run(self) -> Run:
         """The run that the configuration describes."""
@@ -111,7 +109,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
         path = self.path / "result.json"
-        return checked(read_json(path), RESULT, str(path)) if path.exists() else None
+        return read_json(path, RESULT) if path.exists() else None
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the result down; it is returned as it will be read back."""
@@ -138,3 +136,9 @@ class Log:
         if self._writes:
             with explained(self.path), self.path.open("a") as file:
                 file.write(f"{json.dumps(self.records[-1])}\n")
+
+
+def text_of(result: Mapping[str, Any] | None) -> str | None:
+    """The key of the prepared text in a result, see `llqr.lab.text.prepared_folder`."""
+    key: str | None = (result or {}).get("text", {}).get("key")
+    return key

@@ -1,21 +1,87 @@
-"""Runs read back from their folders."""
+"""Runs that were made, read back from their folders, and what tells runs of one method apart."""
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from llqr.lab.config import recipe
+from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.runs.folder import RunFolder
-from llqr.lab.runs.json_files import read_json
-from llqr.lab.runs.record import RunRecord
-from llqr.lab.runs.shapes import ANALYSIS, RECORD, checked
+from llqr.lab.grouping import grouped
+from llqr.lab.runs.folder import RunFolder, text_of
+from llqr.lab.runs.json_files import ANALYSIS, RECORD, checked, flatten, plain, read_json
 
 LAST = sys.maxsize
+IDENTITY = ("data.root", "method")
+"""Settings in which runs of the same kind may differ."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What was asked for and what came of it: ``result`` is None until the run is finished.
+
+    ``config`` has the fields of a ``config.json``; ``analysis`` is what was measured of the solution, if anything.
+    ``origin`` says where the run was read: a folder, or a file and its line.
+    """
+
+    config: dict[str, Any]
+    result: dict[str, Any] | None
+    analysis: dict[str, Any] | None
+    origin: str
+
+    @property
+    def recipe(self) -> str:
+        return str(self.config["recipe"])
+
+    @property
+    def method(self) -> str:
+        return str(self.config["run"]["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @cached_property
+    def run(self) -> Run:
+        """The run that was made. Options that are newer than it have their defaults, which change nothing."""
+        return Run.from_dict(self.config["run"], self.origin)
+
+    @property
+    def label(self) -> str:
+        return f"{self.recipe} {self.method} seed {self.seed}"
+
+    @property
+    def tested(self) -> float | None:
+        """The metric on the test set, where the run chose its best weights by a validation set."""
+        if self.result is None or "test_of_best" not in self.result:
+            return None
+        return float(self.result["test_of_best"][self.result["metric"]])
+
+    @property
+    def text(self) -> str | None:
+        """The key of the prepared text that a finished run was made with; None for other data."""
+        return text_of(self.result)
+
+    @property
+    def device(self) -> str:
+        """What the times of the run depend on most."""
+        machine = self.config["machine"]
+        return str(machine.get("gpu") or machine["device"])
+
+    @property
+    def shared_device(self) -> bool:
+        """Whether other programs used the device meanwhile, so that the times of the run mean nothing."""
+        return bool(self.config["machine"].get("shared"))
+
+    @property
+    def counted_in(self) -> str:
+        """The unit of progress: ``step`` where the recipe counts in steps, otherwise ``epoch``."""
+        training = self.config["run"]["training"]
+        return "step" if training.get("steps") or training.get("evaluate_every") else "epoch"
 
 
 @dataclass(frozen=True)
@@ -67,7 +133,7 @@ def read(folder: Path) -> StoredRun:
     return StoredRun(
         files.config(),
         result,
-        checked(read_json(analysis), ANALYSIS, str(analysis)) if analysis.exists() else None,
+        read_json(analysis, ANALYSIS) if analysis.exists() else None,
         str(folder),
         folder,
         list(_records(folder / "log.jsonl", finished=result is not None)),
@@ -94,3 +160,46 @@ def _places(name: str) -> dict[str, int]:
     except ConfigurationError:
         return {}
     return {method: place for place, method in enumerate(dict.fromkeys([*known.columns, *known.methods]))}
+
+
+def settings_apart(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each of these configurations, the settings in which they differ, as ``key=value``; empty if in none."""
+    settings = [dict(flatten(plain(run))) for run in runs]
+    keys = dict.fromkeys(key for own in settings for key in own if key not in IDENTITY)
+    differing = [key for key in keys if len({str(own.get(key)) for own in settings}) > 1]
+    return [", ".join(f"{key.removeprefix('task.options.')}={own.get(key)}" for key in differing) for own in settings]
+
+
+def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
+    """The runs with methods that name what tells them apart, so that only seeds are averaged; and those left out.
+
+    Of a run that several folders hold, one counts: a seed that counts twice makes a deviation too small.
+    """
+    texts = {
+        name: {run.text for run in own if run.text is not None}
+        for name, own in grouped(runs, lambda run: run.recipe).items()
+    }
+    names: dict[Path, str] = {}
+    counted: dict[tuple[str, str, int], StoredRun] = {}
+    for (name, method), own in grouped(runs, lambda run: (run.recipe, run.method)).items():
+        for run, setting in zip(own, settings_apart([_known(run) for run in own]), strict=True):
+            # Two methods on two texts differ in more than the method, which their settings do not show.
+            text = f"text={run.text or 'unknown'}" if len(texts[name]) > 1 else ""
+            names[run.path] = ", ".join(part for part in (method, setting, text) if part)
+            place = (name, names[run.path], run.seed)
+            if place not in counted or (counted[place].result is None and run.result is not None):
+                counted[place] = run
+    kept = {run.path for run in counted.values()}
+    return (
+        [run.renamed(names[run.path]) for run in runs if run.path in kept],
+        [run for run in runs if run.path not in kept],
+    )
+
+
+def _known(run: StoredRun) -> dict[str, Any]:
+    """The settings with today's defaults for options that are newer than the run, where they can still be read."""
+    try:
+        return run.run.to_dict()
+    except ConfigurationError:
+        settings: dict[str, Any] = run.config["run"]
+        return settings
