@@ -3,9 +3,7 @@
 import random
 from pathlib import Path
 
-from llqr.lab.text.corpus import RawCorpus, RawSplit
-from llqr.lab.text.prepare import ParallelTextSettings, prepare
-from llqr.lab.text.token_stream import StreamSettings, prepare_stream
+from llqr.lab.text.prepare import PairSettings, StreamSettings, prepare_pairs, prepare_stream
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru")
 
@@ -18,14 +16,12 @@ def reversal(root: Path, name: str = "reversal", train: int = 600, held_out: int
     """Pairs of a sentence of 4 to 7 words out of 30 and the same words from the last to the first."""
     draw, known = random.Random(seed), words(30)
 
-    def split(part, count):
+    def split(count):
         sentences = [draw.choices(known, k=draw.randint(4, 7)) for _ in range(count)]
-        sides = [[" ".join(one).encode() for one in sentences], [" ".join(one[::-1]).encode() for one in sentences]]
-        return RawSplit(part, *sides)
+        return [" ".join(one).encode() for one in sentences], [" ".join(one[::-1]).encode() for one in sentences]
 
-    splits = {"train": split("train", train), "valid": split("valid", held_out), "test": split("test", held_out)}
-    corpus = RawCorpus(("de", "en"), splits)
-    prepare(corpus, ParallelTextSettings(("de", "en"), merges=60), root / name, processes=1)
+    corpus = {"train": split(train), "valid": split(held_out), "test": split(held_out)}
+    prepare_pairs(corpus, PairSettings(("de", "en"), merges=60), root / name)
     return root
 
 

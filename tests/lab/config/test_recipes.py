@@ -14,7 +14,7 @@ from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, Optimiz
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain
 from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
-from llqr.lab.text import parallel_text
+from llqr.lab.text.prepared import ParallelText
 from tiny_text import reversal
 
 NETWORKS = ("vgg16-bn", "resnet18", "wrn28-10", "pyramidnet110")
@@ -136,7 +136,7 @@ def test_sizes_are_those_of_the_prepared_text_where_there_is_one(tmp_path):
     reversal(tmp_path)
     overrides = [f'data.root="{tmp_path}"', "data.name=reversal"]
     run = recipe.load(f"{TRANSLATION}@tiny", overrides).run("adamw")
-    assert run.build_model().head.out_features == parallel_text.load(tmp_path / "reversal").vocabulary.size
+    assert run.build_model().head.out_features == ParallelText.load(tmp_path / "reversal").subwords.size
     assert not run.task_type.remark(run)
     missing = dataclasses.replace(run, data=dataclasses.replace(run.data, name="nothing"))
     assert "not prepared yet" in missing.task_type.remark(missing)

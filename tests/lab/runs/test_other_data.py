@@ -13,7 +13,7 @@ from llqr.lab.results import build_table
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find, told_apart
 from llqr.lab.stop import Stop
-from llqr.lab.text import prepared_folder
+from llqr.lab.text import prepared
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from tiny_text import counting
@@ -26,7 +26,7 @@ def test_a_finished_run_on_another_text_is_not_taken_for_one_on_this(tmp_path):
     texts = counting(tmp_path / "texts", lines=60)
     loaded = recipe.load(NAME, ["data.name=counting", f'data.root="{texts}"'])
     (planned,) = plan(NAME, loaded, ["adamw"], [0], tmp_path / "runs")
-    key = json.loads((prepared_folder.find(texts / "counting") / prepared_folder.MANIFEST).read_text())["key"]
+    key = prepared.read(texts / "counting")["key"]
     write_run(tmp_path / "runs", "adamw", 0, name=NAME, epochs=None, result={"text": {"key": key}})
     config = json.loads((planned.path / "config.json").read_text()) | json.loads(json.dumps(planned.to_dict()))
     (planned.path / "config.json").write_text(json.dumps(config))
@@ -40,7 +40,7 @@ def test_a_finished_run_on_another_text_is_not_taken_for_one_on_this(tmp_path):
         results()
     counting(texts, lines=60)
     assert results()[0]["best"] == 90.0
-    (texts / "counting" / prepared_folder.CURRENT).unlink()  # a finished run can be read without its text
+    (texts / "counting" / "current").unlink()  # a finished run can be read without its text
     assert results()[0]["best"] == 90.0
 
 

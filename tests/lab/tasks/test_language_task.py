@@ -12,7 +12,7 @@ from llqr.lab.errors import DataError
 from llqr.lab.progress import Display
 from llqr.lab.runs.planned import explain, plan
 from llqr.lab.stop import Stop
-from llqr.lab.text import token_stream
+from llqr.lab.text.prepared import TokenStream
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from tiny_text import counting
@@ -54,7 +54,7 @@ def test_perplexity_falls_to_what_the_text_leaves_open(texts, tmp_path, method):
 def test_the_numbers_are_those_of_every_token_but_the_first(texts):
     run = loaded_recipe(texts).run("adamw")
     task, model = run.load_task(CPU), run.build_model().eval()
-    text = token_stream.load(texts / "counting")
+    text = TokenStream.load(texts / "counting")
     tokens = text.valid.long()
     losses, wrong = [], 0
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_the_numbers_are_those_of_every_token_but_the_first(texts):
     assert found["loss"] == pytest.approx(sum(losses) / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-5)
     assert found["token_error"] == pytest.approx(100 * wrong / count)
-    size = len(text.decode(text.valid.tolist()).encode())
+    size = len(text.subwords.decode(text.valid.tolist()).encode())
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) * len(tokens) / size, rel=1e-6)
 
 

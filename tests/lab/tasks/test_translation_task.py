@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from geometries import flat_geometry
 from llqr.lab import report
 from llqr.lab.analysis import solution
-from llqr.lab.cli import app as cli
 from llqr.lab.config import recipe
 from llqr.lab.errors import DataError
 from llqr.lab.passes import Pass, Precision
@@ -25,8 +24,8 @@ from llqr.lab.runs.stored import find
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
 from llqr.lab.tasks.translation import bleu
-from llqr.lab.text import parallel_text
-from llqr.lab.text.pair_batches import TokenBatches
+from llqr.lab.text.pair_batches import token_batches
+from llqr.lab.text.prepared import ParallelText
 from llqr.lab.text.subwords import PAD
 from llqr.lab.training.loop import Execution, Training
 from tiny_text import reversal
@@ -58,12 +57,6 @@ def trained(texts, tmp_path_factory):
     return folder
 
 
-def run_cli(*arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    return end.value.code
-
-
 def records_of(folder):
     return [json.loads(line) for line in (folder.path / "log.jsonl").read_text().splitlines()]
 
@@ -82,7 +75,7 @@ def test_a_tiny_text_is_learned(trained):
 def test_the_log_has_an_evaluation_every_so_many_steps_whatever_the_epochs(trained, texts):
     records, result = records_of(trained), trained.result()
     assert [record["step"] for record in records] == [100, 200, 300, 400]
-    an_epoch = len(TokenBatches(parallel_text.load(texts / "reversal").train, 512, shapes=4))
+    an_epoch = len(token_batches(ParallelText.load(texts / "reversal").train, 512, shapes=4))
     assert 100 % an_epoch  # the evaluations do stand inside epochs
     assert [record["epoch"] for record in records] == pytest.approx([100 * i / an_epoch for i in (1, 2, 3, 4)])
     assert (result["steps"], result["counted_in"], result["split"]) == (400, "step", "valid")
@@ -95,7 +88,7 @@ def test_the_result_is_that_of_the_best_evaluation_and_says_how_it_was_measured(
     first_best = records[found.index(max(found))]
     assert (result["best"], result["best_step"], result["last"]) == (max(found), first_best["step"], found[-1])
     assert re.fullmatch(r"nrefs:1\|case:lc\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", result["bleu"])
-    text = parallel_text.load(texts / "reversal")
+    text = ParallelText.load(texts / "reversal")
     assert result["text"]["key"] == text.key
     assert result["text"]["pairs"] == {"train": 2000, "valid": 40, "test": 40}
     assert result["seconds"]["test"] > 0
@@ -237,7 +230,7 @@ def test_a_text_that_is_not_prepared_is_named(tmp_path):
 
 
 def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
-    monkeypatch.setattr("llqr.lab.text.cleaning._moses", lambda tool, language: (_ for _ in ()).throw(
+    monkeypatch.setattr("llqr.lab.text.prepared.moses", lambda tool, language: (_ for _ in ()).throw(
         ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
     with pytest.raises(DataError, match="sacremoses"):
         loaded_recipe(texts).run("adamw").load_task(CPU)

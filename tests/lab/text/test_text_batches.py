@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.text.buckets import GRID, choose
-from llqr.lab.text.pair_batches import SentenceBatches, TokenBatches, decoding_batches
-from llqr.lab.text.sentences import SentencePairs, Sentences
+from llqr.lab.text.pair_batches import GRID, choose, decoding_batches, sentence_batches, token_batches
+from llqr.lab.text.prepared import SentencePairs
 from llqr.lab.text.subwords import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60)
@@ -21,8 +20,11 @@ lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1
 def numbered(sizes):
     """Pairs whose tokens encode which pair they belong to, and their position in it."""
     first = 10
-    sides = [[[first + 100 * i + j for j in range(pair[side])] for i, pair in enumerate(sizes)] for side in range(2)]
-    return SentencePairs(*map(Sentences.of, sides))
+    sides = [
+        [torch.tensor([*(first + 100 * i + j for j in range(pair[side])), EOS]).int() for i, pair in enumerate(sizes)]
+        for side in range(2)
+    ]
+    return SentencePairs(*sides)
 
 
 def random_pairs(count=200, longest=40, seed=0):
@@ -61,13 +63,17 @@ def rows_of(batches):
 
 
 def all_of(pairs):
-    return Counter((tuple(pairs.source[i]), tuple(pairs.target[i])) for i in range(len(pairs)))
+    return Counter((words(source), words(target)) for source, target in zip(pairs.source, pairs.target, strict=True))
+
+
+def words(sentence):
+    return tuple(sentence.tolist()[:-1])
 
 
 @given(sizes=lengths, max_tokens=st.integers(31, 200), shapes=st.integers(1, 6), seed=st.none() | st.integers(0, 9))
 def test_every_pair_comes_once_in_a_batch_within_the_limit(sizes, max_tokens, shapes, seed):
     pairs = numbered(sizes)
-    batches = TokenBatches(pairs, max_tokens, seed=seed, shapes=shapes)
+    batches = token_batches(pairs, max_tokens, seed=seed, shapes=shapes)
     made = list(batches)
     assert len(made) == len(batches)
     assert Counter(rows_of(made)) == all_of(pairs)
@@ -75,37 +81,34 @@ def test_every_pair_comes_once_in_a_batch_within_the_limit(sizes, max_tokens, sh
     assert len(seen) <= shapes
     assert seen == {(shape.rows, shape.source, shape.target) for shape in batches.shapes}
     assert all(rows * max(source, target) <= max_tokens for rows, source, target in seen)
-    tokens = sum(targets.numel() + source.numel() for (source, _), targets in made)
-    real = sum(s + t + 2 for s, t in sizes)
-    assert batches.padding == pytest.approx(1 - real / tokens)
 
 
 @given(sizes=lengths, max_tokens=st.integers(31, 500))
 def test_more_shapes_never_need_more_tokens_than_one(sizes, max_tokens):
-    source, target = torch.tensor(sizes).T + 1
-    one, _ = choose(source, target, max_tokens, 1)
+    lengths = torch.tensor(sizes) + 1
+    one, _ = choose(lengths, max_tokens, 1)
     (only,) = one
     assert (only.source, only.target) == tuple(
-        min(-(-int(side.max()) // GRID) * GRID, max_tokens) for side in (source, target)
+        min(-(-int(side.max()) // GRID) * GRID, max_tokens) for side in lengths.T
     )
-    several, belongs = choose(source, target, max_tokens, 4)
+    several, belongs = choose(lengths, max_tokens, 4)
     padded = torch.tensor([shape.source + shape.target for shape in several])[belongs].sum()
     assert padded <= len(sizes) * (only.source + only.target)
     held = torch.tensor([(shape.source, shape.target) for shape in several])[belongs]
-    assert (torch.stack([source, target], dim=1) <= held).all()
+    assert (lengths <= held).all()
 
 
 def test_shapes_fit_the_sentences():
     """Two groups of sentences and two shapes: no padding beyond the grid."""
     pairs = numbered([(7, 15)] * 64 + [(31, 23)] * 64)
-    batches = TokenBatches(pairs, 1024, shapes=2)
+    batches = token_batches(pairs, 1024, shapes=2)
     assert [(shape.source, shape.target, shape.rows) for shape in batches.shapes] == [(8, 16, 64), (32, 24, 32)]
-    assert batches.padding == 0
+    assert not any((targets == PAD).any() or (source == PAD).any() for (source, _), targets in batches)
     assert len(batches) == 3
 
 
 def test_pairs_are_spread_evenly_over_the_batches_of_a_shape():
-    batches = TokenBatches(numbered([(7, 7)] * 33), 8 * 16, seed=0)
+    batches = token_batches(numbered([(7, 7)] * 33), 8 * 16, seed=0)
     real = [int((targets[:, 0] != PAD).sum()) for _, targets in batches]
     assert sorted(real) == [11, 11, 11]
     assert all(len(targets) == 16 for _, targets in batches)
@@ -113,7 +116,7 @@ def test_pairs_are_spread_evenly_over_the_batches_of_a_shape():
 
 def test_the_seed_decides_the_order_and_epochs_differ():
     pairs = random_pairs()
-    one, two, other = (TokenBatches(pairs, 256, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (token_batches(pairs, 256, seed=seed) for seed in (1, 1, 2))
     epochs = [rows_of(one) for _ in range(2)]
     assert epochs == [rows_of(two) for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -121,12 +124,12 @@ def test_the_seed_decides_the_order_and_epochs_differ():
 
 
 def test_batches_are_not_sorted_by_length():
-    sizes = [source.shape[1] for (source, _), _ in TokenBatches(random_pairs(2000), 256, seed=0)]
+    sizes = [source.shape[1] for (source, _), _ in token_batches(random_pairs(2000), 256, seed=0)]
     changes = sum(a != b for a, b in pairwise(sizes))
     assert changes > len(sizes) / 2
 
 
-@pytest.mark.parametrize("make", [lambda p: TokenBatches(p, 256, seed=5), lambda p: SentenceBatches(p, 7, seed=5)])
+@pytest.mark.parametrize("make", [lambda p: token_batches(p, 256, seed=5), lambda p: sentence_batches(p, 7, seed=5)])
 @pytest.mark.parametrize("taken", [0, 1, 4, None])
 def test_a_saved_state_resumes_in_the_middle_of_an_epoch(make, taken):
     pairs = random_pairs()
@@ -150,13 +153,13 @@ def test_a_saved_state_resumes_in_the_middle_of_an_epoch(make, taken):
 
 
 def test_the_state_of_other_shapes_is_refused():
-    state = TokenBatches(random_pairs(), 256, seed=0).state_dict()
+    state = token_batches(random_pairs(), 256, seed=0).state_dict()
     with pytest.raises(ValueError, match="The saved loader had shapes="):
-        TokenBatches(random_pairs(longest=20), 256, seed=0).load_state_dict(state)
+        token_batches(random_pairs(longest=20), 256, seed=0).load_state_dict(state)
 
 
 def test_without_a_seed_every_iteration_is_the_same():
-    batches = TokenBatches(random_pairs(), 256)
+    batches = token_batches(random_pairs(), 256)
     assert rows_of(batches) == rows_of(batches)
 
 
@@ -164,20 +167,19 @@ def test_a_pair_beyond_the_limit_is_named():
     with pytest.raises(
         ConfigurationError, match=r"max_tokens must be at least 21, the length of the longest .*, got 20"
     ):
-        TokenBatches(numbered([(3, 20)]), 20)
-    assert len(TokenBatches(numbered([(3, 20)]), 21)) == 1
+        token_batches(numbered([(3, 20)]), 20)
+    assert len(token_batches(numbered([(3, 20)]), 21)) == 1
 
 
 def test_sentence_batches_have_one_shape_and_leave_out_the_longest():
     pairs = numbered([(5, 9)] * 96 + [(9, 5)] * 3 + [(30, 30)])
-    batches = SentenceBatches(pairs, 12, seed=0)
-    assert batches.left_out == 1
+    batches = sentence_batches(pairs, 12, seed=0)
+    assert batches.count == 99
     assert {tuple(targets.shape) for _, targets in batches} == {(12, 16)}
     expected = all_of(pairs)
-    del expected[(tuple(pairs.source[99]), tuple(pairs.target[99]))]
-    assert Counter(rows_of(SentenceBatches(pairs, 12, seed=0))) == expected
-    everything = SentenceBatches(pairs, 12, seed=0, covered=1)
-    assert everything.left_out == 0
+    del expected[(words(pairs.source[99]), words(pairs.target[99]))]
+    assert Counter(rows_of(sentence_batches(pairs, 12, seed=0))) == expected
+    everything = sentence_batches(pairs, 12, seed=0, covered=1)
     assert Counter(rows_of(everything)) == all_of(pairs)
 
 
@@ -190,15 +192,4 @@ def test_every_sentence_is_decoded_once_and_keeps_its_index(sizes, max_tokens):
         assert len(places) == len(source)
         assert len(places) == 1 or source.numel() <= max_tokens
         found |= {place: list(read(row)) for place, row in zip(places, source, strict=True)}
-    assert found == {i: sentences[i] for i in range(len(sentences))}
-
-
-def test_sentences_are_selected_and_indexed():
-    pairs = SentencePairs(Sentences.of([[5], [], [6, 7]]), Sentences.of([[8], [9], []]), ["a", "b", "c"])
-    chosen = pairs.select(torch.tensor([2, 0, 0]))
-    assert [chosen.source[i] for i in range(3)] == [[6, 7], [5], [5]]
-    assert [chosen.target[i] for i in range(3)] == [[], [8], [8]]
-    assert chosen.references == ["c", "a", "a"]
-    assert pairs.source[-1] == [6, 7]
-    with pytest.raises(IndexError, match="less than the number of sentences, 3, got 3"):
-        pairs.source[3]
+    assert found == {i: list(words(sentence)) for i, sentence in enumerate(sentences)}

@@ -12,7 +12,7 @@ from torch import nn
 from llqr.lab.data import Batches
 from llqr.lab.models.language_model import LanguageModel
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text.token_stream import TokenStream
+from llqr.lab.text.prepared import TokenStream
 from llqr.lab.text.windows import WindowBatches
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ class LanguageTask(TokenTask[TokenStream]):
 
     def facts(self) -> dict[str, Any]:
         counts = {name: dict(counts) for name, counts in self.text.counts.items()}
-        return {"text": {"key": self.text.key, "vocabulary": self.text.vocabulary.tokens, "counts": counts}}
+        return {"text": {"key": self.text.key, "vocabulary": self.text.subwords.tokens, "counts": counts}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -16,11 +15,9 @@ from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.names import check_known
 from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.text import prepared_folder
-from llqr.lab.text.parallel_text import ParallelText
-from llqr.lab.text.prepared_folder import PreparedText
+from llqr.lab.text import prepared
+from llqr.lab.text.prepared import ParallelText, PreparedText, TokenStream
 from llqr.lab.text.subwords import PAD
-from llqr.lab.text.token_stream import TokenStream
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -45,7 +42,7 @@ class TokenTask(Task, Generic[Text]):
     """A task on text that `llqr data` prepared: the best weights are chosen on its validation split."""
 
     split = "valid"
-    text_type: ClassVar[type[PreparedText]]
+    text_type: ClassVar[type[PreparedText[Any]]]
     text_options: ClassVar[type]
     """The dataclass that reads ``data.options``, whatever the name of the text."""
     networks: ClassVar[dict[str, Callable[..., nn.Module]]]
@@ -59,7 +56,7 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def data_options(cls, name: str) -> type:
-        if not prepared_folder.NAME.fullmatch(name):
+        if not prepared.NAME.fullmatch(name):
             raise ValueError(f"data must be the name of a prepared text, got {name!r}.")
         return cls.text_options
 
@@ -68,7 +65,7 @@ class TokenTask(Task, Generic[Text]):
         name = run.model.name
         check_known("model", name, cls.networks)
         sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
-        sizes["vocabulary"] = _vocabulary(run) or ASSUMED_VOCABULARY
+        sizes["vocabulary"] = _prepared(run).get("vocabulary", {}).get("size", ASSUMED_VOCABULARY)
         try:
             return cls.networks[name](**sizes | run.model.options)
         except TypeError as error:  # an option that this network does not have
@@ -76,13 +73,13 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def remark(cls, run: Run) -> str:
-        if _vocabulary(run) is not None:
+        if _prepared(run):
             return ""
         return f"{run.data.name} is not prepared yet: sizes are those for {ASSUMED_VOCABULARY:,} tokens"
 
     @classmethod
     def prepared_key(cls, run: Run) -> str | None:
-        key: str | None = _manifest(run).get("key")
+        key: str | None = _prepared(run).get("key")
         return key
 
     @classmethod
@@ -135,16 +132,9 @@ def token_metrics(
     return {"token_error": 100 * wrong / count, "perplexity": perplexity, "loss": loss / count}
 
 
-def _vocabulary(run: Run) -> int | None:
-    """The size of the vocabulary of the text that was prepared for a run, if there is one."""
-    size: int | None = _manifest(run).get("vocabulary", {}).get("size")
-    return size
-
-
-def _manifest(run: Run) -> dict[str, Any]:
+def _prepared(run: Run) -> dict[str, Any]:
     """What is known of the text that was prepared for a run; nothing if there is none."""
     try:
-        manifest = json.loads((prepared_folder.find(run.data_path) / prepared_folder.MANIFEST).read_text())
+        return prepared.read(run.data_path, mmap=True)
     except (OSError, ValueError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}

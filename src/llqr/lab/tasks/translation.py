@@ -15,9 +15,8 @@ from llqr.lab.models.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer
 from llqr.lab.tasks.task import Batch, TaskOptions
 from llqr.lab.tasks.tokens import TokenTask, token_metrics
-from llqr.lab.text.pair_batches import SHAPES, SentenceBatches, TokenBatches, decoding_batches
-from llqr.lab.text.parallel_text import ParallelText
-from llqr.lab.text.sentences import SentencePairs, Sentences
+from llqr.lab.text.pair_batches import SHAPES, decoding_batches, sentence_batches, token_batches
+from llqr.lab.text.prepared import ParallelText
 from llqr.lab.text.subwords import BOS, EOS, PAD
 
 if TYPE_CHECKING:
@@ -79,13 +78,16 @@ class TranslationTask(TokenTask[ParallelText]):
         self._shapes = run.data_options.shapes
         lowercase = text.settings["lowercase"]
         self._bleu = {name: bleu(getattr(text, name).references, lowercase) for name in ("valid", "test")}
-        self._batches = {name: _in_order(getattr(text, name), largest, device) for name in ("valid", "test")}
+        self._batches = {}
+        for name, pairs in (("valid", text.valid), ("test", text.test)):
+            longest = int(pairs.lengths.max())
+            self._batches[name] = token_batches(pairs, max(largest, longest), device=device)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
-        return TokenBatches(self.text.train, batch_size, seed=seed, device=self.device, shapes=self._shapes)
+        return token_batches(self.text.train, batch_size, seed=seed, device=self.device, shapes=self._shapes)
 
     def inner_batches(self, batch_size: int, seed: int) -> Batches:
-        return SentenceBatches(self.text.train, batch_size, seed=seed, device=self.device)
+        return sentence_batches(self.text.train, batch_size, seed=seed, device=self.device)
 
     def samples_in(self, batch_size: int, like: Batch) -> int:
         longest: int = max(like[0][0].shape[1], like[1].shape[1])
@@ -100,8 +102,8 @@ class TranslationTask(TokenTask[ParallelText]):
         return {"BLEU": float(self._bleu[name].corpus_score(translations, None).score)} | tokens
 
     @torch.no_grad()
-    def translate(self, model: TranslationTransformer, source: Sentences) -> list[str]:
-        """The best translation of every sentence, as text; nothing for a sentence without tokens."""
+    def translate(self, model: TranslationTransformer, source: Sequence[Tensor]) -> list[str]:
+        """The best translation of every sentence, as text."""
         found: list[Sequence[int]] = [()] * len(source)
         for places, tokens in decoding_batches(source, self._largest, device=self.device):
             several = beam_search(
@@ -115,7 +117,7 @@ class TranslationTask(TokenTask[ParallelText]):
                 max_length=self._search.max_length,
             )
             for place, hypotheses in zip(places, several, strict=True):
-                if hypotheses and len(source[place]):
+                if hypotheses:
                     found[place] = hypotheses[0].tokens
         return [self.text.detokenise(tokens) for tokens in found]
 
@@ -126,7 +128,7 @@ class TranslationTask(TokenTask[ParallelText]):
             "text": {
                 "key": text.key,
                 "languages": list(text.languages),
-                "vocabulary": text.vocabulary.tokens,
+                "vocabulary": text.subwords.tokens,
                 "pairs": {name: len(getattr(text, name)) for name in ("train", "valid", "test")},
             },
         }
@@ -139,9 +141,3 @@ def bleu(references: Sequence[str], lowercase: bool) -> Any:
     """
     sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
     return sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
-
-
-def _in_order(pairs: SentencePairs, largest: int, device: torch.device) -> TokenBatches:
-    """The pairs in batches of about as many tokens as the decoder takes, and never fewer than the longest needs."""
-    longest = int(torch.cat([pairs.source.lengths, pairs.target.lengths]).max()) + 1
-    return TokenBatches(pairs, max(largest, longest), device=device)

@@ -1,10 +1,11 @@
-"""Text for sequence models: prepared once, kept in a folder, served in batches of a few shapes.
+"""Text for sequence models: prepared once, kept in one file, served in batches of a few shapes.
 
-===============  ==========================================================================================
-`prepare`        prepares two files of parallel sentences, or IWSLT14 as distributed, in a folder
-`parallel_text`  loads that folder: sentence pairs, vocabulary, tokens to text
-`pair_batches`   batches of sentence pairs, by number of tokens, by number of sentences, and for decoding
-`token_stream`   prepares and loads any text file as one long sequence of tokens, for language modelling
-`windows`        batches of windows of such a sequence
-===============  ==========================================================================================
+==============  ==========================================================================================
+`corpus`        reads raw parallel text: two aligned files per split, or IWSLT14 as distributed
+`subwords`      byte-pair encoding
+`prepare`       turns raw text into tokens, for translation or for language modelling
+`prepared`      saves and loads the result: `ParallelText`, `TokenStream`
+`pair_batches`  batches of sentence pairs, by number of tokens, by number of sentences, and for decoding
+`windows`       batches of windows of one long sequence of tokens
+==============  ==========================================================================================
 """

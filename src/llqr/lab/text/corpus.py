@@ -1,95 +1,101 @@
-"""Raw parallel text: two lists of lines for every split."""
+"""Raw parallel text: the lines of both sides of every split, as bytes.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+A folder holds ``train.de``, ``train.en`` and optionally ``valid.*`` and ``test.*`` (plain, .xz or .gz), or IWSLT14 as
+its archive unpacks. Of IWSLT14, exactly the sentences are read that fairseq's ``prepare-iwslt14.sh`` keeps: that script
+defines the data on which results on IWSLT14 are compared.
+"""
+
+import gzip
+import lzma
+import re
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-
-from llqr.lab.text import iwslt, lines
+from typing import Any
 
 SPLITS = ("train", "valid", "test")
-DIRECTION = ("de", "en")
-"""Source and target language where they are not given."""
+Corpus = dict[str, tuple[list[bytes], list[bytes]]]
+"""For every split its source lines and its target lines; line ``i`` of one is the translation of line ``i``."""
+
+COMPRESSED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+"""Suffixes of compressed files, and what opens them."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+LINES_LEFT_OUT = (b"<url>", b"<talkid>", b"<keywords>")
+TAGS_LEFT_OUT = re.compile(rb"</?title>|</?description>")
+SEGMENT = re.compile(rb'<seg id="[0-9]*">\s*|\s*</seg>\s*')
+CURLY_APOSTROPHE = "’".encode()
 
 
-@dataclass(frozen=True)
-class RawSplit:
-    """Line ``i`` of ``target`` is the translation of line ``i`` of ``source``."""
-
-    name: str
-    source: list[bytes]
-    target: list[bytes]
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
+def read(source: Path, languages: tuple[str, str]) -> Corpus:
+    """The corpus in the folder ``source``; ``languages`` are those of the source and of the target."""
+    if not source.is_dir():
+        raise FileNotFoundError(f"source must be a folder, but {source.absolute()} is none.")
+    corpus = _iwslt(source, languages) or _files(source, languages)
+    for name, (left, right) in corpus.items():
+        if len(left) != len(right):
             raise ValueError(
-                f"The two sides of {self.name} are not aligned: {len(self.source):,} lines in the source and "
-                f"{len(self.target):,} in the target; line i of one must be the translation of line i of the other."
+                f"The two sides of {name} are not aligned: {len(left):,} lines in the source and {len(right):,} in the "
+                "target; line i of one must be the translation of line i of the other."
             )
-        if not self.source:
-            raise ValueError(f"{self.name} must have lines, got none.")
-
-    def __len__(self) -> int:
-        return len(self.source)
+    return corpus
 
 
-@dataclass(frozen=True)
-class RawCorpus:
-    """The train split, and valid and test where they are given; ``languages`` are source and target."""
+def read_lines(path: Path) -> list[bytes]:
+    """The lines of a plain, .xz or .gz file.
 
-    languages: tuple[str, str]
-    splits: Mapping[str, RawSplit]
-
-    def __post_init__(self) -> None:
-        if self.languages[0] == self.languages[1]:
-            raise ValueError(f"languages must be two different languages, got {self.languages[0]!r} twice.")
-
-    def inputs(self) -> dict[str, dict[str, dict[str, object]]]:
-        """The number of lines and the digest of every file."""
-        return {
-            name: {
-                language: {"lines": len(side), "sha256": lines.digest(side)}
-                for language, side in zip(self.languages, (split.source, split.target), strict=True)
-            }
-            for name, split in self.splits.items()
-        }
+    They end at line feeds only, as other tools for parallel text do: other separators would misalign two files.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.absolute()} is missing.")
+    try:
+        with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
+            lines: list[bytes] = file.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+    return lines if lines[-1] else lines[:-1]
 
 
-def from_files(splits: Mapping[str, tuple[Path, Path] | None], languages: tuple[str, str] | None = None) -> RawCorpus:
-    """The corpus of pairs of files; by default the suffixes give the languages, as in ``train.de train.en.xz``."""
-    given = {name: pair for name, pair in splits.items() if pair is not None}
-    if "train" not in given:
-        raise ValueError("train must be given: the two files to train on.")
-    if languages is None:
-        names = (path.stem if path.suffix in lines.COMPRESSED else path.name for path in given["train"])
-        first, second = (name.rpartition(".")[2] for name in names)
-        languages = (first, second)
-        if not all(name.isalpha() and len(name) <= 3 for name in languages):
-            raise ValueError(
-                f"languages must be given, as in de en: they cannot be inferred from the names "
-                f"{given['train'][0].name} and {given['train'][1].name}."
-            )
-    return RawCorpus(languages, {name: RawSplit(name, *map(lines.read_lines, pair)) for name, pair in given.items()})
+def _files(folder: Path, languages: tuple[str, str]) -> Corpus:
+    corpus = {}
+    for name in SPLITS:
+        plain = [folder / f"{name}.{language}" for language in languages]
+        found = [
+            next((path for end in ("", *COMPRESSED) if (path := one.with_name(one.name + end)).is_file()), None)
+            for one in plain
+        ]
+        if any(found) or name == "train":
+            missing = [path.name for path, file in zip(plain, found, strict=True) if file is None]
+            if missing:
+                raise FileNotFoundError(
+                    f"{folder.absolute()} must hold {plain[0].name} and {plain[1].name} (plain, .xz or .gz), or the "
+                    f"files of IWSLT14's archive, but {' and '.join(missing)} is missing."
+                )
+            corpus[name] = read_lines(found[0] or plain[0]), read_lines(found[1] or plain[1])
+    return corpus
 
 
-def from_folder(source: Path, languages: tuple[str, str] | None = None) -> RawCorpus:
-    """The corpus under ``source``: IWSLT14 as distributed, or ``train.de``, ``train.en`` and so on."""
-    if not source.exists():
-        raise FileNotFoundError(f"source must be a folder or an archive, but {source.absolute()} does not exist.")
-    languages = languages or DIRECTION
-    sides = iwslt.read(source, languages)
-    if sides is not None:
-        return RawCorpus(languages, {name: RawSplit(name, *both) for name, both in sides.items()})
-    found = {name: [lines.find(source, f"{name}.{language}") for language in languages] for name in SPLITS}
-    if None in found["train"]:
-        raise FileNotFoundError(
-            f"No corpus was found in {source.absolute()}: expected train.{languages[0]} and train.{languages[1]} "
-            f"(plain, .xz or .gz; and optionally valid.* and test.*), or IWSLT14 as {iwslt.EXPECTED}."
-        )
-    pairs: dict[str, tuple[Path, Path]] = {}
-    for name, (first, second) in found.items():
-        if first is not None and second is not None:
-            pairs[name] = first, second
-        elif first is not None or second is not None:
-            there, missing = languages if second is None else languages[::-1]
-            raise FileNotFoundError(f"{source / name}.{missing} is missing, although {name}.{there} is there.")
-    return from_files(pairs, languages)
+def _iwslt(source: Path, languages: tuple[str, str]) -> Corpus | None:
+    """``train`` and ``test`` of IWSLT14, whichever direction its files are named after; None if it is not there."""
+    for pair in ("-".join(languages), "-".join(languages[::-1])):
+        for folder in (source, source / pair):
+            if (folder / f"train.tags.{pair}.{languages[0]}").is_file():
+                source_side, target_side = (
+                    {"train": _talks(folder, pair, one), "test": _segments(folder, pair, one)} for one in languages
+                )
+                return {name: (source_side[name], target_side[name]) for name in source_side}
+    return None
+
+
+def _talks(folder: Path, pair: str, language: str) -> list[bytes]:
+    """The sentences, titles and descriptions of the talks."""
+    lines = read_lines(folder / f"train.tags.{pair}.{language}")
+    return [TAGS_LEFT_OUT.sub(b"", line) for line in lines if not any(tag in line for tag in LINES_LEFT_OUT)]
+
+
+def _segments(folder: Path, pair: str, language: str) -> list[bytes]:
+    """The segments of the test sets, with straight apostrophes."""
+    files = (read_lines(folder / f"IWSLT14.{name}.{pair}.{language}.xml") for name in TEST_SETS)
+    marked = (line for lines in files for line in lines if b"<seg id" in line)
+    return [SEGMENT.sub(b"", line).replace(CURLY_APOSTROPHE, b"'") for line in marked]

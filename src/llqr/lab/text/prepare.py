@@ -1,204 +1,230 @@
-"""Prepares parallel text: tokenisation, cleaning, splits and joint subwords, as in fairseq's recipe for IWSLT14."""
+"""Prepare text: parallel text as in fairseq's recipe for IWSLT14, or any text file for language modelling.
 
-import multiprocessing
-import os
-import signal
-import threading
+A dropped pair is counted once, under the first reason that applies. Length and ratio limits are those of Moses'
+``clean-corpus-n.perl`` and apply to training text only, as they do there.
+"""
+
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.machine import cores
-from llqr.lab.text import prepared_folder, subwords
-from llqr.lab.text.cleaning import REASONS, Outcome, Rules, process
-from llqr.lab.text.corpus import SPLITS, RawCorpus, RawSplit
-from llqr.lab.text.parallel_text import ParallelText
-from llqr.lab.text.prepared_folder import SUBWORDS
-from llqr.lab.text.sentences import Sentences
-from llqr.lab.text.stages import Stages
-from llqr.lab.text.subwords import UNK
+import torch
+from torch import Tensor
 
-PAIRS_IN_A_PIECE = 500
-PAIRS_FOR_PROCESSES = 10_000
-"""With fewer pairs, starting the processes would take longer than they save."""
+from llqr.lab.text import prepared, subwords
+from llqr.lab.text.corpus import SPLITS, Corpus, read_lines
+from llqr.lab.text.prepared import ParallelText, TokenStream, moses
+from llqr.lab.text.subwords import EOS, UNK
+
+REASONS = {
+    "bad_utf8": "not UTF-8",
+    "empty": "a side is empty",
+    "too_short": "too few words",
+    "too_long": "too many words",
+    "ratio": "lengths too different",
+    "long_word": "a word too long",
+}
+"""Why a pair is dropped: the key in the counts, and the text in tables."""
+LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
+
+Pair = tuple[str, str, str]
+"""The words of both sides, separated by spaces, and the target as it was written."""
+Say = Callable[[str], None]
+"""Told of every stage that begins."""
 
 
 @dataclass(frozen=True)
-class ParallelTextSettings(Rules):
-    """Everything besides the text itself that determines its tokens.
+class PairSettings:
+    """Everything besides the text itself that determines the tokens of parallel text.
 
     Attributes:
+        languages: of the source and of the target.
+        lowercase: whether to lowercase the words.
+        shortest, longest: numbers of words that a side of a training pair may have.
+        ratio: maximum ratio of the number of words of the longer side to that of the shorter.
         merges: number of merges of the byte-pair encoding, learned on the training text.
         valid_every: without validation files, one in this many of the kept training pairs is used for validation.
     """
 
+    languages: tuple[str, str]
+    lowercase: bool = True
+    shortest: int = 1
+    longest: int = 175
+    ratio: float = 1.5
     merges: int = 10_000
     valid_every: int = 23
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.merges < 0:
-            raise ValueError(f"merges must not be negative, got {self.merges}.")
-        if self.valid_every < 3:
-            raise ValueError(f"valid_every must be at least 3, got {self.valid_every}.")
 
+@dataclass(frozen=True)
+class StreamSettings:
+    """Everything besides the text itself that determines the tokens of one text file.
 
-def prepare(
-    corpus: RawCorpus,
-    settings: ParallelTextSettings,
-    root: Path,
-    *,
-    stages: Stages | None = None,
-    processes: int | None = None,
-) -> tuple[Path, bool]:
-    """Prepare ``corpus`` in a folder under ``root`` unless it is there; the folder, and whether it was made now.
-
-    So many ``processes`` tokenise (default: one per core); the result does not depend on it.
+    Attributes:
+        merges: number of merges of the byte-pair encoding, learned on the training text.
+        held_out: the fraction of the lines used for validation, and again for the test, from the end of the file.
     """
-    facts: dict[str, Any] = {
+
+    merges: int = 10_000
+    held_out: float = 0.02
+
+
+def prepare_pairs(
+    corpus: Corpus, settings: PairSettings, root: Path, *, say: Say = lambda line: None
+) -> tuple[Path, bool]:
+    """Prepare ``corpus`` in a file under ``root`` unless it is there; the file, and whether it was made now."""
+    facts = {
         "kind": ParallelText.KIND,
         "settings": asdict(settings),
         "versions": {name: version(name) for name in ("sacremoses", "tokenizers")},  # others may give other tokens
-        "inputs": corpus.inputs(),
+        "inputs": {
+            name: {one: _described(side) for one, side in zip(settings.languages, sides, strict=True)}
+            for name, sides in corpus.items()
+        },
     }
-    return prepared_folder.make(root, facts, lambda: _make(corpus, settings, stages or Stages(), processes or cores()))
+    return prepared.make(root, facts, lambda: _prepare_pairs(corpus, settings, say))
 
 
-def _make(
-    corpus: RawCorpus, settings: ParallelTextSettings, stages: Stages, processes: int
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Further entries of the manifest, and the files."""
-    splits = make_splits(corpus, settings, settings.valid_every, stages, processes)
-    train = splits["train"]
-    with stages.stage("subwords", settings.merges, "merges") as advance:
-        learned = subwords.learn(lambda: chain.from_iterable(train.words), settings.merges, "words")
-        advance(settings.merges)
-    files, counts = {SUBWORDS: learned.write().encode()}, {}
-    with stages.stage("tokens", 2 * sum(map(len, splits.values())), "sentences") as advance:
-        for name, split in splits.items():
-            parts = [learned.encode_in_parts(split.side(number), advance) for number in range(2)]
-            sides = [Sentences.of([tokens for part in side for tokens in part]) for side in parts]
-            for language, side in zip(corpus.languages, sides, strict=True):
-                files |= prepared_folder.pack_sentences(side, f"{name}.{language}", learned.vocabulary.tokens)
-            if name != "train":
-                files[f"{name}.references"] = "".join(line + "\n" for line in split.written).encode()
-            source, target = (side.tokens for side in sides)
-            counts[name] = split.counts | {
-                "source_tokens": len(source),
-                "target_tokens": len(target),
-                "unknown_tokens": int((source == UNK).sum() + (target == UNK).sum()),
-            }
-    return {"vocabulary": asdict(learned.vocabulary), "counts": counts}, files
+def _prepare_pairs(corpus: Corpus, settings: PairSettings, say: Say) -> dict[str, Any]:
+    say("tokenising")
+    splits, counts = _cleaned(corpus, settings)
+    missing = [name for name in SPLITS if name not in splits]
+    splits |= hold_out(splits["train"], missing, settings.valid_every)
+    for name, pairs in splits.items():
+        if not pairs:
+            raise ValueError(f"{name} must have pairs that are kept, got none: {counts.get(name)}.")
+    counts["train"] |= {"held_out": sum(len(splits[name]) for name in missing), "kept": len(splits["train"])}
+    counts |= {name: _counts(len(splits[name]), {}, len(splits[name])) for name in missing}
+    say("learning subwords")
+    learned = subwords.learn([words for pair in splits["train"] for words in pair[:2]], settings.merges, "words")
+    say("encoding")
+    saved = {}
+    for name in SPLITS:
+        source, target = (_joined(learned.encode([pair[side] for pair in splits[name]])) for side in range(2))
+        saved[name] = {
+            "source": source,
+            "target": target,
+            "references": [] if name == "train" else [written for _, _, written in splits[name]],
+        }
+        counts[name] |= {
+            "source_tokens": len(source[0]) - len(splits[name]),  # without end tokens
+            "target_tokens": len(target[0]) - len(splits[name]),
+            "unknown_tokens": int((source[0] == UNK).sum() + (target[0] == UNK).sum()),
+        }
+    return _content(learned, {name: counts[name] for name in SPLITS}, saved)
 
 
-@dataclass(frozen=True)
-class Split:
-    """The pairs of a split that are kept.
-
-    Attributes:
-        words: source and target, tokenised, words separated by spaces.
-        written: the target before tokenisation.
-        counts: how many pairs were read, dropped for each of the `REASONS`, held out for another split, and kept.
-    """
-
-    words: list[tuple[str, str]]
-    written: list[str]
-    counts: dict[str, int]
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    def side(self, number: int) -> list[str]:
-        return [pair[number] for pair in self.words]
+def _cleaned(corpus: Corpus, settings: PairSettings) -> tuple[dict[str, list[Pair]], dict[str, dict[str, int]]]:
+    """The kept pairs of every split, and how many pairs were dropped for each reason."""
+    splits, counts = {}, {}
+    for name, sides in corpus.items():
+        outcomes = [clean(*pair, settings, training=name == "train") for pair in zip(*sides, strict=True)]
+        splits[name] = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+        dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
+        counts[name] = _counts(len(outcomes), dropped, len(splits[name]))
+    return splits, counts
 
 
-def make_splits(corpus: RawCorpus, rules: Rules, valid_every: int, stages: Stages, processes: int) -> dict[str, Split]:
-    """All three splits; those missing from ``corpus`` are held out from its training pairs."""
-    total = sum(map(len, corpus.splits.values()))
-    splits: dict[str, Split] = {}
-    with (
-        stages.stage("words", total, "pairs") as advance,
-        workers(processes if total >= PAIRS_FOR_PROCESSES else 1) as map_pieces,
-    ):
-        for name, raw in corpus.splits.items():
-            pairs = list(zip(raw.source, raw.target, strict=True))
-            pieces = [pairs[i : i + PAIRS_IN_A_PIECE] for i in range(0, len(pairs), PAIRS_IN_A_PIECE)]
-            outcomes: list[Outcome] = []
-            for part in map_pieces(process, pieces, repeat(rules), repeat(name == "train")):
-                outcomes += part
-                advance(len(part))
-            splits[name] = _sort_out(raw, outcomes)
-    splits |= _hold_out(splits["train"], [name for name in SPLITS if name not in splits], valid_every)
-    for name, split in splits.items():
-        if not len(split):
-            raise ValueError(f"{name} must have pairs that are kept, got none: {split.counts}.")
-    return {name: splits[name] for name in SPLITS}
+def clean(source: bytes, target: bytes, settings: PairSettings, training: bool) -> str | Pair:
+    """The words of a pair of lines, or one of `REASONS` to drop it."""
+    try:
+        texts = [line.decode().strip() for line in (source, target)]
+    except UnicodeDecodeError:
+        return "bad_utf8"
+    sides = []
+    for text, language in zip(texts, settings.languages, strict=True):
+        tokenised = str(moses("MosesTokenizer", language).tokenize(text, return_str=True))
+        sides.append((tokenised.lower() if settings.lowercase else tokenised).split())
+    short, long = sorted(map(len, sides))
+    if short == 0:
+        return "empty"
+    if training:
+        if short < settings.shortest:
+            return "too_short"
+        if long > settings.longest:
+            return "too_long"
+        if long / short > settings.ratio:
+            return "ratio"
+        if any(len(word) > LONGEST_WORD for word in chain(*sides)):
+            return "long_word"
+    return " ".join(sides[0]), " ".join(sides[1]), texts[1]
 
 
-def _sort_out(raw: RawSplit, outcomes: list[Outcome]) -> Split:
-    """The kept pairs, and how often each reason to drop one occurred."""
-    dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
-    words = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-    lines = [line for line, outcome in zip(raw.target, outcomes, strict=True) if not isinstance(outcome, str)]
-    counts = _counts(read=len(raw), kept=len(words)) | dropped
-    return Split(words, [line.decode().strip() for line in lines], counts)
-
-
-def _hold_out(train: Split, names: list[str], valid_every: int) -> dict[str, Split]:
+def hold_out(train: list[Pair], names: Sequence[str], every: int) -> dict[str, list[Pair]]:
     """The splits ``names``, taken from the training pairs, and the training pairs that remain.
 
-    Of every ``valid_every`` kept pairs the last goes to validation, as in fairseq's recipe for IWSLT14, and one in the
+    Of ``every`` so many kept pairs the last goes to validation, as in fairseq's recipe for IWSLT14, and one in the
     middle to the test split.
     """
-    place = {"valid": valid_every - 1, "test": valid_every // 2 - 1}
-    owner = {place[name]: name for name in names}
-    rows: dict[str, list[int]] = {"train": [], **{name: [] for name in names}}
-    for row in range(len(train)):
-        rows[owner.get(row % valid_every, "train")].append(row)
-    made = {}
-    for name, chosen in rows.items():
-        counts = _counts(read=len(chosen), kept=len(chosen))
-        if name == "train":
-            counts = train.counts | {"held_out": len(train) - len(chosen), "kept": len(chosen)}
-        made[name] = Split([train.words[i] for i in chosen], [train.written[i] for i in chosen], counts)
-    return made
+    places = {name: every - 1 if name == "valid" else every // 2 - 1 for name in names}
+    held = {name: train[place::every] for name, place in places.items()}
+    return held | {"train": [pair for row, pair in enumerate(train) if row % every not in places.values()]}
 
 
-def _counts(*, read: int, kept: int) -> dict[str, int]:
-    return {"read": read, **dict.fromkeys(REASONS, 0), "held_out": 0, "kept": kept}
+def prepare_stream(
+    path: Path, settings: StreamSettings, root: Path, *, say: Say = lambda line: None
+) -> tuple[Path, bool]:
+    """Prepare the file at ``path`` in a file under ``root`` unless it is there; the file, and whether it is new."""
+    lines = read_lines(path)
+    facts = {
+        "kind": TokenStream.KIND,
+        "settings": asdict(settings),
+        "versions": {"tokenizers": version("tokenizers")},  # another one may give other tokens
+        "inputs": {"text": _described(lines)},
+    }
+    return prepared.make(root, facts, lambda: _prepare_stream(lines, settings, say))
 
 
-Map = Callable[..., Iterable[Any]]
+def _prepare_stream(lines: list[bytes], settings: StreamSettings, say: Say) -> dict[str, Any]:
+    held = int(len(lines) * settings.held_out)
+    if held < 1:
+        raise ValueError(f"held_out must be at least one line, got {settings.held_out} of {len(lines)} lines.")
+    parts = {"train": lines[: -2 * held], "valid": lines[-2 * held : -held], "test": lines[-held:]}
+    kept = {
+        name: [f"{text}\n" for line in part if (text := _decoded(line)) is not None] for name, part in parts.items()
+    }
+    say("learning subwords")
+    learned = subwords.learn(kept["train"], settings.merges, "bytes")
+    say("encoding")
+    saved, counts = {}, {}
+    for name, texts in kept.items():
+        saved[name] = torch.tensor(list(chain.from_iterable(learned.encode(texts))), dtype=torch.int32)
+        counts[name] = {
+            "read": len(parts[name]),
+            "bad_utf8": len(parts[name]) - len(texts),
+            "kept": len(texts),
+            "bytes": sum(len(text.encode()) for text in texts),
+            "tokens": len(saved[name]),
+        }
+    return _content(learned, counts, saved)
 
 
-@contextmanager
-def workers(processes: int) -> Iterator[Map]:
-    """A `map` that runs in ``processes`` processes; with one process it is the built-in `map`."""
-    if processes == 1:
-        yield map
-        return
-    # Spawned, not forked: this process has threads of torch and of a progress display.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_prepare_worker)
+def _content(learned: subwords.Subwords, counts: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
+    vocabulary = {"size": learned.size, "tokens": learned.tokens}
+    return {"vocabulary": vocabulary, "counts": counts, "subwords": learned.write(), "splits": splits}
+
+
+def _described(lines: list[bytes]) -> dict[str, Any]:
+    """The number of lines and their digest, the same whether the file is compressed or not."""
+    return {"lines": len(lines), "sha256": hashlib.sha256(b"\n".join(lines)).hexdigest()}
+
+
+def _counts(read: int, dropped: dict[str, int], kept: int) -> dict[str, int]:
+    return {"read": read, **dict.fromkeys(REASONS, 0), **dropped, "held_out": 0, "kept": kept}
+
+
+def _joined(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """All tokens one after the other, each sentence with an end token, and the lengths of the sentences."""
+    tokens = torch.tensor(list(chain.from_iterable([*one, EOS] for one in sentences)), dtype=torch.int32)
+    return tokens, torch.tensor([len(one) + 1 for one in sentences])
+
+
+def _decoded(line: bytes) -> str | None:
     try:
-        yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _prepare_worker() -> None:
-    """Leave signals to the parent process, and exit when it exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # None in the process that started everything
-        parent.join()
-        os._exit(1)
+        return line.decode()
+    except UnicodeDecodeError:
+        return None

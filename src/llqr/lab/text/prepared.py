@@ -1,0 +1,186 @@
+"""Prepared text, one file each: complete or absent, and the same key always means the same tokens.
+
+``root/<key>.pt`` holds one preparation; the key is a digest of everything that could change a token. ``root/current``
+names the one that was requested last.
+
+>>> from llqr.lab.text.prepared import ParallelText
+>>> text = ParallelText.load("data/iwslt14")
+>>> text.subwords.size, len(text.train), text.detokenise(text.valid.target[0])
+"""
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+from zipfile import ZipFile
+
+import torch
+from torch import Tensor
+
+from llqr.lab.extras import extra
+from llqr.lab.text.corpus import SPLITS
+from llqr.lab.text.subwords import Subwords
+from llqr.lab.writing import make_folder, replacing, write_text
+
+FORMAT = 1
+"""Incremented whenever the same input gives different tokens."""
+NAME = re.compile(r"\w[\w.-]*")
+"""Valid names of a prepared text."""
+Split = TypeVar("Split")
+
+
+def make(root: Path, facts: Mapping[str, Any], prepare: Callable[[], Mapping[str, Any]]) -> tuple[Path, bool]:
+    """The file under ``root`` for ``facts``, on which alone its name depends, and whether it was made now.
+
+    `find` returns it from now on. ``prepare`` is called if it does not exist yet, and returns the rest of its content.
+    """
+    key = hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
+    path = root / f"{key}.pt"
+    missing = not path.is_file()
+    if missing:
+        content = {"key": key, **facts, **prepare()}
+        make_folder(root)
+        with replacing(path) as file:
+            torch.save(content, file)
+    write_text(root / "current", key + "\n")
+    return path, missing
+
+
+def find(root: Path) -> Path:
+    """The file ``root``, or the one that ``root/current`` names."""
+    if root.is_file():
+        return root
+    current = root / "current"
+    if current.is_file() and (path := root / f"{current.read_text().strip()}.pt").is_file():
+        return path
+    raise FileNotFoundError(
+        f"{root.absolute()} holds no prepared text; prepare it with: llqr data {root.name} --data-dir "
+        f"{root.parent}, and --source FOLDER for translation or --text FILE for language modelling."
+    )
+
+
+def read(root: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """The content of the file at ``root``; with ``mmap`` its tokens are not read."""
+    path = find(root)
+    try:
+        content: dict[str, Any] = torch.load(path, weights_only=True, mmap=mmap)
+        damage = None if mmap else ZipFile(path).testzip()  # torch does not compare the checksums
+    except Exception as error:  # torch's zip reader and unpickler raise many kinds
+        raise ValueError(f"{path} is damaged: {error}; remove it and prepare the text again.") from error
+    if damage is not None:
+        raise ValueError(f"{path} is damaged: {damage}; remove it and prepare the text again.")
+    return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedText(ABC, Generic[Split]):
+    """A text as tokens.
+
+    Attributes:
+        train, valid, test: for training, for choosing a model, and for measuring it.
+        subwords: the encoding.
+        settings: how the text was prepared.
+        counts: for each split what was read, dropped for each reason, and kept.
+        key: a digest of everything that could change a token.
+    """
+
+    KIND: ClassVar[str]
+    train: Split
+    valid: Split
+    test: Split
+    subwords: Subwords
+    settings: Mapping[str, Any]
+    counts: Mapping[str, Mapping[str, int]]
+    key: str
+
+    @classmethod
+    def load(cls, root: Path | str) -> Self:
+        """Load what `llqr data` prepared at ``root``: the folder of a name, or one of the files in it."""
+        saved = read(Path(root))
+        if saved["kind"] != cls.KIND:
+            raise ValueError(f"{root} was prepared as {saved['kind']}, but {cls.KIND} was expected.")
+        return cls(
+            **{name: cls._split(saved["splits"][name]) for name in SPLITS},
+            **{name: saved[name] for name in ("settings", "counts", "key")},
+            subwords=Subwords.read(saved["subwords"]),
+        )
+
+    @classmethod
+    @abstractmethod
+    def _split(cls, saved: Any) -> Split: ...
+
+
+class TokenStream(PreparedText[Tensor]):
+    """Any text file as one long sequence of tokens, int32, for language modelling.
+
+    Decoding the tokens reproduces the file. The ``counts`` include bytes and tokens, which turn a perplexity into bits
+    per byte, comparable across vocabularies.
+    """
+
+    KIND = "a stream of text"
+
+    @classmethod
+    def _split(cls, saved: Tensor) -> Tensor:
+        return saved
+
+
+@dataclass(frozen=True)
+class SentencePairs:
+    """Parallel sentences: what to translate, and the translations.
+
+    Attributes:
+        source, target: the tokens of every sentence, int32, with the end token.
+        references: for validation and test the translations before tokenisation and lowercasing, which BLEU is measured
+            against; none for training.
+    """
+
+    source: Sequence[Tensor]
+    target: Sequence[Tensor]
+    references: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def lengths(self) -> Tensor:
+        """The numbers of tokens (pairs, 2) of both sides."""
+        return torch.tensor(
+            [[len(source), len(target)] for source, target in zip(self.source, self.target, strict=True)]
+        )
+
+
+class ParallelText(PreparedText[SentencePairs]):
+    """A parallel corpus; both languages share the vocabulary.
+
+    With ``settings["lowercase"]`` the target is lower case and the references are not, so that BLEU must be measured
+    case-insensitively.
+    """
+
+    KIND = "parallel text"
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Of the source and of the target."""
+        source, target = self.settings["languages"]
+        return source, target
+
+    def detokenise(self, tokens: Tensor | Sequence[int]) -> str:
+        """Target ``tokens`` as plain text, to be compared with a reference; needs sacremoses."""
+        numbers = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        return str(moses("MosesDetokenizer", self.languages[1]).detokenize(self.subwords.decode(numbers).split()))
+
+    @classmethod
+    def _split(cls, saved: Mapping[str, Any]) -> SentencePairs:
+        sides = (tokens.split(lengths.tolist()) for tokens, lengths in (saved["source"], saved["target"]))
+        return SentencePairs(*sides, saved["references"])
+
+
+@lru_cache
+def moses(tool: str, language: str) -> Any:
+    """A tokeniser or detokeniser by Moses' rules."""
+    return getattr(extra("sacremoses", "Tokenisation needs sacremoses"), tool)(lang=language)
