@@ -35,10 +35,9 @@ test-slow: $(STAMP)
 test-torch: $(OTHER)/.installed
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -q -n 2 --dist worksteal
 
-# Our steps compared with pytorch_optimizer's, as ratios from one run; and the inner solvers compared per product.
+# Our steps compared with pytorch_optimizer's, as ratios from one run.
 bench: $(STAMP)
 	$(BIN)/llqr bench peers --device cpu --batch 32 --out results/bench/peers-cpu.json
-	$(BIN)/llqr bench solvers --device cpu --batch 32 --out results/bench/solvers-cpu.json
 
 # The measured tables of the README, of the site and of the protocols, from results/.
 tables: $(STAMP)
@@ -46,7 +45,8 @@ tables: $(STAMP)
 
 # The pictures of the site: measurements from results/, the diagrams, and the terminal of the demo.
 figures: $(STAMP)
-	$(BIN)/llqr bench plot results/bench/*.json --to docs/figures/bench
+	for bench in cadence memory peers refresh scaling; do \
+		$(BIN)/llqr bench plot results/bench/$$bench*.json --to docs/figures/bench || exit 1; done
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
 	$(BIN)/llqr table metric-ablation --plot docs/figures/metric-ablation.svg > /dev/null
 	$(BIN)/llqr table metric-ablation@side-2304 --plot docs/figures/metric-ablation-side-2304.svg > /dev/null

@@ -2,11 +2,11 @@
 
 import pytest
 
-from llqr.lab.bench import cadence, peers, refresh, shards, step
+from llqr.lab.bench import cadence, peers, refresh
 
 
 @pytest.fixture(autouse=True)
 def _short_bursts(monkeypatch):
     """Seconds of consecutive steps that are timed together."""
-    for module in (cadence, peers, refresh, shards, step):
+    for module in (cadence, peers, refresh):
         monkeypatch.setattr(module, "BURST", 1e-3)

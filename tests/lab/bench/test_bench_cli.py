@@ -8,20 +8,17 @@ from typer.testing import CliRunner
 
 import llqr
 from llqr.lab.cli.bench import bench_app
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import CannotWrite, ConfigurationError
 from tiny_workloads import CNN, MLP
 
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
 COMMANDS = {
-    "step": ["--structure", "diagonal", "--engine", "forward", "--repeats", "2"],
     "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--steps", "2"],
     "cadence": ["--engine", "forward", "--steps", "2", "--repeats", "2", "--refresh-repeats", "1"],
     "scaling": ["--model", CNN, "--engine", "forward", "--steps", "2", "--repeats", "2"],
     "peers": ["--repeats", "2"],
-    "solvers": ["--products", "3"],
-    "shards": ["--shards", "1", "--shards", "2", "--no-processes", "--engine", "forward", "--repeats", "2"],
 }
-ROWS = {"step": 6, "refresh": 4, "cadence": 15, "scaling": 2, "peers": 10, "solvers": 3, "shards": 10}
+ROWS = {"refresh": 4, "cadence": 15, "scaling": 2, "peers": 10}
 
 
 def bench(*arguments):
@@ -48,13 +45,33 @@ def test_every_command_records_its_numbers_and_their_origin(command, tmp_path, m
     assert list(tmp_path.rglob("*.part")) == []
 
 
+def test_a_measurement_is_drawn_when_it_is_made_and_again_from_its_file(tmp_path):
+    kept, drawn = tmp_path / "scaling.json", tmp_path / "new" / "x.svg"
+    result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(kept), "--plot", str(drawn))
+    assert result.exit_code == 0, result.output
+    assert "seconds of a refresh" in drawn.read_text()
+    assert bench("plot", str(kept), "--to", str(tmp_path / "pictures")).stdout.strip().endswith("scaling.svg")
+    assert (tmp_path / "pictures" / "scaling.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [("x.gif", ConfigurationError, "must end in .svg, .png or .pdf"), ("file/x.svg", CannotWrite, "cannot be written")],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path, monkeypatch, name, error, said):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("llqr.lab.bench.workload.Workload.__init__", lambda *arguments: pytest.fail("it measured"))
+    result = bench("scaling", *SHARED, "--plot", str(tmp_path / name))
+    assert isinstance(result.exception, error)
+    assert said in str(result.exception)
+
+
 def test_a_refresh_states_its_error(tmp_path):
     out = tmp_path / "refresh.json"
     settings = ["--structure", "e-kfac", "--steps", "3", "--repeats", "1", "--reference", "float64", "--quiet"]
     assert bench("refresh", *SHARED, *settings, "--out", str(out)).exit_code == 0
     [row] = json.loads(out.read_text())["rows"]
     assert row["engine"] == "forward"
-    assert row["split"]["count"] == 4
     assert all(error < 1e-4 for error in row["errors"].values())
     assert {"median", "low", "high", "n"} == row["seconds"].keys()
 
@@ -83,21 +100,20 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
 
 
 def test_json_instead_of_a_table():
-    result = bench("solvers", *SHARED, *COMMANDS["solvers"], "--json", "--quiet")
-    assert json.loads(result.stdout)["bench"] == "solvers"
+    result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--json", "--quiet")
+    assert json.loads(result.stdout)["bench"] == "scaling"
 
 
 @pytest.mark.parametrize(
     ("sentence", "arguments"),
     [
-        ("--precision must be one of", ["step", "--precision", "fp8"]),
-        ("--model must be one of", ["step", "--model", "alexnet"]),
-        ("--capture needs a CUDA device", ["step", "--capture"]),
+        ("--precision must be one of", ["peers", "--precision", "fp8"]),
+        ("--model must be one of", ["peers", "--model", "alexnet"]),
         ("--capture needs a CUDA device", ["refresh", "--capture"]),
         ("--capture-passes needs a CUDA device", ["cadence", "--capture-passes"]),
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
         ("--structure must name at least one", ["refresh", "--structure", ","]),
-        ("--structure: unknown", ["step", "--model", MLP, "--structure", "round"]),
+        ("--structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
         ("--apply-dtype takes <dtype>, got 'fp16'", ["cadence", "--apply-dtype", "fp16"]),
         ("--apply-dtype takes <dtype>, got 'fp16'", ["refresh", "--apply-dtype", "fp16"]),
         ("--attention: unknown 'flash'", ["refresh", "--attention", "flash"]),

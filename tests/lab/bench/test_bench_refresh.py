@@ -77,28 +77,6 @@ def test_distances_are_taken_over_all_parameters_in_double():
     assert distance({"x": a["x"].double(), "y": torch.tensor([1.0, 4.0])}, a) == 1.0
 
 
-def test_the_parts_of_a_refresh_are_its_whole():
-    refresh = MeasuredRefresh(workload(MLP), settings("diagonal", steps=5))
-    split = refresh.split()
-    assert split["count"] == 6  # the last one reads the objective
-    assert split["product"] == pytest.approx(split["products"] / 6)
-    assert min(split[part] for part in ("linearise", "products", "factors")) > 0
-    assert refresh.geometry.metric.learned
-
-
-def test_every_gradient_has_its_own_products():
-    shared = settings("diagonal", steps=5, gradients=2)
-    assert (shared.products, MeasuredRefresh(workload(MLP), shared).split()["count"]) == (10, 12)
-
-
-def test_timing_the_parts_of_a_refresh_does_not_change_it():
-    plain, timed = (MeasuredRefresh(workload(MLP), settings("kfac", steps=5)) for _ in range(2))
-    plain.run()
-    timed.split()
-    ours, theirs = plain.geometry.metric.named_factors(), timed.geometry.metric.named_factors()
-    assert all(ours[name].equal(theirs[name]) for name in ours)
-
-
 def test_an_engine_that_refuses_the_network_says_so_in_its_row():
     refused, fine = measured(
         VIT, [settings("diagonal", engine, steps=2) for engine in ("forward", "finite-differences")]
@@ -123,7 +101,6 @@ def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
     ways = [settings("diagonal", attention="unfused", steps=40, product_every=every) for every in (1, 20)]
     all_of_them, few = measured(VIT, ways, reference=torch.float64)
     assert [(row["product_every"], row["products"]) for row in (all_of_them, few)] == [(1, 40), (20, 3)]
-    assert [row["split"]["count"] for row in (all_of_them, few)] == [41, 4]
     assert all_of_them["errors"]["Ug"] < few["errors"]["Ug"] < 0.1
     shown = refresh.as_table([all_of_them, few]).columns
     assert [list(column.cells) for column in shown if column.header == "product every"] == [["1", "20"]]

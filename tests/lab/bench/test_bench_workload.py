@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.step import METHODS, step_of
-from llqr.lab.bench.workload import Network, Passes
+from llqr.lab.bench.workload import METHODS, Network, step_of
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
 from tiny_workloads import CNN, MLP, VIT, workload
@@ -59,11 +58,6 @@ def test_a_workload_is_the_same_every_time():
     assert flat(trainable(first.model)).equal(flat(trainable(second.model)))
     assert first.batch[0].equal(second.batch[0])
     assert first.parameters == flat(trainable(first.model)).numel()
-
-
-def test_the_forms_of_passes_have_names():
-    forms = [Passes(), Passes(capture=True), Passes(compile=True), Passes(capture=True, compile=True)]
-    assert list(map(str, forms)) == ["eager", "captured", "compiled", "compiled, captured"]
 
 
 def test_a_closure_leaves_the_gradient_of_the_loss():

@@ -1,4 +1,4 @@
-"""Every recorded measurement says which command, commit and machine made it."""
+"""Recorded measurements: which command, commit and machine made them, and their table on a page."""
 
 import json
 import shlex
@@ -6,37 +6,77 @@ from pathlib import Path
 
 import pytest
 
-from llqr.lab.bench.record import KEPT, command_for
+from llqr.lab.bench.record import markdown
+from llqr.lab.config.strict import ConfigurationError
 
-FILES = sorted((Path(__file__).parents[3] / KEPT).glob("*.json"))
-
-
-def test_measurements_are_kept():
-    assert FILES
+KEPT = Path(__file__).parents[3] / "results" / "bench"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(KEPT.glob("*.json")), ids=lambda file: file.stem)
 def test_a_kept_measurement_names_itself_and_its_commit(file):
     record = json.loads(file.read_text())
     words = shlex.split(record["command"])
     assert words[:3] == ["llqr", "bench", record["bench"]]
-    out = Path(words[words.index("--out") + 1])
-    assert out in (Path(file.name), KEPT / file.name)
+    assert Path(words[words.index("--out") + 1]).name == file.name
     assert "commit" in record
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.fixture
+def file(tmp_path):
+    rows = [
+        {"model": model, "what": "SAM", "structure": None, "peak_bytes": size, "metric_bytes": 0, "vs_sam": 1.0}
+        for model, size in (("vit-b", 3 * 2**20), ("vit-l", 5 * 2**20))
+    ]
+    record = {
+        "bench": "memory",
+        "command": "llqr bench memory",
+        "versions": {"torch": "2.11.0"},
+        "machine": {"gpu": "NVIDIA H200", "cpus": 16},
+        "complete": True,
+        "rows": rows,
+    }
+    path = tmp_path / "memory.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def change(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_the_table_of_the_command_with_its_source(file):
+    lines = markdown(file).splitlines()
+    assert lines[0] == "| model | what | structure | peak MiB | U MiB | vs SAM step |"
+    assert lines[1] == "| :-- | :-- | :-- | --: | --: | --: |"
+    assert lines[2:4] == ["| vit-b | SAM | - | 3.0 | 0.0 | 1.000 |", "| vit-l | SAM | - | 5.0 | 0.0 | 1.000 |"]
+    assert lines[-1] == "`llqr bench memory` on NVIDIA H200, torch 2.11.0."
+
+
+@pytest.mark.parametrize(("dirty", "told"), [(False, "commit 0123456789ab."), (True, "commit 0123456789ab, changed.")])
+def test_a_known_commit_is_named(file, dirty, told):
+    change(file, commit="0123456789abcdef", dirty=dirty)
+    assert markdown(file).endswith(f"torch 2.11.0, {told}")
+
+
+def test_rows_are_chosen_by_value_and_those_without_the_key_stay(file):
+    assert "vit-b" not in markdown(file, ["model=vit-l"])
+    assert "vit-b" in markdown(file, ["structure=e-kfac"])
+    with pytest.raises(ConfigurationError, match="no row matches model=vit-s"):
+        markdown(file, ["model=vit-s"])
+
+
 @pytest.mark.parametrize(
-    ("folder", "written"), [("repository/results/bench", "results/bench/x.json"), ("elsewhere", "x.json")]
+    ("changes", "said"), [({"complete": False}, "was interrupted"), ({"bench": "solvers"}, "no `llqr bench solvers`")]
 )
-def test_a_command_names_a_kept_file_by_its_place_in_the_repository(folder, written, joined, tmp_path):
-    out = tmp_path / folder / "x.json"
-    arguments = ["bench", "peers", *([f"--out={out}"] if joined else ["--out", str(out)])]
-    assert command_for(arguments, out) == f"llqr bench peers --out{'=' if joined else ' '}{written}"
+def test_a_record_that_no_command_completed_is_refused(file, changes, said):
+    change(file, **changes)
+    with pytest.raises(ConfigurationError, match=said):
+        markdown(file)
 
 
-def test_a_relative_place_is_named_too(tmp_path, monkeypatch):
-    folder = tmp_path / "results" / "bench"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    assert command_for(["bench", "peers", "--out", "x.json"], Path("x.json")).endswith("--out results/bench/x.json")
+@pytest.mark.parametrize("content", ["{}", "[]", "nothing", None])
+def test_a_file_that_is_not_a_measurement_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"x\.json is not a file that"):
+        markdown(tmp_path / "x.json")

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 QUICK = ["--device", "cpu", "--quiet", "--set", "training.epochs=1"]
-BENCH = ["bench", "step", "--device", "cpu", "--batch", "2", "--model", "mlp:image_size=8", "--repeats", "1"]
+BENCH = ["bench", "peers", "--device", "cpu", "--batch", "2", "--model", "mlp:image_size=8", "--repeats", "1"]
 COMMANDS = {
     "--out: file/runs cannot be written: Not a directory.": ["train", "digits/mlp", *QUICK, "--out", "file/runs"],
     "--out: file cannot be written: Not a directory.": ["compare", "digits/mlp", *QUICK, "--out", "file"],

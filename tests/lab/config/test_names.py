@@ -30,7 +30,7 @@ def test_the_sentence_about_an_unknown_name():
         ("train digits/mlp --set training.precision=bf61", "training.precision must .*; did you mean bf16"),
         ("reproduce imagnet", "TABLE must be one of .*, got 'imagnet'; did you mean imagenet"),
         ("reproduce cifar10 --row resnet81", "--row must be one of .*, got 'resnet81'; did you mean resnet18"),
-        ("bench step --model vit-bb", "--model must be one of .*, got 'vit-bb'; did you mean vit-b"),
+        ("bench peers --model vit-bb", "--model must be one of .*, got 'vit-bb'; did you mean vit-b"),
         ("table cifar1000 --results .", "TABLE must be one of .*; did you mean cifar100"),
         ("table digits --against samm --results .", "--against must be one of .*; did you mean sam"),
     ],

@@ -14,9 +14,8 @@ import numpy as np
 from rich.table import Table
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.step import BURST, learns_metric, step_of
-from llqr.lab.bench.timing import Action, interleaved, quartiles
-from llqr.lab.bench.workload import Network, Passes, Setup
+from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
+from llqr.lab.bench.workload import Network, Passes, Setup, learns_metric, step_of
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.results.paper_table import paper
 

@@ -1,16 +1,13 @@
 """A refresh that is measured, and how the metric is learned in it."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import llqr
 from llqr.curvature import QuadraticModel
-from llqr.lab.bench.timing import Mark
 from llqr.lab.bench.workload import Workload, cross_entropy
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.sublayers import differentiable_forward
@@ -44,7 +41,7 @@ class RefreshSettings:
     @property
     def products(self) -> int:
         """Products with `H` per refresh, without the last step's, which only reads the objective."""
-        return self.inner.gradients * sum(step.multiplies for step in self.inner.plan()[:-1])
+        return sum(step.multiplies for step in self.inner.plan()[:-1])
 
     def exact(self) -> "RefreshSettings":
         """The same refresh by exact products, one in every inner step, eager and in full precision."""
@@ -66,12 +63,11 @@ class RefreshSettings:
 class MeasuredRefresh:
     """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
 
-    It does not average: what one refresh learned is compared as it is, not blended with the identity. The metric is
-    shared out among ``shards`` of the runtime's ranks.
+    It does not average: what one refresh learned is compared as it is, not blended with the identity.
     """
 
-    def __init__(self, workload: Workload, settings: RefreshSettings, shards: int = 1) -> None:
-        self._batch, self._clock = workload.batch, workload.clock
+    def __init__(self, workload: Workload, settings: RefreshSettings) -> None:
+        self._batch = workload.batch
         self.geometry = llqr.Geometry(
             workload.model,
             cross_entropy,
@@ -81,7 +77,6 @@ class MeasuredRefresh:
             inner=settings.inner,
             runtime=settings.runtime_in(workload.precision),
             forward=differentiable_forward if settings.attention == "unfused" else None,
-            shards=shards,
         )
 
     def run(self) -> llqr.Refresh:
@@ -92,7 +87,7 @@ class MeasuredRefresh:
             raise ConfigurationError(f"--engine {self.geometry.engine}: {str(error).splitlines()[0]}") from error
 
     def run_once_for_steps(self) -> None:
-        """Refresh once, so that `U` acts in steps and none is due; their time does not depend on what `U` learned."""
+        """Refresh once, so that `U` acts in steps and no refresh is due."""
         self.run()
         metric = self.geometry.metric
         if not metric.learned:  # the refresh was rejected
@@ -101,28 +96,3 @@ class MeasuredRefresh:
     def quadratic_model(self) -> AbstractContextManager[QuadraticModel]:
         """What a refresh would learn from."""
         return self.geometry.quadratic_model(self._batch)
-
-    def split(self) -> dict[str, float]:
-        """Seconds of the parts of one refresh; not for a captured one, which is a single graph."""
-        clock, products = self._clock, list[tuple[Mark, Mark]]()
-
-        def product(v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            before = clock.mark()
-            Hv = model.product(v)
-            products.append((before, clock.mark()))
-            return Hv
-
-        clock.wait()
-        start = clock.mark()
-        with self.quadratic_model() as model:
-            linearised = clock.mark()
-            self.geometry.learn_from(replace(model, product=product, products=None))  # one by one, to time each
-        whole = clock.between(start, clock.mark())
-        linearising, multiplying = clock.between(start, linearised), sum(clock.between(*span) for span in products)
-        return {
-            "linearise": linearising,
-            "products": multiplying,
-            "factors": whole - linearising - multiplying,
-            "product": multiplying / len(products),
-            "count": len(products),
-        }

@@ -13,9 +13,8 @@ import torch
 from rich.table import Table
 
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.step import METHODS, learns_metric, step_of
 from llqr.lab.bench.timing import WARM_UP
-from llqr.lab.bench.workload import Network, Setup, Workload
+from llqr.lab.bench.workload import METHODS, Network, Setup, Workload, learns_metric, step_of
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import IN_MIB, Column, number_table
 
@@ -68,7 +67,7 @@ def _bytes(
 ) -> dict[str, int]:
     """Of a step, or of a refresh between two steps."""
     if not learns_metric(method):
-        return {"peak_bytes": peak(_warmed_up(step_of(method, workload, None))), "metric_bytes": 0}
+        return {"peak_bytes": peak(_warmed_up(step_of(method, workload))), "metric_bytes": 0}
     refresh = MeasuredRefresh(workload, settings)
     refresh.run_once_for_steps()
     step = _warmed_up(step_of(method, workload, refresh.geometry))

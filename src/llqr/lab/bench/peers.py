@@ -20,8 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import llqr
-from llqr.lab.bench.step import BURST
-from llqr.lab.bench.timing import Action, interleaved, quartiles, ratio
+from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles, ratio
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import Column, number_table

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from llqr.lab import machine as machines
-from llqr.lab.bench import cadence, memory, peers, refresh, scaling, shards, solvers, step
+from llqr.lab.bench import cadence, memory, peers, refresh, scaling
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import plain, write_json
@@ -20,12 +20,7 @@ from llqr.lab.writing import make_folder
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
-KEPT = Path("results", "bench")
-"""The folder of the measurements that pages show."""
-TABLES = {
-    module.__name__.rpartition(".")[2]: module.as_table
-    for module in (cadence, memory, peers, refresh, scaling, shards, solvers, step)
-}
+BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, memory, peers, refresh, scaling)}
 
 
 class Record:
@@ -39,15 +34,14 @@ class Record:
         self._out = out
         self._head = {
             "bench": bench,
-            "command": command_for(sys.argv[1:], out),
+            "command": without_places(shlex.join(["llqr", *sys.argv[1:]])),
             **source_state(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "machine": machines.describe(device),
             "config": dict(config),
         }
-        self._complete = False
-        self._conclusion: dict[str, Any] = {}
+        self._end: dict[str, Any] = {"complete": False}
         if out is not None:
             make_folder(out.parent)
 
@@ -56,48 +50,48 @@ class Record:
         for row in rows:
             self.rows.append(row)
             self._write()
-        self._complete, self._conclusion = True, conclude(self.rows)
+        self._end = {"complete": True} | conclude(self.rows)
         self._write()
 
     def to_dict(self) -> dict[str, Any]:
-        whole = self._head | {"complete": self._complete, "rows": self.rows} | self._conclusion
-        return {key: plain(value) for key, value in whole.items()}
+        return {key: plain(value) for key, value in (self._head | {"rows": self.rows} | self._end).items()}
 
     def _write(self) -> None:
         if self._out is not None:
             write_json(self._out, self.to_dict())
 
 
-def command_for(arguments: Sequence[str], out: Path | None) -> str:
-    """The command without the folders of this machine; a file that is kept is named as it is in the repository."""
-    words = list(arguments)
-    if out is not None and out.resolve().parent.parts[-2:] == KEPT.parts:
-        kept = {str(out): str(KEPT / out.name), f"--out={out}": f"--out={KEPT / out.name}"}
-        words = [kept.get(word, word) for word in words]
-    return without_places(shlex.join(["llqr", *words]))
+def read(file: Path) -> dict[str, Any]:
+    """A measurement that a command of today recorded completely with ``--out``."""
+    try:
+        record: dict[str, Any] = json.loads(file.read_text())
+        complete, bench = record["complete"], record["bench"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{file} is not a file that `llqr bench --out` wrote.") from error
+    if not complete:
+        raise ConfigurationError(f"{file}: the command was interrupted.")
+    if bench not in BENCHES:
+        raise ConfigurationError(f"{file}: there is no `llqr bench {bench}` any more.")
+    return record
 
 
 def markdown(file: Path, filters: Sequence[str] = ()) -> str:
     """The table that the command printed, with the rows that match every ``key=value``, and where it comes from."""
-    if not file.is_file():
-        raise ConfigurationError(f"table:bench/{file.stem}: {file} does not exist.")
-    record = json.loads(file.read_text())
-    if not record["complete"]:
-        raise ConfigurationError(f"table:bench/{file.stem}: the command was interrupted.")
+    record = read(file)
     wanted = dict(word.partition("=")[::2] for word in filters)
     # Rows without the key match too: methods without a metric have no interval.
     rows = [row for row in record["rows"] if all(row.get(k) is None or str(row[k]) == v for k, v in wanted.items())]
     if not rows:
-        raise ConfigurationError(f"table:bench/{file.stem}: no row matches {' '.join(filters)}.")
-    table = TABLES[record["bench"]](rows)
-    lines = [" | ".join(str(column.header) for column in table.columns)]
-    lines += [" | ".join({"left": ":--", "right": "--:"}[column.justify] for column in table.columns)]
-    lines += [" | ".join(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
+        raise ConfigurationError(f"{file}: no row matches {' '.join(filters)}.")
+    table = BENCHES[record["bench"]].as_table(rows)
+    lines = [[str(column.header) for column in table.columns]]
+    lines += [[{"left": ":--", "right": "--:"}[column.justify] for column in table.columns]]
+    lines += [list(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
     # Files from before commits were recorded say null.
     commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
     changed = ", changed" if commit and record["dirty"] else ""
     source = f"`{record['command']}` on {measured_on(record)}{commit}{changed}."
-    return "\n".join([*(f"| {line} |" for line in lines), "", source])
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", source])
 
 
 def measured_on(record: Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+import llqr
 from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
-from llqr.lab.bench.step import BURST, step_of
-from llqr.lab.bench.timing import Action, interleaved, quartiles
-from llqr.lab.bench.workload import Passes, Setup, Workload
+from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
+from llqr.lab.bench.workload import Passes, Setup, Workload, step_of
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
 
@@ -126,30 +126,32 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
     }
     try:
         refresh = MeasuredRefresh(workload, settings)
-        report, row["first_seconds"] = workload.clock.timed(refresh.run)
+        reports: list[llqr.Refresh] = []
+        row["first_seconds"] = workload.clock.seconds(lambda: reports.append(refresh.run()))
     except ValueError as error:
         return row | {"refused": str(error)}
+    (report,) = reports
     row |= {"engine": report.engine, "accepted": report.accepted, "reason": report.reason}
     if exact is not None:  # before a step moves the weights
         row |= {"errors": exact.errors(refresh, report.accepted), "reference_reason": exact.reason}
     actions = {
         "refresh": Action(refresh.run, repeats, warm_up=1),
-        "SGD": Action(step_of("SGD", workload, None), STEPS_PER_REFRESH * repeats, BURST),
+        "SGD": Action(step_of("SGD", workload), STEPS_PER_REFRESH * repeats, BURST),
     }
     measured = interleaved(actions, workload.clock)
     spent, step = quartiles(measured["refresh"]), quartiles(measured["SGD"])
+    products = settings.products
     return row | {
-        "products": settings.products,
+        "products": products,
         "seconds": spent,
-        "seconds_a_product": spent["median"] / settings.products,
+        "seconds_a_product": spent["median"] / products,
         "sgd_step_seconds": step,
-        "sgd_steps_a_product": spent["median"] / settings.products / step["median"],
-        "split": None if settings.runtime.capture else refresh.split(),
+        "sgd_steps_a_product": spent["median"] / products / step["median"],
     }
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The time per product is that of the whole refresh over its products; the split gives a product alone."""
+    """The time per product is that of the whole refresh over its products."""
     numbers = [
         Column("product every", "product_every", "{:d}"),  # older files lack it; see their command
         Column("s", "seconds.median", "{:.3f}"),
@@ -157,9 +159,6 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
         Column("first s", "first_seconds", "{:.2f}"),
         Column("ms/Hv", "seconds_a_product", "{:.2f}", 1e3),
         Column("SGD steps/Hv", "sgd_steps_a_product", "{:.2f}"),
-        Column("linearise s", "split.linearise", "{:.3f}"),
-        Column("Hv s", "split.products", "{:.3f}"),
-        Column("factors s", "split.factors", "{:.3f}"),
         Column("error Hg", "errors.Hv, v = g", "{:.1e}"),
         Column("error Hv", "errors.Hv, v random", "{:.1e}"),
         Column("error Ug", "errors.Ug", "{:.1e}"),

@@ -1,76 +1,51 @@
-"""The time of a device: CUDA events on a GPU, where the host runs ahead of the work, and the wall clock on a CPU.
-
-Repeats become medians and quartiles, and actions take turns so that load on the machine affects all of them.
-"""
+"""Time a device: CUDA events on a GPU, where the host runs ahead of the work, and the wall clock on a CPU."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Result = TypeVar("Result")
-Mark = torch.cuda.Event | float
+BURST = 0.1
+"""Seconds of consecutive steps that are timed together."""
 WARM_UP = 3
 """Untimed runs at first: kernels are chosen, memory is allocated, optimizers create their state."""
 
 
 class Clock:
-    """Marks points in the work of a device and measures the time between them."""
+    """Measures the seconds that an action takes on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def wait(self) -> None:
-        """Until the device is idle."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def mark(self) -> Mark:
-        """The time at which all work launched so far is done; does not wait for it."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def between(self, start: Mark, end: Mark) -> float:
-        """Seconds from one mark to a later one."""
-        if isinstance(start, float) or isinstance(end, float):
-            assert isinstance(start, float) and isinstance(end, float)  # noqa: PT018
-            return end - start
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    def timed(self, action: Callable[[], Result]) -> tuple[Result, float]:
-        """What an action returns, and the seconds it takes on a device that is idle at first."""
-        self.wait()
-        start = self.mark()
-        result = action()
-        return result, self.between(start, self.mark())
-
     def seconds(self, action: Callable[[], object], times: int = 1) -> float:
-        """Seconds an action takes, averaged over this many consecutive runs."""
-
-        def repeated() -> None:  # which lets go of every result before the next run
+        """Seconds of an action on a device that is idle at first, averaged over this many consecutive runs."""
+        if self.device.type != "cuda":
+            before = time.perf_counter()
             for _ in range(times):
                 action()
-
-        return self.timed(repeated)[1] / times
+            return (time.perf_counter() - before) / times
+        torch.cuda.synchronize(self.device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(torch.cuda.current_stream(self.device))
+        for _ in range(times):
+            action()
+        end.record(torch.cuda.current_stream(self.device))
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / times
 
 
 def quartiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """The median of repeats, the quartiles around it, and how many repeats there were."""
+    """The median of repeats, the quartiles around it, and the number of repeats."""
     low, median, high = (float(quantile) for quantile in np.quantile(values, (0.25, 0.5, 0.75)))
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Of two actions that took turns: time of the first / time of the second, round by round."""
+    """Time of one action / time of another, round by round."""
     return quartiles(np.divide(times, others))
 
 
@@ -89,7 +64,7 @@ class Action:
 
 
 def interleaved(actions: Mapping[str, Action], clock: Clock) -> dict[str, list[float]]:
-    """Seconds of every action. They take turns, every other round in the opposite order.
+    """Seconds of every action. Actions take turns, every other round in the opposite order, and so share any load.
 
     An action with fewer repeats than another skips rounds, spread evenly over all of them.
     """

@@ -1,4 +1,4 @@
-"""What is timed: a network of the laboratory on random images, and the forward and backward pass of a step."""
+"""What is timed: a network of the laboratory on random images, its forward and backward pass, and a step by method."""
 
 import gc
 import json
@@ -12,15 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import llqr
 from llqr.curvature.batch import call_model
 from llqr.lab import models
 from llqr.lab.bench.timing import Clock
+from llqr.lab.config.settings import Base
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
 from llqr.lab.passes import CapturedPass, Pass, Precision, compile_network
 
 IMAGENET = {"image_size": 224, "classes": 1000, "channels": 3}
 CIFAR = {"image_size": 32, "classes": 100, "channels": 3}
+# Small learning rates, so that the weights stay finite however many steps are timed.
+SGD = Base("sgd", lr=1e-4, weight_decay=5e-4, momentum=0.9)
+BASES = {"SGD": SGD, "AdamW": Base("adamw", lr=1e-5, weight_decay=5e-4)}
+METHODS = (*BASES, "SAM", "F-SAM", "LLQR", "LLQR+SAM")
+"""As the paper's tables call them."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,6 @@ class Passes:
     capture: bool = False
     compile: bool = False
 
-    def __str__(self) -> str:
-        words = [word for word, used in (("compiled", self.compile), ("captured", self.capture)) if used]
-        return ", ".join(words) or "eager"
-
 
 EAGER = Passes()
 
@@ -134,7 +137,7 @@ class Workload:
 
     @cached_property
     def _pass(self) -> Pass:
-        """One for all optimizers, because a captured pass keeps the memory of its activations."""
+        """All optimizers share one pass, because a captured pass keeps the memory of its activations."""
         form = CapturedPass if self.passes.capture else Pass
         made = form(CLASSIFICATION, self._network_of_passes, self.precision)
         made.load(self.batch)
@@ -155,3 +158,20 @@ class Setup:
     def to_dict(self) -> dict[str, Any]:
         models = [network.label for network in self.networks]
         return {"models": models, "batch": self.batch, "precision": self.precision.name}
+
+
+def learns_metric(method: str) -> bool:
+    return method.startswith("LLQR")
+
+
+def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None = None) -> Callable[[], object]:
+    """One step of a method on the workload's batch; its time does not depend on the weights or on what `U` learned."""
+    if method in BASES:
+        plain = BASES[method].build(workload.model)
+        run_pass = workload.closure(plain)
+        return lambda: (run_pass(), plain.step())
+    make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
+    own = geometry if learns_metric(method) else None
+    optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model)
+    closure = workload.closure(optimizer)
+    return lambda: optimizer.step(closure, batch=workload.batch)

@@ -44,10 +44,6 @@ COMMANDS = {
         "catalogue",
         "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
     ),
-    "cluster": (
-        "catalogue",
-        "Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh.",
-    ),
     "bench": ("bench", "Time steps and refreshes, and measure their memory."),
     "toy": ("toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."),
 }

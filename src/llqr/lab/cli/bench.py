@@ -1,4 +1,4 @@
-"""`llqr bench`: how long steps and refreshes take, how much memory they hold, and how they compare.
+"""`llqr bench`: time refreshes, epochs and steps, and measure their memory.
 
 The options of a refresh are the fields of `llqr.Inner` and `llqr.Runtime`.
 """
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import torch
@@ -15,10 +14,10 @@ import typer
 from rich.console import Console
 
 import llqr
-from llqr.lab import machine, pictures
-from llqr.lab.bench import cadence, memory, peers, plots, refresh, scaling, shards, solvers, step
+from llqr.lab import machine, pictures, plots
+from llqr.lab.bench import cadence, memory, peers, record, refresh, scaling
 from llqr.lab.bench.measured_refresh import RefreshSettings
-from llqr.lab.bench.record import Record
+from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
@@ -37,9 +36,11 @@ bench_app = typer.Typer(help=HELP, no_args_is_help=True, **PLAIN)
 app = typer.Typer(**PLAIN)
 app.add_typer(bench_app, name="bench")
 
-Row = dict[str, Any]
 PRECISIONS = ("fp32", "tf32", "bf16")
 REFERENCES = {"float32": torch.float32, "float64": torch.float64, "none": None}
+SMALL = ("resnet18:width=16", "vit-ti:image_size=32,patch=8,depth=4")
+"""Networks for a CPU."""
+SIZES = ("vit-ti", "vit-s", "vit-b", "vit-l")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,7 @@ class Target:
     ] = None
     device: options.Device = "auto"
 
-    def setup(
-        self,
-        *on_cuda: str,
-        on_cpu: Sequence[str] = ("resnet18:width=16", "vit-ti:image_size=32,patch=8,depth=4"),
-    ) -> Setup:
+    def setup(self, *on_cuda: str, on_cpu: Sequence[str] = SMALL) -> Setup:
         """The networks asked for, or those given for the kind of device."""
         chosen = machine.choose_device(self.device)
         cuda = chosen.type == "cuda"
@@ -79,35 +76,28 @@ class Output:
     as_json: options.Json = False
     quiet: options.Quiet = False
 
-    def write(self, bench: ModuleType, setup: Setup, rows: Iterable[Row], **config: Any) -> None:
+    def write(self, bench: str, setup: Setup, rows: Iterable[record.Row], **config: Any) -> None:
         """Measure, record, draw and print; ``config`` is what was asked for besides the setup."""
         if self.out is not None:
             check_file("--out", self.out)
         pictures.check("--plot", self.plot)
-        described = {key: _described(value, setup.precision) for key, value in config.items()}
-        name = bench.__name__.rpartition(".")[2]
-        record = Record(name, setup.to_dict() | described, setup.precision.device, self.out)
-        record.collect(self._announced(rows), getattr(bench, "conclusion", lambda rows: {}))
+        module = record.BENCHES[bench]
+        made = record.Record(bench, setup.to_dict() | config, setup.precision.device, self.out)
+        made.collect(self._announced(rows), getattr(module, "conclusion", lambda rows: {}))
+        found = made.to_dict()
         if self.plot is not None:
-            plots.save(record.to_dict(), self.plot)
+            plots.save_bench(found, self.plot, record.measured_on(found))
         if self.as_json:
-            print(json.dumps(record.to_dict(), indent=1))
+            print(json.dumps(found, indent=1))
         else:
-            show(bench.as_table(record.rows))
+            show(module.as_table(made.rows))
 
-    def _announced(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def _announced(self, rows: Iterable[record.Row]) -> Iterator[record.Row]:
         """Names every measured row on stderr: a command takes minutes."""
         console = Console(stderr=True, quiet=self.quiet, highlight=False, soft_wrap=True)
         for row in rows:
             console.print(*(value for value in row.values() if isinstance(value, str) and value))
             yield row
-
-
-def _described(value: Any, precision: Precision) -> Any:
-    """A setting as it is recorded."""
-    if isinstance(value, list | tuple):
-        return [_described(one, precision) for one in value]
-    return value.to_dict(precision) if isinstance(value, RefreshSettings) else value
 
 
 # Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
@@ -119,15 +109,8 @@ Capture = Annotated[
     typer.Option("--capture/--no-capture", help="Capture refreshes as CUDA graphs (default: on a CUDA device)."),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
-
 TARGET, OUTPUT, GEOMETRY = Target(), Output(), RefreshSettings()
-IN_FULL_PRECISION = Target(precision="fp32")
-# The time of a step does not depend on what U has learned.
-ONE_STEP = RefreshSettings(inner=llqr.Inner(steps=1))
 TWO_STEPS = tuple(RefreshSettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac"))
-# Bytes are proportional to the number of products; a refresh of few steps shows them as well.
-FEW_STEPS = RefreshSettings(inner=llqr.Inner(steps=5, product_every=3))
-EXACT = RefreshSettings("diagonal", "unfused", llqr.Runtime(engine="forward"))
 
 
 def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = True) -> bool:
@@ -150,27 +133,6 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return lambda function: bench_app.command(name)(options_from_dataclasses(function))
 
 
-@command("step")
-def step_command(
-    target: Target = TARGET,
-    geometry: Annotated[RefreshSettings, Fields(omit=(*DECIDED, "inner", "compile"))] = ONE_STEP,
-    capture: Annotated[
-        bool | None,
-        typer.Option("--capture/--no-capture", help="Also with passes as CUDA graphs (default: on a CUDA device)."),
-    ] = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also with compiled passes.")] = False,
-    repeats: Repeats = 10,
-    output: Output = OUTPUT,
-) -> None:
-    """Time a step of SGD, AdamW, SAM, F-SAM, LLQR and LLQR+SAM, compared with SGD's."""
-    setup = target.setup("resnet18", "vit-b")
-    captured = (False, True) if captures("--capture", setup, capture) else (False,)
-    forms = [Passes(graph, form) for form in ((False, True) if compiled else (False,)) for graph in captured]
-    rows = step.measure(setup, forms, geometry, repeats)
-    passes = [str(form) for form in forms]
-    output.write(step, setup, rows, passes=passes, geometry=geometry, repeats=repeats, burst=step.BURST)
-
-
 @command("refresh")
 def refresh_command(
     target: Target = TARGET,
@@ -184,13 +146,14 @@ def refresh_command(
     repeats: Repeats = 3,
     output: Output = OUTPUT,
 ) -> None:
-    """Time a refresh by engine and structure: the first one separately, its parts, and its error."""
+    """Time a refresh by engine and structure, the first one separately, and measure its error."""
     setup = target.setup("vit-b", "vit-l")
     check_known("--reference", reference, REFERENCES)
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
-    output.write(refresh, setup, rows, geometry=ways, repeats=repeats, reference=reference)
+    described = [way.to_dict(setup.precision) for way in ways]
+    output.write("refresh", setup, rows, geometry=described, repeats=repeats, reference=reference)
 
 
 @command("cadence")
@@ -213,7 +176,8 @@ def cadence_command(
     passes = Passes(captures("--capture-passes", setup, capture_passes), compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
-    output.write(cadence, setup, rows, geometry=geometry, passes=asdict(passes), burst=step.BURST, **numbers)
+    described = {"geometry": geometry.to_dict(setup.precision), "passes": asdict(passes), "burst": BURST}
+    output.write("cadence", setup, rows, **described, **numbers)
 
 
 @command("scaling")
@@ -225,11 +189,10 @@ def scaling_command(
     output: Output = OUTPUT,
 ) -> None:
     """Time a refresh of ViT-Ti, S, B and L, and fit the power of the number of parameters with which it grows."""
-    sizes = ("vit-ti", "vit-s", "vit-b", "vit-l")
-    setup = target.setup(*sizes, on_cpu=sizes)
+    setup = target.setup(*SIZES, on_cpu=SIZES)
     geometry = capturing(geometry, setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    output.write(scaling, setup, rows, geometry=geometry, repeats=repeats)
+    output.write("scaling", setup, rows, geometry=geometry.to_dict(setup.precision), repeats=repeats)
 
 
 @command("memory")
@@ -241,7 +204,7 @@ def memory_command(
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     rows = memory.measure(setup, geometry, memory.cuda_peak(setup.precision.device))
-    output.write(memory, setup, rows, geometry=geometry)
+    output.write("memory", setup, rows, geometry=[one.to_dict(setup.precision) for one in geometry])
 
 
 @command("peers")
@@ -250,42 +213,7 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
     peers.peer()
     setup = target.setup("resnet18", "vit-b")
     rows, version = peers.measure(setup, repeats), peers.peer_version()
-    output.write(peers, setup, rows, repeats=repeats, pytorch_optimizer=version)
-
-
-@command("solvers")
-def solvers_command(
-    target: Target = IN_FULL_PRECISION,
-    geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=(*DECIDED, "inner"), sweep=("structure",))] = (EXACT,),
-    products: Annotated[int, typer.Option(min=1, help="Products with H to go up to.")] = 50,
-    output: Output = OUTPUT,
-) -> None:
-    """The objective that each inner solver reaches with a number of products with H."""
-    setup = target.setup("resnet18", "vit-s")
-    rows = solvers.measure(setup, geometry, products)
-    output.write(solvers, setup, rows, geometry=geometry, products=products)
-
-
-@command("shards")
-def shards_command(
-    target: Target = TARGET,
-    geometry: GeometryOptions = FEW_STEPS,
-    shard: Annotated[
-        list[int] | None, typer.Option("--shards", min=1, help="Ranks that share a metric, repeatable (1, 2, 4, 8).")
-    ] = None,
-    processes: Annotated[
-        bool | None,
-        typer.Option(help="Also count the payload of real processes, on the CPU (default: if that is the device)."),
-    ] = None,
-    repeats: Repeats = 10,
-    output: Output = OUTPUT,
-) -> None:
-    """Measure one rank of a metric that is shared out: memory, time of U g, and bytes that it receives from others."""
-    setup = target.setup("vit-b", "vit-l")
-    counts = shard or shards.COUNTS
-    real = setup.precision.device.type == "cpu" if processes is None else processes
-    rows = shards.measure(setup, geometry, counts, repeats, processes=real)
-    output.write(shards, setup, rows, geometry=geometry, shards=counts, processes=real, repeats=repeats)
+    output.write("peers", setup, rows, repeats=repeats, pytorch_optimizer=version)
 
 
 @bench_app.command("plot")
@@ -297,8 +225,9 @@ def plot_command(
     form: Annotated[str, typer.Option("--format", help="svg (follows light and dark), png or pdf.")] = "svg",
 ) -> None:
     """Draw recorded measurements, as --plot does when they are made."""
-    for record in records:
-        target = to / f"{record.stem}.{form}"
+    for file in records:
+        target = to / f"{file.stem}.{form}"
         pictures.check("--format", target)
-        plots.save_recorded(record, target)
+        found = record.read(file)
+        plots.save_bench(found, target, record.measured_on(found), pictures.digest(file))
         print(target)

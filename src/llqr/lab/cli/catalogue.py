@@ -12,7 +12,7 @@ from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
-from llqr.lab.results import cluster, storage
+from llqr.lab.results import storage
 
 WIDE = 140
 """Columns of a terminal that a table of recipes needs."""
@@ -55,13 +55,3 @@ def show_storage(
         print(json.dumps([row.to_dict() for row in rows], indent=1))
     else:
         show(storage.as_table(rows))
-
-
-@app.command("cluster")
-def show_cluster(as_json: options.Json = False) -> None:
-    """Print what a metric costs on 64 to 1024 devices, on paper: traffic and arithmetic per step and refresh."""
-    found = cluster.costs()
-    if as_json:
-        print(json.dumps(found, indent=1))
-    else:
-        show(cluster.as_table(found))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llqr.lab.bench import record
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results import against, build_table
 from llqr.lab.results.build_table import Measure
@@ -28,6 +27,8 @@ def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
     position = 0
     for name, words, start, end in _blocks(text):
         if name.startswith("bench/"):
+            from llqr.lab.bench import record  # imports every bench, which `llqr train` does not need
+
             made = record.markdown(results / f"{name}.json", words)
         else:
             made = _block(name, words, runs)

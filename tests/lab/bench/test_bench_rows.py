@@ -1,0 +1,104 @@
+"""What `cadence`, `memory` and `scaling` make of measured times and bytes."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llqr
+from llqr.lab.bench import cadence, memory, scaling
+from llqr.lab.bench.measured_refresh import RefreshSettings
+from llqr.lab.bench.workload import Network, Setup
+from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.results.paper_table import paper
+from tiny_workloads import FP32, MLP
+
+PAPER = paper()["cadence"]["rows"]
+TIMES = {
+    "SGD": [1.0, 2.0, 1.0],
+    "AdamW": [1.5, 3.0, 1.5],
+    "SAM": [2.0, 4.0, 2.0],
+    "LLQR": [1.25, 2.5, 1.25],
+    "LLQR+SAM": [2.5, 5.0, 2.5],
+    "refresh": [100.0, 90.0, 300.0],
+}
+
+
+def test_an_epoch_has_the_papers_number_of_updates_at_every_interval():
+    rows = list(cadence.rows(Network("vit-b"), TIMES, 1000.0, cadence.EPOCH_STEPS))
+    assert [(row["method"], row["interval"], row["updates"]) for row in rows] == [
+        (row["method"], row["interval"], row["updates"]) for row in PAPER if row["arch"] == "ViT-B/16"
+    ]
+    assert cadence.as_table(rows).row_count == 15
+
+
+def test_an_epoch_is_its_steps_and_its_refreshes():
+    rows = {(row["method"], row["interval"]): row for row in cadence.rows(Network("vit-b"), TIMES, 1000.0, 1200)}
+    row = rows["LLQR+SAM", 500]
+    assert row["epoch_seconds"]["median"] == 1200 * 2.5 + 3 * 100
+    # Every round is compared with its own SAM step, and the slow one is as slow for both.
+    assert row["vs_sam"]["median"] == (1200 * 2.5 + 300) / 2400
+    assert row["vs_sam"]["low"] < row["vs_sam"]["median"]
+    assert row["lasting_vs_sam"]["median"] == pytest.approx((2.5 + 100 / 500) / 2)
+    assert row["vs_sgd"]["median"] == (1200 * 2.5 + 300) / 1200
+    assert row["first_refresh_seconds"] == 1000
+    assert rows["AdamW", None]["vs_sgd"] == {"median": 1.5, "low": 1.5, "high": 1.5, "n": 3}
+    assert rows["SAM", None]["vs_sam"]["median"] == rows["SAM", None]["lasting_vs_sam"]["median"] == 1
+
+
+@pytest.mark.parametrize(("network", "vs_sam", "refresh"), [("ViT-B/16", 1.66, 40.58), ("vit-l", 3.21, 96.57)])
+def test_the_papers_ratios_are_given_too(network, vs_sam, refresh):
+    found = cadence.printed(Network.parse(network), "LLQR+SAM", 500)
+    assert (round(found["vs_sam"], 2), found["refresh_seconds"]) == (vs_sam, refresh)
+
+
+@pytest.mark.parametrize("network", ["vit-s", "vit-b:depth=2", "vit-b/32"])
+def test_a_network_that_is_not_in_the_paper_has_no_ratios(network):
+    assert cadence.printed(Network.parse(network), "SAM", None) is None
+
+
+def test_memory_is_measured_once_for_every_method_and_structure():
+    """The network has Linear(12, 4) and Linear(4, 3): 67 parameters in 2 layers."""
+    count = itertools.count(1)
+
+    def peak(action):
+        action()
+        return next(count)
+
+    runtime, inner = llqr.Runtime(engine="forward"), llqr.Inner(steps=2)
+    settings = [RefreshSettings(structure, runtime=runtime, inner=inner) for structure in ("diagonal", "e-kfac")]
+    rows = list(memory.measure(Setup([Network.parse(MLP)], 4, FP32), settings, peak))
+    diagonal, ekfac = 4 * 67, 4 * ((16 + 144 + 48 + 4) + (9 + 16 + 12 + 3))
+    assert [(row["what"], row["structure"], row["metric_bytes"]) for row in rows] == [
+        *((method, None, 0) for method in ("SGD", "AdamW", "SAM", "F-SAM")),
+        *((what, "diagonal", diagonal) for what in ("LLQR", "LLQR+SAM", "refresh")),
+        *((what, "e-kfac", ekfac) for what in ("LLQR", "LLQR+SAM", "refresh")),
+        ("refresh without factors", "scalar", 4 * 2),
+    ]
+    assert [row["peak_bytes"] for row in rows] == list(range(1, 12))
+    assert [row["vs_sam"] for row in rows] == [n / 3 for n in range(1, 12)]
+    assert memory.as_table(rows).row_count == 11
+
+
+def test_peak_memory_needs_a_cuda_device():
+    with pytest.raises(ConfigurationError, match="--device: peak memory is counted by the allocator of a CUDA device"):
+        memory.cuda_peak(torch.device("cpu"))
+
+
+@given(st.floats(0.2, 3), st.floats(1e-9, 1))
+def test_the_exponent_of_a_power_law_is_found(power, unit):
+    parameters = [5_717_416, 22_050_664, 86_567_656, 304_326_632]
+    assert scaling.exponent(parameters, [unit * p**power for p in parameters]) == pytest.approx(power, abs=1e-9)
+
+
+def test_every_repeat_is_fitted():
+    rows = [
+        {"parameters": 10, "repeats": [1.0, 1.0, 1.0]},
+        {"parameters": 100, "repeats": [10.0, 100.0, 31.622776601683793]},
+    ]
+    found = scaling.conclusion(rows)
+    assert found["exponent"] == pytest.approx({"median": 1.5, "low": 1.25, "high": 1.75, "n": 3})
+    assert found["paper_exponent"] == [1.27, 1.28]
+    assert scaling.conclusion(rows[:1]) == {}

@@ -1,0 +1,107 @@
+"""Pictures: they show the recorded numbers, follow light and dark, and are refused before anything is measured."""
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from llqr.lab import pictures, plots
+from llqr.lab.bench.record import BENCHES
+from llqr.lab.config.strict import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "results/bench"
+
+
+def recorded(name):
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def drawn(name):
+    record = recorded(name)
+    return plots.BENCHES[record["bench"]][0](record["rows"])
+
+
+def test_every_bench_has_a_picture():
+    assert plots.BENCHES.keys() == BENCHES.keys()
+
+
+def test_the_cadence_figure_shows_ours_beside_the_paper():
+    record, figure = recorded("cadence-vit"), drawn("cadence-vit")
+    for axes, network in zip(figure.axes, ("vit-b", "vit-l"), strict=True):
+        lines = {line.get_label(): line for line in axes.get_lines()}
+        rows = [row for row in record["rows"] if row["model"] == network and row["method"] == "LLQR+SAM"]
+        assert list(lines["LLQR+SAM, here"].get_ydata()) == [row["vs_sam"]["median"] for row in rows]
+        assert list(lines["LLQR+SAM, paper"].get_ydata()) == [row["paper"]["vs_sam"] for row in rows]
+        assert list(lines["LLQR+SAM, here"].get_xdata()) == [50, 100, 200, 500, 1000, 1500]
+    (axes,) = drawn("cadence-resnet18").axes  # which is not in the paper
+    assert [line.get_label() for line in axes.get_lines()] == ["LLQR+SAM, here", "LLQR, here", "SAM"]
+
+
+def test_the_scaling_figure_has_the_exponent_and_the_paper_s_refreshes():
+    (axes,) = drawn("scaling-vit").axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines) == ["here", "here, fit: P^0.62", "paper, cadence table"]
+    assert list(lines["paper, cadence table"].get_ydata()) == [40.58, 96.57]
+
+
+def test_bars_are_as_long_as_what_was_measured():
+    (axes,) = drawn("memory-vit-b").axes
+    sizes = [row["peak_bytes"] / 2**30 for row in recorded("memory-vit-b")["rows"]]
+    assert [bar.get_width() for bar in axes.patches[: len(sizes)]] == sizes
+    seconds, errors = drawn("refresh-vit-b-few").axes
+    assert [round(bar.get_width(), 2) for bar in seconds.patches] == [1.71, 1.05, 0.86]
+    assert [round(bar.get_width(), 1) for bar in errors.patches] == [4.7, 4.9, 5.5]
+    assert [axes.get_title() for axes in drawn("peers").axes] == ["resnet18", "vit-b"]
+
+
+def test_refreshes_of_several_networks_are_told_apart_and_refused_ones_left_out():
+    rows = [
+        {"model": model, "structure": "kfac", "engine": "forward", "seconds": {"median": 1.0}}
+        for model in ("vit-b", "vit-l")
+    ]
+    refused = {"model": "vit-s", "structure": "kfac", "engine": "auto", "refused": "too large"}
+    (axes,) = plots.refresh([*rows, refused]).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["vit-b, kfac, forward", "vit-l, kfac, forward"]
+    with pytest.raises(ConfigurationError, match="--plot: every refresh was refused"):
+        plots.refresh([refused])
+
+
+def test_an_engine_compared_with_itself_is_drawn_without_a_warning():
+    rows = [row | {"errors": {"Ug": 0.0}} for row in recorded("refresh-vit-b-few")["rows"][:1]]
+    with warnings.catch_warnings(action="error"):
+        plots.refresh(rows)
+
+
+def test_an_svg_follows_light_and_dark_and_names_its_source(tmp_path):
+    for name in ("x", "y"):
+        source = pictures.digest(RECORDS / "cadence-vit.json")
+        plots.save_bench(recorded("cadence-vit"), tmp_path / f"{name}.svg", "a machine", source)
+    text = (tmp_path / "x.svg").read_text()
+    head, style, body = re.split(r"<style>|</style>", text, maxsplit=2)
+    assert "<svg" in head
+    assert "@media (prefers-color-scheme: dark)" in style
+    used = set(re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", body))
+    assert used
+    assert used <= pictures.IN_THE_DARK.keys()
+    assert f"<dc:source>{source}</dc:source>" in text
+    assert "a machine" in text
+    assert "http" not in re.sub(r"https?://(www\.w3\.org|purl\.org|creativecommons\.org)", "", text)
+    assert (tmp_path / "y.svg").read_text() == text
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_other_formats_are_written(tmp_path, suffix):
+    plots.save_bench(recorded("scaling-vit"), tmp_path / f"x.{suffix}", "")
+    assert (tmp_path / f"x.{suffix}").stat().st_size > 1000
+
+
+def test_the_pictures_of_the_site_are_those_of_the_measurements():
+    """If this fails, run `make figures`."""
+    drawn_from = {path.stem: path for path in (ROOT / "docs/figures/bench").glob("*.svg")}
+    kept = {path.stem for path in RECORDS.glob("*.json")}
+    assert drawn_from.keys() == {name for name in kept if name.partition("-")[0] in plots.BENCHES}
+    for name, path in drawn_from.items():
+        assert pictures.digest(RECORDS / f"{name}.json") in path.read_text(), name
