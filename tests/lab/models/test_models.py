@@ -1,7 +1,5 @@
 """The networks: published sizes, shapes, and the derivatives that a curvature product needs."""
 
-import inspect
-
 import pytest
 import torch
 from torch import nn
@@ -161,45 +159,15 @@ def test_the_seed_determines_the_initial_weights():
     assert not torch.equal(weight, third.features[0][0].weight)
 
 
-def sizes_of(name):
-    """The arguments of a network that are sizes."""
-    arguments = inspect.signature(models.BUILDERS[name]).parameters.values()
-    return [argument.name for argument in arguments if argument.annotation is int and argument.name != "alpha"]
-
-
-@pytest.mark.parametrize(("name", "size"), [(name, size) for name in models.names() for size in sizes_of(name)])
-def test_a_size_that_is_none_is_refused_by_name(name, size):
-    for value in (0, -1):
-        with torch.device("meta"), pytest.raises(ValueError, match=f"^{size} must be at least 1, got {value}"):
-            models.build(name, **{size: value})
-    for value in (2.5, "64", True):
-        with torch.device("meta"), pytest.raises(ValueError, match=f"^{size} must be an integer, got {value!r}"):
-            models.build(name, **{size: value})
-
-
-@pytest.mark.parametrize("name", ["mlp", "vgg16-bn"])
-def test_hidden_widths_that_are_none_are_refused(name):
-    for hidden in ([64, 0], [2.5], 64, "64", [True]):
-        with torch.device("meta"), pytest.raises(ValueError, match=r"^hidden must hold positive widths, got "):
-            models.build(name, hidden=hidden)
-
-
-def test_a_pyramid_does_not_get_narrower():
-    with pytest.raises(ValueError, match=r"^alpha must not be negative, got -20"):
-        models.build("pyramidnet110", alpha=-20)
-
-
 def test_bad_requests_name_the_argument():
     with pytest.raises(ValueError, match=r"model must be one of mlp, cnn, .*vit-l, got 'resnet19'"):
         models.build("resnet19")
-    with pytest.raises(TypeError, match=r"'resnet18'.*'widht'"):
+    with pytest.raises(ValueError, match=r"Model 'resnet18': .*'widht'"):
         models.build("resnet18", widht=16)
     with pytest.raises(ValueError, match="image_size must be at least 32 for vgg16-bn"):
         models.build("vgg16-bn", image_size=16)
-    with pytest.raises(ValueError, match="hidden must hold positive widths"):
-        models.build("vgg16-bn", hidden=[512, 0])
-    with pytest.raises(ValueError, match="dropout must lie in"):
-        models.build("vgg16-bn", dropout=0.5)
+    with pytest.raises(ValueError, match="Model 'mlp': "):
+        models.build("mlp", hidden=[-1])
     with pytest.raises(ValueError, match="patch must divide image_size"):
         models.build("vit-b", image_size=30)
     with pytest.raises(ValueError, match="depth must be 6 n"):

@@ -6,20 +6,16 @@
 Under ``torch.device("meta")`` a model is built without memory, which is how sizes are estimated before a run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
-from llqr.lab.models.pyramidnet import pyramidnet110
-from llqr.lab.models.resnet import resnet18, resnet50
-from llqr.lab.models.small import cnn, mlp
-from llqr.lab.models.vgg import vgg16_bn
+from llqr.lab.models.convolutional import cnn, mlp, pyramidnet110, resnet18, resnet50, vgg16_bn, wrn28_10
 from llqr.lab.models.vit import vit_b, vit_l, vit_s, vit_ti
-from llqr.lab.models.wideresnet import wrn28_10
 from llqr.lab.names import check_known
 
-__all__ = ["build", "names"]
+__all__ = ["build", "construct", "names"]
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -34,6 +30,8 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "vit-b": vit_b,
     "vit-l": vit_l,
 }
+SMALLEST_IMAGE = {"cnn": 4, "vgg16-bn": 32, "resnet18": 8, "wrn28-10": 4, "pyramidnet110": 4, "resnet50": 32}
+"""The side of the smallest image that a network can halve as often as it does."""
 
 
 def names() -> list[str]:
@@ -48,8 +46,16 @@ def build(name: str, **arguments: Any) -> nn.Module:
     for; other options depend on the network (``width``, ``hidden``, ``patch``, ``fused``, ...). The random initial
     weights come from PyTorch's global generator.
     """
-    check_known("model", name, BUILDERS)
+    smallest = SMALLEST_IMAGE.get(name, 1)
+    if arguments.get("image_size", smallest) < smallest:
+        raise ValueError(f"image_size must be at least {smallest} for {name}, got {arguments['image_size']}.")
+    return construct(BUILDERS, name, arguments)
+
+
+def construct(builders: Mapping[str, Callable[..., nn.Module]], name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """One of ``builders`` called with ``arguments``; a `ValueError` names the network if it cannot be."""
+    check_known("model", name, builders)
     try:
-        return BUILDERS[name](**arguments)
-    except TypeError as error:  # an option that this network does not have
-        raise TypeError(f"Model {name!r}: {error}.") from error
+        return builders[name](**arguments)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"Model {name!r}: {error}") from error

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llqr.lab.models.transformer import TranslationTransformer
+from llqr.lab.models.transformer import Cache, TranslationTransformer
 
 CHECK_EVERY = 8
 """Steps between checks whether all sentences are finished: each check waits for the device."""
@@ -25,6 +25,16 @@ class Hypothesis(NamedTuple):
 
     tokens: list[int]
     score: float
+
+
+class Step(NamedTuple):
+    """One step of the search, per sentence."""
+
+    ending: Tensor  # which of the `beam` best extensions end and are collected
+    scores: Tensor  # their scores
+    ended: Tensor  # the hypotheses that they end
+    tokens: Tensor  # the last tokens of the hypotheses that continue
+    parents: Tensor  # the hypotheses that they continue
 
 
 @torch.no_grad()
@@ -52,92 +62,62 @@ def beam_search(
             its end token.
         min_length: minimum number of tokens before the end token.
     """
-    a, b = max_length
     if model.training:
         raise ValueError("model must be in eval mode for a search, without dropout.")
+    a, b = max_length
     lengths = (source != pad).sum(dim=1)
     limits = (a * lengths.double() + b).long().clamp_max(model.max_length - 1)
     # The width of the batch bounds all limits and is known without waiting for the device.
     longest = min(int(a * source.shape[1] + b), model.max_length - 1)
     dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
-    search = _Search(lengths == 0, limits, longest, beam, eos, pad, dtype)
-    memory, cache = model.encode(source), model.new_cache(longest + 1)
+    memory, cache = model.encode(source), Cache()
+    first_rows = torch.arange(0, len(source) * beam, beam, device=source.device).unsqueeze(1)
     tokens = source.new_full((len(source), beam), bos)
+    # All hypotheses are identical at first, so only one of them may be extended.
+    scores = torch.full(tokens.shape, -torch.inf, dtype=dtype, device=source.device)
+    scores[:, 0] = 0.0
+    finished, collected = lengths == 0, torch.zeros_like(lengths)
+    steps: list[Step] = []
     for step in range(longest + 1):
-        logits = model.decode(tokens, memory, cache)
-        logp = logits.log_softmax(dim=2, dtype=dtype).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
-        tokens, rows = search.extend(logp, step, min_length, length_penalty)
-        cache.reorder(rows)
-        if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(search.finished.all()):
-            break
-    return search.hypotheses()
-
-
-class _Search:
-    """The state of a search: hypotheses that continue, and hypotheses that were collected."""
-
-    def __init__(
-        self, finished: Tensor, limits: Tensor, longest: int, beam: int, eos: int, pad: int, dtype: torch.dtype
-    ) -> None:
-        sentences, device = len(finished), finished.device
-        self.finished = finished
-        self._limits, self._beam, self._eos, self._pad = limits, beam, eos, pad
-        # All hypotheses are identical at first, so only one of them may be extended.
-        self._scores = torch.full((sentences, beam), -torch.inf, dtype=dtype, device=device)
-        self._scores[:, 0] = 0.0
-        self._prefixes = torch.full((sentences, beam, longest + 1), pad, device=device)
-        self._first_rows = torch.arange(0, sentences * beam, beam, device=device).unsqueeze(1)
-        # One extra slot, which is never read, receives what is not kept, so that no write is conditional.
-        self._collected = torch.full((sentences, beam + 1, longest + 1), pad, device=device)
-        self._collected_scores = torch.full((sentences, beam + 1), -torch.inf, dtype=dtype, device=device)
-        self._collected_lengths = torch.zeros((sentences, beam + 1), dtype=torch.int64, device=device)
-        self._count = torch.zeros(sentences, dtype=torch.int64, device=device)
-
-    def extend(self, logp: Tensor, step: int, min_length: int, length_penalty: float) -> tuple[Tensor, Tensor]:
-        """The last tokens of the hypotheses that continue, and the rows of those they extend."""
-        vocabulary = logp.shape[2]
-        last = step >= self._limits
-        self._restrict(logp, last, too_short=step < min_length)
-        scores, at = (self._scores.unsqueeze(2) + logp).flatten(1).topk(min(2, vocabulary) * self._beam)
-        parents, tokens = at // vocabulary, at % vocabulary
-        ending = (tokens == self._eos) & scores.isfinite()
-        self._collect(ending, parents, scores / (step + 1) ** length_penalty, step)
-        self.finished = self.finished | (self._count == self._beam) | last
-
-        # The first `beam` candidates that do not end: those that end are moved behind all others.
-        places = torch.arange(ending.shape[1], device=ending.device)
-        continuing = (places + ending * ending.shape[1]).topk(self._beam, largest=False).indices
-        self._scores, tokens, parents = (part.gather(1, continuing) for part in (scores, tokens, parents))
-        self._prefixes = self._prefixes_of(parents)
-        self._prefixes[:, :, step] = tokens
-        return tokens, (self._first_rows + parents).flatten()
-
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The collected hypotheses, best first."""
-        parts = self._collected_scores, self._collected_lengths, self._count, self._collected
-        scores, lengths, counts, tokens = (part.tolist() for part in parts)
-        found = [
-            [Hypothesis(tokens[i][j][: lengths[i][j]], scores[i][j]) for j in range(count)]
-            for i, count in enumerate(counts)
-        ]
-        return [sorted(of_sentence, key=lambda hypothesis: -hypothesis.score) for of_sentence in found]
-
-    def _restrict(self, logp: Tensor, last: Tensor, too_short: bool) -> None:
-        """Exclude padding everywhere, the end token too early, and all but the end token at the maximum length."""
-        logp[:, :, self._pad] = -torch.inf
-        end = logp[:, :, self._eos].clone()
+        logp = model.decode(tokens, memory, cache).log_softmax(dim=2, dtype=dtype)
+        logp = logp.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+        # Exclude padding everywhere, all but the end token at the maximum length, and the end token too early.
+        last = step >= limits
+        logp[:, :, pad] = -torch.inf
+        end = logp[:, :, eos].clone()
         logp.masked_fill_(last[:, None, None], -torch.inf)
-        logp[:, :, self._eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if too_short else end
+        logp[:, :, eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if step < min_length else end
 
-    def _collect(self, ending: Tensor, parents: Tensor, scores: Tensor, step: int) -> None:
-        new = ending[:, : self._beam] & ~self.finished.unsqueeze(1)
-        places = self._count.unsqueeze(1) + new.cumsum(1) - 1
-        places = places.masked_fill(~new, self._beam).clamp_max(self._beam)
-        prefixes = self._prefixes_of(parents[:, : self._beam])
-        self._collected.scatter_(1, places.unsqueeze(2).expand_as(prefixes), prefixes)
-        self._collected_scores.scatter_(1, places, scores[:, : self._beam])
-        self._collected_lengths.scatter_(1, places, step)
-        self._count = (self._count + new.sum(1)).clamp_max(self._beam)
+        vocabulary = logp.shape[2]
+        best, at = (scores.unsqueeze(2) + logp).flatten(1).topk(min(2, vocabulary) * beam)
+        parents, tokens = at // vocabulary, at % vocabulary
+        ends = (tokens == eos) & best.isfinite()
+        ending = ends[:, :beam] & ~finished.unsqueeze(1)
+        # The first `beam` candidates that do not end: those that end are moved behind all others.
+        order = torch.arange(ends.shape[1], device=ends.device) + ends * ends.shape[1]
+        going_on = order.topk(beam, largest=False).indices
+        ended, penalised = parents[:, :beam], best[:, :beam] / (step + 1) ** length_penalty
+        scores, tokens, parents = (part.gather(1, going_on) for part in (best, tokens, parents))
+        steps.append(Step(ending, penalised, ended, tokens, parents))
+        collected = collected + ending.sum(dim=1)
+        finished = finished | (collected >= beam) | last
+        if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(finished.all()):
+            break
+        cache.reorder((first_rows + parents).flatten())
+    return _hypotheses(steps, beam)
 
-    def _prefixes_of(self, parents: Tensor) -> Tensor:
-        return self._prefixes.gather(1, parents.unsqueeze(2).expand_as(self._prefixes))
+
+def _hypotheses(steps: list[Step], beam: int) -> list[list[Hypothesis]]:
+    """The first ``beam`` hypotheses that ended in each sentence, best first, read backwards from where they ended."""
+    history = Step(*(torch.stack(parts).tolist() for parts in zip(*steps, strict=True)))
+    found: list[list[Hypothesis]] = [[] for _ in history.ending[0]]
+    for end, ending in enumerate(history.ending):
+        for sentence, candidates in enumerate(ending):
+            for candidate, ends in enumerate(candidates):
+                if ends and len(found[sentence]) < beam:
+                    tokens, place = [], history.ended[end][sentence][candidate]
+                    for step in reversed(range(end)):
+                        tokens.append(history.tokens[step][sentence][place])
+                        place = history.parents[step][sentence][place]
+                    found[sentence].append(Hypothesis(tokens[::-1], history.scores[end][sentence][candidate]))
+    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.sizes import check_sizes
 from llqr.lab.models.sublayers import SelfAttentionLayer
 
 GELU = partial(F.gelu, approximate="tanh")
@@ -43,7 +42,6 @@ class LanguageModel(nn.Module):
         tie: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes(vocabulary=vocabulary, width=width, heads=heads, layers=layers, context=context)
         self.vocabulary, self.context = vocabulary, context
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)

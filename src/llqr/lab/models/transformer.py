@@ -15,44 +15,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.sizes import check_sizes
 from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
 from llqr.lab.names import check_known
 
 
 class Cache:
-    """Keys and values of up to ``length`` tokens of every hypothesis, in one block of memory.
+    """Keys and values of the tokens that every hypothesis has so far, for each layer of the decoder."""
 
-    It is allocated at the first token, in the dtype and on the device of that token's keys. The number of tokens it
-    holds is kept on the host, so that reading it never waits for the device.
-    """
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __init__(self, layers: int, length: int) -> None:
-        self.layers = layers
-        self.length = length
-        self.held = 0
-        self._memory: Tensor | None = None  # (layers, keys and values, hypotheses, heads, length, width of a head)
+    @property
+    def held(self) -> int:
+        """The number of tokens."""
+        return self._known[0][0].shape[2] if self._known else 0
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add one token's ``(hypotheses, heads, 1, width)``; returns the keys and values of all tokens so far."""
-        if self._memory is None:
-            rows, heads, _, width = keys.shape
-            self._memory = keys.new_empty(self.layers, 2, rows, heads, self.length, width)
-        own = self._memory[layer]
-        own[0, :, :, self.held] = keys.squeeze(2)
-        own[1, :, :, self.held] = values.squeeze(2)
-        known = own[:, :, :, : self.held + 1]
-        return known[0], known[1]
-
-    def advance(self) -> None:
-        """Count the token, after every layer has appended it."""
-        self.held += 1
+        if layer in self._known:
+            before = self._known[layer]
+            keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+        self._known[layer] = keys, values
+        return keys, values
 
     def reorder(self, rows: Tensor) -> None:
         """Hypothesis ``i`` continues what was hypothesis ``rows[i]``."""
-        if self._memory is not None:
-            known = self._memory[:, :, :, :, : self.held]
-            known.copy_(known.index_select(2, rows))
+        self._known = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._known.items()}
 
 
 TIES = ("decoder", "all", "none")
@@ -153,11 +141,7 @@ class TranslationTransformer(nn.Module):
         max_length: int = 1024,
     ) -> None:
         super().__init__()
-        check_sizes(vocabulary=vocabulary, width=width, feed_forward=feed_forward, heads=heads)
-        check_sizes(layers=layers, max_length=max_length)
         check_known("tie", tie, TIES)
-        if not 0 <= pad < vocabulary:
-            raise ValueError(f"pad must be a token of the vocabulary, got pad={pad} and vocabulary={vocabulary}.")
         self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
         settings = width, feed_forward, heads, dropout, norm
         self.encoder = nn.ModuleList(SelfAttentionLayer(*settings, F.relu) for _ in range(layers))
@@ -202,7 +186,6 @@ class TranslationTransformer(nn.Module):
 
     def forward(self, source: Tensor, previous: Tensor) -> Tensor:
         """Logits of the token after each of ``previous`` (B, T), given ``source`` (B, S)."""
-        self._check_length("previous", previous.shape[1])
         memory = self.encode(source)
         x = self._embed(self.target_embedding, previous)
         for layer, known in zip(self._decoder_layers, memory.keys_and_values, strict=True):
@@ -212,7 +195,6 @@ class TranslationTransformer(nn.Module):
 
     def encode(self, source: Tensor) -> Memory:
         """Encode ``source`` (B, S) for the decoder."""
-        self._check_length("source", source.shape[1])
         real = source != self.pad
         # A row of padding only attends to all of itself, because a softmax over nothing is NaN.
         mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
@@ -222,11 +204,6 @@ class TranslationTransformer(nn.Module):
         x = self.encoder_norm(x)
         return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 
-    def new_cache(self, length: int) -> Cache:
-        """An empty cache for `decode`, for up to ``length`` tokens."""
-        self._check_length("length", length)
-        return Cache(len(self.decoder), length)
-
     def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> Tensor:
         """Logits ``(B, K, vocabulary)`` after one more token of each of the ``K`` hypotheses of every sentence.
 
@@ -235,7 +212,6 @@ class TranslationTransformer(nn.Module):
         x = self._embed(self.target_embedding, tokens, start=cache.held)
         for number, (layer, known) in enumerate(zip(self._decoder_layers, memory.keys_and_values, strict=True)):
             x = layer.step(x, known, memory.mask, cache, number)
-        cache.advance()
         logits: Tensor = self.head(self.decoder_norm(x))
         return logits
 
@@ -245,6 +221,8 @@ class TranslationTransformer(nn.Module):
 
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, start: int | None = None) -> Tensor:
         """Embed rows of tokens, or tokens that all stand at position ``start``, counted from 0."""
+        if start is None and tokens.shape[1] > self.max_length:
+            raise ValueError(f"{tokens.shape[1]} tokens exceed max_length={self.max_length}.")
         real = tokens != self.pad
         places = real.cumsum(dim=1) if start is None else torch.full_like(tokens, start + 1)
         x = embedding.embedding_dim**0.5 * embedding(tokens) + self.positions(places)
@@ -252,7 +230,3 @@ class TranslationTransformer(nn.Module):
         # derivatives of `padding_idx` differ between forward and reverse mode.
         out: Tensor = self.dropout(x * real.unsqueeze(-1))
         return out
-
-    def _check_length(self, name: str, length: int) -> None:
-        if length > self.max_length:
-            raise ValueError(f"{name}: {length} tokens exceed max_length={self.max_length}.")

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llqr.lab.models.sizes import check_sizes
-
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention over ``(batch, tokens, dim)``."""
@@ -71,8 +69,6 @@ class ViT(nn.Module):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes(dim=dim, depth=depth, heads=heads, classes=classes)
-        check_sizes(image_size=image_size, channels=channels, patch=patch)
         if image_size % patch:
             raise ValueError(f"patch must divide image_size, got patch={patch} and image_size={image_size}.")
         tokens = (image_size // patch) ** 2 + 1

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llqr.lab import models
 from llqr.lab.errors import DataError
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.names import check_known
 from llqr.lab.tasks.task import Batch, Task
 from llqr.lab.text import prepared
 from llqr.lab.text.prepared import ParallelText, PreparedText, TokenStream
@@ -62,14 +62,9 @@ class TokenTask(Task, Generic[Text]):
 
     @classmethod
     def build_model(cls, run: Run) -> nn.Module:
-        name = run.model.name
-        check_known("model", name, cls.networks)
         sizes = {option: getattr(run.data_options, option) for option in cls.model_options}
         sizes["vocabulary"] = _prepared(run).get("vocabulary", {}).get("size", ASSUMED_VOCABULARY)
-        try:
-            return cls.networks[name](**sizes | run.model.options)
-        except TypeError as error:  # an option that this network does not have
-            raise TypeError(f"Model {name!r}: {error}.") from error
+        return models.construct(cls.networks, run.model.name, sizes | run.model.options)
 
     @classmethod
     def remark(cls, run: Run) -> str:
