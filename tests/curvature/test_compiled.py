@@ -10,7 +10,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from geometries import flat_geometry
-from references import DIFFERENCES, ONE_PROCESS, relative_error
+from llqr import ENGINES
+from references import DIFFERENCES, relative_error
 
 
 class Block(nn.Module):
@@ -40,7 +41,7 @@ def with_compiled_forward(block, backend):
 @pytest.mark.parametrize(
     ("compiled_block", "engine", "divergence"),
     [
-        *product([compiled_in_place], ONE_PROCESS, ["ngd", "newton"]),
+        *product([compiled_in_place], ENGINES, ["ngd", "newton"]),
         *product([torch.compile], ["double-backward", "linearised", "one-sided-differences"], ["ngd"]),
         (with_compiled_forward, "double-backward", "newton"),
     ],

@@ -9,7 +9,6 @@ from torch import nn
 
 import llqr
 from llqr.curvature import NEWTON, NGD, Problem, divergence_named
-from llqr.curvature.engines import ENGINES
 from references import (
     DIFFERENCES,
     TOLERANCE,
@@ -17,6 +16,7 @@ from references import (
     dense_gauss_newton,
     dense_newton,
     flat,
+    quadratic_model,
     relative_error,
     trainable,
 )
@@ -96,7 +96,7 @@ LOSSES = {
 def product_of(model, loss_fn, batch, divergence, v, engine="double-backward", scale=None):
     with torch.no_grad():
         problem = Problem(model, loss_fn, batch, trainable(model))
-        return flat(ENGINES[engine](divergence, scale).linearise(problem).product(v))
+        return flat(quadratic_model(problem, divergence, engine, scale).product(v))
 
 
 def random_direction(model):

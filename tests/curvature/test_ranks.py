@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from geometries import flat_geometry
-from llqr.curvature import RankError
+from llqr.distributed.ranks import RankError
 from llqr.metric import STRUCTURES
 from processes import on_ranks
 
@@ -74,7 +75,7 @@ def compare(rank, world):
         own = tuple(part.split(sizes)[rank] for part in batch())
         for case in CASES:
             found[f"{cut} {case}"] = learned(DistributedDataParallel(network()), own, case, engine="double-backward")
-    several = {"solver": "pcg", "gradients": 1, "normalise": True, "damping": "10%"}
+    several = {"solver": "pcg", "normalise": True, "damping": "10%"}
     own = tuple(part.split(CUTS[world]["uneven"])[rank] for part in batch())
     found["pcg"] = learned(DistributedDataParallel(network()), own, ("scalar", "ngd", "mean"), **several)
     synchronised = normalised(nn.SyncBatchNorm)  # without DDP, which wants it on CUDA devices
@@ -87,7 +88,7 @@ def test_ranks_learn_the_metric_of_the_joined_batch(world, tmp_path):
     ranks = on_ranks(world, tmp_path, compare)
     joined = {case: learned(network(), batch(), case, engine="double-backward") for case in CASES}
     expected = {f"{cut} {case}": factors for cut in CUTS[world] for case, factors in joined.items()}
-    several = {"solver": "pcg", "gradients": 1, "normalise": True, "damping": "10%"}
+    several = {"solver": "pcg", "normalise": True, "damping": "10%"}
     expected["pcg"] = learned(network(), batch(), ("scalar", "ngd", "mean"), **several)
     expected["statistics"] = learned(normalised(nn.BatchNorm1d), batch(), ("kfac", "ngd", "sum"))
     for found in ranks:
@@ -155,7 +156,7 @@ def failing(rank, world):
         met.append("another rank")
     except RuntimeError:
         met.append("its own error")
-    linearise = geometry.linearizer._engine.linearise
+    linearise = geometry.linearizer._local
 
     def broken(problem):
         local, calls = linearise(problem), []
@@ -166,14 +167,14 @@ def failing(rank, world):
                 raise RuntimeError("no")
             return local.product(v)
 
-        return type(local)(local.loss, local.gradient, product, local.gradients, local.terms)
+        return replace(local, product=product)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if rank == 1:
-            geometry.linearizer._engine.linearise = broken
+            geometry.linearizer._local = broken
         met.append(geometry.refresh(own).accepted)
-        geometry.linearizer._engine.linearise = linearise
+        geometry.linearizer._local = linearise
         met.append(geometry.refresh((own[0] * float("nan"), own[1]) if rank == 1 else own).accepted)
     same = all(factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
     met.append(geometry.refresh(own).accepted)

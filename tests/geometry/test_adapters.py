@@ -48,7 +48,10 @@ class EncoderDecoder(LanguageModel):
 def test_a_model_that_needs_its_targets_among_its_inputs():
     tokens = torch.randint(7, (4, 9))
     geometry = flat_geometry(EncoderDecoder(), llqr.ShiftedCrossEntropy(), steps=2)
-    with pytest.raises(ValueError, match=r"^batch: EncoderDecoder cannot be called on input_ids \(.*forward="):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)^specify.*batch: a refresh calls EncoderDecoder on the inputs alone.*forward=",
+    ):
         geometry.refresh({"input_ids": tokens, "labels": tokens})
     assert geometry.refresh({"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens}).accepted
 
@@ -150,32 +153,15 @@ PAD = 0
 PADDED = functools.partial(cross_entropy, ignore_index=PAD)
 
 
-@pytest.mark.parametrize("tokens", [False, True])
-def test_targets_that_a_loss_ignores_without_saying_so_are_named(tokens):
-    """They would count as terms of the mean, by which the curvature of ngd is scaled."""
-    (x, y), loss_fn = batches(1)[0], lambda z, t: PADDED(z.flatten(0, -2), t.flatten())
-    batch = (x.view(4, 4, 5), y.view(4, 4)) if tokens else (x, y)
-    with pytest.warns(llqr.RefreshWarning, match=r"loss_fn: it ignores the targets 0, but .*ignore_index=0"):
-        flat_geometry(mlp(), loss_fn, steps=2).refresh(batch)
-
-
 @pytest.mark.parametrize(
     "loss_fn",
     [PADDED, nn.CrossEntropyLoss(ignore_index=PAD), nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 2.0]))],
     ids=["partial", "module", "weights"],
 )
-def test_those_that_say_so_are_not(loss_fn):
+def test_ignored_targets_and_weights_get_no_warning(loss_fn):
     with warnings.catch_warnings():
         warnings.simplefilter("error", llqr.RefreshWarning)
         flat_geometry(mlp(), loss_fn, steps=2).refresh(batches(1)[0])
-
-
-@pytest.mark.parametrize("loss_fn", [nn.functional.mse_loss, nn.functional.poisson_nll_loss])
-def test_counts_that_are_predicted_exactly_are_not_ignored(loss_fn):
-    batch = torch.randn(6, 5), torch.arange(6) % 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", llqr.RefreshWarning)
-        flat_geometry(nn.Linear(5, 1), lambda z, t: loss_fn(z.squeeze(1), t.float()), steps=2).refresh(batch)
 
 
 def test_log_probabilities_get_the_loss_that_has_a_curvature():
@@ -190,7 +176,7 @@ def test_log_probabilities_get_the_loss_that_has_a_curvature():
 
 
 def test_a_loss_without_second_derivatives_is_named():
-    with pytest.raises(RuntimeError, match=r"^loss_fn: torch cannot differentiate it twice \(.*multi_margin_loss"):
+    with pytest.raises(RuntimeError, match=r"^loss_fn: torch cannot differentiate it twice, .*\(.*multi_margin_loss"):
         flat_geometry(mlp(), nn.functional.multi_margin_loss, steps=2).refresh(batches(1)[0])
 
 
@@ -204,24 +190,6 @@ def test_a_forward_that_returns_the_loss_is_named(per_sample):
     geometry = flat_geometry(mlp(), lambda loss, _: loss.mean(), forward=forward, steps=2)
     with pytest.warns(llqr.RefreshWarning, match=r"curvature along the gradient is zero.*forward= return the loss"):
         geometry.refresh((batches(1)[0], torch.zeros(16)))
-
-
-def test_weights_that_only_the_loss_reads_are_named():
-    """As where a loss multiplies by the head itself, piece by piece, to save memory."""
-    model, (batch,) = mlp(), batches(1)
-    geometry = flat_geometry(
-        model, lambda z, t: cross_entropy(model[-1](z), t), forward=lambda own, x: own[:-1](x), steps=2
-    )
-    with pytest.warns(llqr.RefreshWarning, match=r"loss_fn: it reads 2.bias, 2.weight from the model, .* forward="):
-        geometry.refresh(batch)
-
-
-def test_a_penalty_on_the_weights_is_not():
-    model, (batch,) = mlp(), batches(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", llqr.RefreshWarning)
-        penalty = flat_geometry(model, lambda z, t: cross_entropy(z, t) + model[-1].weight.square().sum(), steps=2)
-        assert penalty.refresh(batch).accepted
 
 
 @pytest.mark.parametrize(
@@ -246,7 +214,7 @@ def test_a_batch_that_the_model_does_not_take_is_named(bad, says):
 )
 def test_inputs_that_are_not_the_arguments_of_the_model_name_the_way_out(batch):
     geometry = flat_geometry(mlp(), cross_entropy, steps=2)
-    with pytest.raises(TypeError, match=r"^batch: its inputs do not fit Sequential\.forward \(.*\); .*forward="):
+    with pytest.raises(TypeError, match=r"(?s)batch: a refresh calls Sequential on the inputs alone.*forward="):
         geometry.refresh(batch)
 
 

@@ -1,6 +1,7 @@
 """A metric that is shared out among ranks is the metric that one process learns on the joined batch."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import llqr
 from geometries import flat_geometry
 from imitated_nccl import cuda_only
-from llqr.curvature import RankError
+from llqr.distributed.ranks import RankError
 from llqr.metric import STRUCTURES
 from processes import on_ranks
 from sharded_metrics import Run, batch, even_batch, network
@@ -126,7 +127,6 @@ def two_ranks(rank, world, folder):
     return {
         "learned": on_a_share(rank, world, "all", FEW),
         "cuda only": with_cuda_only(rank, world),
-        "several": several_gradients(rank, world),
         "trained": trained(rank, world, folder),
         "failed": failing(rank, world),
         "refused": refused(),
@@ -155,20 +155,6 @@ def test_nothing_travels_on_the_host_if_the_group_does_not_take_it_there(two):
         ranks = [{CUDA_ONLY: found["cuda only"]["learned"][i]} for found in two]
         assert_joined(ranks, expected, shards, CUDA_ONLY)
     assert all(found["cuda only"]["collectives"] > 0 for found in two)
-
-
-def several_gradients(rank, world):
-    """Shares are those of a rank's own batch: to be compared with the same ranks and the whole metric on each."""
-    own = tuple(part.split([6, 6])[rank] for part in batch())
-    settings = {"structure": "kfac", "gradients": 2, "normalise": True, "damping": "5%"}
-    return [learned(DistributedDataParallel(network()), own, shards=shards, **settings) for shards in (None, world)]
-
-
-def test_several_gradients_make_no_difference(two):
-    for found in two:
-        whole, part = found["several"]
-        assert 0 < len(part["factors"]) < len(whole["factors"])
-        torch.testing.assert_close(part["Ug"], whole["Ug"], rtol=1e-12, atol=1e-12)
 
 
 def trained(rank, world, folder):
@@ -231,8 +217,8 @@ def failing(rank, world):
             met.append("another rank")
         except (RuntimeError, TypeError):
             met.append("its own error")
-    engine = geometry.linearizer._engine
-    linearise, constrain = engine.linearise, geometry.metric.constrain
+    linearizer = geometry.linearizer
+    linearise, constrain = linearizer._local, geometry.metric.constrain
 
     def broken(problem):
         local = linearise(problem)
@@ -240,7 +226,7 @@ def failing(rank, world):
         def product(v):
             raise RuntimeError("no")
 
-        return type(local)(local.loss, local.gradient, product, local.gradients, local.terms)
+        return replace(local, product=product)
 
     def singular(factors):
         raise torch.linalg.LinAlgError("no")
@@ -248,9 +234,9 @@ def failing(rank, world):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if rank == 1:
-            engine.linearise = broken
+            linearizer._local = broken
         met.append(geometry.refresh(own).accepted)
-        engine.linearise = linearise
+        linearizer._local = linearise
         met.append(geometry.refresh((own[0] * float("nan"), own[1]) if rank == 1 else own).accepted)
         if rank == 1:
             geometry.metric.constrain = singular

@@ -7,13 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import llqr
 from geometries import flat_geometry
-from sharded_models import batches, closure_of, fsdp2, network, refusal, sgd, weights
+from sharded_models import batches, closure_of, fsdp2, refusal, sgd, weights
 
 from . import test_metric
 
@@ -52,76 +50,29 @@ def traffic(rank, world):
     return {"received": received, "needed": [there, back]}
 
 
-def through_passes(rank, world):
-    """A refresh by FSDP's own passes: what it leaves as it was, and how far `H g` in bfloat16 is from float32."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    x, y = (part.chunk(world)[rank].float() for part in batches(1)[0])
-    products, untouched = [], []
-    for engine, settings in (("double-backward", {}), ("passes", {"mp_policy": policy})):
-        model = fully_shard(network().float(), **settings)
-        geometry = flat_geometry(model, mse, structure="kfac", steps=1, engine=engine, shards="all")
-        with geometry.quadratic_model((x, y)) as quadratic:
-            Hg = quadratic.product(quadratic.gradient)
-        products.append(torch.cat([Hg[name].flatten() for name in sorted(Hg)]))
-        mse(model(x).float(), y).backward()
-        before = [(p.to_local().clone(), p.grad, p.grad.to_local().clone()) for p in model.parameters()]
-        geometry.refresh((x, y))
-        after = list(model.parameters())
-        untouched.append(
-            model.training
-            and all(
-                p.to_local().equal(weight) and p.grad is gradient and gradient.to_local().equal(values)
-                for p, (weight, gradient, values) in zip(after, before, strict=True)
-            )
-        )
-    exact, found = products
-    return {"untouched": untouched, "error": float((found - exact).norm() / exact.norm())}
-
-
-def compiled_passes(rank, world):
-    """How far a metric learned through compiled code, which gives activations away, is from a plain model's."""
-    torch._dynamo.reset()
-    x, y = (part.chunk(world)[rank] for part in batches(1)[0])
-    factors = []
-    for compiled in (False, True):
-        model = network()
-        if compiled:
-            model.compile(backend=aot_autograd(fw_compiler=lambda graph, _: graph.forward))
-        model = fully_shard(model)
-        mse(model(x), y).backward()  # compiles the backward pass, as a step before the first refresh does
-        geometry = flat_geometry(model, mse, structure="diagonal", steps=2, engine="passes", shards="all")
-        assert geometry.refresh((x, y)).accepted
-        factors.append(torch.cat([factor.flatten() for factor in geometry.metric.named_factors().values()]))
-    return float((factors[1] - factors[0]).norm() / (factors[0] - 1).norm())
-
-
 def warned(rank, world):
-    """What is said of a loss that is a sum, and of one without curvature, by each engine."""
+    """What is said of a loss that is a sum, and of one without curvature."""
     batch = [part.chunk(world)[rank] for part in batches(1)[0]]
     losses = {"a sum": lambda z, y: (z - y).square().sum(), "linear": lambda z, y: (z * y).mean()}
     said = {}
-    for engine in ("double-backward", "passes"):
-        for name, loss in losses.items():
-            model = fsdp2(world)[0]
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                flat_geometry(model, loss, divergence="ngd", steps=1, engine=engine, shards="all").refresh(batch)
-            said[f"{engine}, {name}"] = [str(w.message) for w in caught if "loss_fn" in str(w.message)]
+    for name, loss in losses.items():
+        model = fsdp2(world)[0]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            flat_geometry(model, loss, steps=1, shards="all").refresh(batch)
+        said[name] = [str(w.message) for w in caught if "loss_fn" in str(w.message)]
     return said
 
 
 def stored(rank, world):
-    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted.
-
-    And the engines of a run by passes that goes on from there, and of one on gathered weights that goes on from that.
-    """
+    """Through torch's distributed checkpoints: the largest difference from a run that was not interrupted."""
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     data = [[part.chunk(world)[rank] for part in batch] for batch in test_metric.batches(4)]
 
-    def fresh(engine="auto"):
+    def fresh():
         model = test_metric.sharded(world, "fsdp2")
-        settings = {"structure": "kfac", "steps": 2, "lr": 0.02, "every": 2, "engine": engine}
+        settings = {"structure": "kfac", "steps": 2, "lr": 0.02, "every": 2}
         geometry = flat_geometry(model, cross_entropy, shards="all", **settings)
         return model, llqr.build("llqr+fsam", sgd(model), geometry=geometry, rho=0.3)
 
@@ -141,11 +92,7 @@ def stored(rank, world):
     set_state_dict(model, opt, model_state_dict=model_state, optim_state_dict=state)
     found = train(model, opt, data[2:])
     apart = max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
-    _, by_passes = fresh("passes")
-    by_passes.load_state_dict(opt.state_dict())
-    _, gathered = fresh()
-    gathered.load_state_dict(by_passes.state_dict())
-    return apart, by_passes.steps, by_passes.geometry.engine, gathered.geometry.engine
+    return apart, opt.steps, opt.geometry.engine
 
 
 def failing_first_refresh(rank, world):

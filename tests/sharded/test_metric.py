@@ -91,15 +91,12 @@ def trained(model, method, share=slice(None), shards=None, **settings):
     return {"weights": {n: whole(p) for n, p in model.named_parameters()}, "metric": geometry.metric.named_factors()}
 
 
-#: Those through FSDP's own passes are compared less strictly, because differences are not exact.
 FEW = {
     "fsdp2": ("fsdp2", {}, "llqr+sam", {}),
     "hsdp": ("hsdp", {}, "llqr+fsam", {"divergence": "newton", "structure": "scalar"}),
-    "passes": ("fsdp2", {}, "llqr+sam", {"engine": "passes", "structure": "kfac"}),
 }
 GRID = FEW | {
     "split by columns": ("columns", {}, "llqr+sam", {"structure": "kfac", "engine": "double-backward"}),
-    "passes, hsdp, scaled": ("hsdp", {}, "llqr", {"engine": "passes", "curvature_scale": 2.0}),
 }
 GRID |= {
     f"{kind}, {reshard}, {method}, {structure}, {divergence}": (
@@ -111,16 +108,6 @@ GRID |= {
     for kind, reshard in (("fsdp2", True), ("fsdp2", False), ("fsdp2", 2), ("hsdp", True), ("hsdp", None))
     for method, divergence in (("llqr", "ngd"), ("llqr+sam", "ngd"), ("llqr+sam", "newton"))
     for structure in (sorted(STRUCTURES.keys() - {"identity"}) if reshard is True else ("e-kfac",))
-}
-GRID |= {
-    f"passes, {kind}, {reshard}, {divergence}": (
-        kind,
-        {"reshard_after_forward": reshard},
-        "llqr+sam",
-        {"structure": "kfac", "divergence": divergence, "engine": "passes"},
-    )
-    for kind, reshard in (("fsdp2", True), ("fsdp2", False), ("fsdp2", 2), ("hsdp", True), ("hsdp", None))
-    for divergence in ("ngd", "newton")
 }
 
 
@@ -134,14 +121,14 @@ def compare(cases, rank, world):
 
 def assert_as_in_one_process(ranks, cases):
     for name, (_, _, method, settings) in cases.items():
-        passes = settings.get("engine") == "passes"
-        tolerance = {"rtol": 1e-9, "atol": 1e-9} if passes else {"rtol": 1e-12, "atol": 1e-12}
-        expected = trained(network(), method, **settings | ({"engine": "double-backward"} if passes else {}))
+        expected = trained(network(), method, **settings)
         owned = set()
         for found in ranks:
             for part in ("weights", "metric"):
                 for key, tensor in found[name][part].items():
-                    torch.testing.assert_close(tensor, expected[part][key], **tolerance, msg=f"{name}: {part} {key}")
+                    torch.testing.assert_close(
+                        tensor, expected[part][key], rtol=1e-12, atol=1e-12, msg=f"{name}: {part} {key}"
+                    )
             owned |= found[name]["metric"].keys()
         assert owned == expected["metric"].keys()
         assert not ranks[0][name]["metric"].keys() & ranks[1][name]["metric"].keys(), "each rank has its own blocks"

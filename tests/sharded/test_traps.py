@@ -173,7 +173,7 @@ def not_a_number(rank, world):
 
 
 STEPS_OF_CUDA = {name: test_step.FEW[name] for name in ("fsdp2, sam", "fsdp2, clipped")}
-METRICS_OF_CUDA = {name: test_metric.FEW[name] for name in ("fsdp2", "passes")}
+METRICS_OF_CUDA = {name: test_metric.FEW[name] for name in ("fsdp2",)}
 
 
 def with_cuda_only(rank, world):
@@ -194,8 +194,6 @@ def work(rank, world):
         "failing first refresh": refreshes.failing_first_refresh(rank, world),
         "failing refresh": refreshes.failing_refresh(rank, world),
         "traffic": refreshes.traffic(rank, world),
-        "passes": refreshes.through_passes(rank, world),
-        "compiled passes": refreshes.compiled_passes(rank, world),
         "cuda only": with_cuda_only(rank, world),
         "warned": refreshes.warned(rank, world),
         "stored": refreshes.stored(rank, world),
@@ -236,27 +234,15 @@ def test_only_what_another_rank_has_travels(ranks):
         assert all(count > 0 for count in found["traffic"]["received"])
 
 
-def test_a_refresh_by_passes_leaves_weights_and_gradients_and_suits_low_precision(ranks):
-    """With a difference of the length that suits float32, bfloat16 would see nothing but rounding."""
+def test_losses_that_are_sums_or_have_no_curvature_get_a_warning(ranks):
     for found in ranks:
-        assert found["passes"]["untouched"] == [True, True]
-        assert found["passes"]["error"] < 0.05
-
-
-def test_a_refresh_by_passes_of_compiled_parts(ranks):
-    assert all(found["compiled passes"] < 1e-6 for found in ranks)
-
-
-@pytest.mark.parametrize("engine", ["double-backward", "passes"])
-def test_every_engine_warns_of_losses_that_are_not_means_or_have_no_curvature(ranks, engine):
-    for found in ranks:
-        (of_sum,), (of_linear,) = (found["warned"][f"{engine}, {loss}"] for loss in ("a sum", "linear"))
+        (of_sum,), (of_linear,) = (found["warned"][loss] for loss in ("a sum", "linear"))
         assert "it doubles when every sample is taken twice" in of_sum
         assert "the curvature along the gradient is zero" in of_linear
 
 
 def test_checkpoints_continue_bit_exactly(ranks):
-    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "passes", "auto")]
+    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "forward")]
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):

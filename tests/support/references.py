@@ -9,18 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llqr.curvature import ENGINES, Divergence, Problem, QuadraticModel
+from llqr.curvature import ENGINES, Curvature, Divergence, Problem, QuadraticModel
 from llqr.metric import Factors, Metric
 
-#: Every way to a product with `H` in one process, and how near it comes to the dense one.
-ONE_PROCESS = [name for name, engine in ENGINES.items() if not engine.of_shards]
-DIFFERENCES = [name for name in ONE_PROCESS if not ENGINES[name].exact]
-TOLERANCE = dict.fromkeys(ONE_PROCESS, 1e-10) | dict.fromkeys(DIFFERENCES, 1e-4)
+#: How near the products of each engine come to the dense ones.
+DIFFERENCES = [name for name in ENGINES if not ENGINES[name].exact]
+TOLERANCE = dict.fromkeys(ENGINES, 1e-10) | dict.fromkeys(DIFFERENCES, 1e-4)
 
 
-def quadratic_model(problem: Problem, divergence: Divergence, engine: str) -> QuadraticModel:
+def quadratic_model(
+    problem: Problem, divergence: Divergence, engine: str, scale: str | float | None = None
+) -> QuadraticModel:
     """The curvature of a problem by the name of an engine."""
-    return ENGINES[engine](divergence).linearise(problem)
+    if engine == "linearised":
+        from llqr.curvature.traced import Traces
+
+        return Traces(divergence, scale).linearise(problem)
+    return Curvature(problem, divergence, ENGINES[engine], scale).model()
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

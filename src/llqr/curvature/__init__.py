@@ -1,21 +1,16 @@
-"""Quadratic models of the loss: divergences, the frozen problem, and the engines that compute `H v`.
+"""Quadratic models of the loss at the current weights: `g` and `v -> H v`.
 
-In reading order: `batch` and `losses` (what a user gives); `problem` (model, loss and batch as a function of the
-weights), with `attached`, `writes`, `whole_weights` and `uncompiled`, which leave the model as it was; `quadratic`
-(what a refresh learns from); `divergence`, `derivatives` and `curvature` (the mathematics of a product); `engine` and
-`engines` (ways to compute it), of which `linearised` traces the product and `passes` uses FSDP's own passes.
-`llqr.distributed.ranks` puts the models of several ranks together.
+In reading order: `batch` (what a user gives), `problem` (model, loss and batch as a function of the weights),
+`derivatives` (`J v` and `J^T u`), `divergence` (`Q`), `curvature` (`H v = J^T Q J v`, and which engine computes it),
+`quadratic` (what a refresh learns from), `traced` (the engine "linearised") and `linearizer` (what a geometry holds).
 """
 
-from llqr.curvature.batch import Batch
-from llqr.curvature.curvature import Curvature
+from llqr.curvature.batch import Batch, Loss
+from llqr.curvature.curvature import Curvature, choose_engine
+from llqr.curvature.derivatives import ENGINES, Derivatives
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
-from llqr.curvature.engine import Engine
-from llqr.curvature.engines import ENGINES, choose_engine
-from llqr.curvature.losses import Loss
 from llqr.curvature.problem import Forward, Problem, frozen
 from llqr.curvature.quadratic import Named, QuadraticModel
-from llqr.distributed.ranks import RankError, Ranks
 
 __all__ = [
     "ENGINES",
@@ -23,16 +18,14 @@ __all__ = [
     "NGD",
     "Batch",
     "Curvature",
+    "Derivatives",
     "Divergence",
-    "Engine",
     "Forward",
     "Loss",
     "Named",
     "OutputDivergence",
     "Problem",
     "QuadraticModel",
-    "RankError",
-    "Ranks",
     "choose_engine",
     "divergence_named",
     "frozen",

@@ -1,9 +1,10 @@
-"""One batch: its inputs and targets, its tensors, its samples, and how a model is called on the inputs."""
+"""What a user gives besides the model: a batch of inputs and targets, and a loss."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -11,9 +12,10 @@ from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
 Batch = tuple[Any, Any] | Mapping[str, Any]
+Loss = Callable[[Tensor, Any], Tensor]
 
-#: Where the targets are looked for in a batch that is a mapping, in this order: next to "labels", "target" is an
-#: input of a sequence model.
+#: Where to look for the targets in a batch that is a mapping, in this order: next to "labels", "target" is an input of
+#: a sequence model.
 TARGET_KEYS = ("targets", "labels", "target", "label", "y")
 
 
@@ -32,7 +34,7 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 
 def opened(batch: T) -> T:
-    """Mappings of other classes, such as tokenizers return, as dictionaries: torch's trees do not look into others."""
+    """Replace mappings of other classes, such as tokenizers return, by dictionaries, which torch's trees look into."""
     plain: T = pytree.tree_map(lambda leaf: opened(dict(leaf)) if isinstance(leaf, Mapping) else leaf, batch)
     return plain
 
@@ -78,27 +80,37 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     listed: Sequence[Any] = inputs if isinstance(inputs, tuple | list) else () if inputs is named else (inputs,)
     try:
         outputs = model(*listed, **named)
-    except TypeError as error:
-        if _takes(model, listed, named):
-            raise
-        raise TypeError(
-            f"batch: its inputs do not fit {type(model).__name__}.forward ({error}); give the geometry a "
-            "forward=lambda model, inputs: ..., which calls the model"
-        ) from error
-    except ValueError as error:
-        if not named:
-            raise
-        raise ValueError(
-            f"batch: {type(model).__name__} cannot be called on {', '.join(named)} ({error}); the targets are not "
-            "among its inputs, so that an encoder-decoder needs decoder_input_ids beside them, or a forward="
-        ) from error
+    except (TypeError, ValueError) as error:
+        error.add_note(
+            f"batch: a refresh calls {type(model).__name__} on the inputs alone, without the targets; if it is called "
+            "in another way, give the geometry a forward=lambda model, inputs: ..."
+        )
+        raise
     return getattr(outputs, "logits", outputs)
 
 
-def _takes(model: nn.Module, listed: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the model has arguments for these inputs, so that a type error is one of its own."""
-    try:
-        inspect.signature(model.forward).bind(*listed, **named)
-    except TypeError:
-        return False
-    return True
+def is_sum(loss_fn: Loss) -> bool:
+    """Whether a loss says that it is a sum: a module's attribute, or a partial's keyword."""
+    return bool(_setting(loss_fn, "reduction", "mean") == "sum")
+
+
+def ignore_index(loss_fn: Loss) -> int:
+    """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
+    return int(_setting(loss_fn, "ignore_index", -100))
+
+
+def _setting(loss_fn: Any, name: str, default: Any) -> Any:
+    loss_fn = inspect.unwrap(loss_fn)  # of a compiled function
+    if isinstance(loss_fn, functools.partial):
+        return loss_fn.keywords[name] if name in loss_fn.keywords else _setting(loss_fn.func, name, default)
+    return getattr(loss_fn, name, default)
+
+
+def counted_terms(loss_fn: Loss, targets: Any) -> Tensor | None:
+    """How many targets a mean loss is taken over, where it tells by them; None if every sample is a term."""
+    counted: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
+    if counted is not None:
+        return counted(targets)
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+        return (targets != ignore_index(loss_fn)).sum()
+    return None

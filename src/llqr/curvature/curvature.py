@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from llqr.curvature.derivatives import Derivatives, ForwardMode, Function
+from llqr.curvature.derivatives import ENGINES, Derivatives, Product, UnconnectedError
 from llqr.curvature.divergence import Divergence, Scale, check_scale
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
 
 
 class Curvature:
-    """`g` of the mean loss and `H v = scale * J^T Q J v` (plus the network's second derivatives for Newton).
+    """`g = J^T w` and `H v = scale * J^T Q J v`, with `w` the slope of the mean loss in the outputs.
 
-    `derivatives` says how `J v` and `J^T u` are computed, and `given_away` whether the network is known to keep nothing
-    for a second backward pass.
+    For Newton, `H` also has the second derivatives of the network.
+
+    Args:
+        problem: model, loss and batch.
+        divergence: what `Q` is the Hessian of.
+        derivatives: how to compute `J v` and `J^T u`, one of `ENGINES`.
+        scale: multiplies the curvature of the mean loss (default: the divergence's).
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        divergence: Divergence,
-        derivatives: Callable[[Function, Mapping[str, Tensor], torch.dtype, bool], Derivatives],
-        scale: Scale | None = None,
-        *,
-        given_away: bool = False,
+        self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None = None
     ) -> None:
-        if problem.replaced and derivatives is ForwardMode:
-            raise RuntimeError(
-                f"model: it assigns to `.data` of {', '.join(problem.replaced)} when it is called, in which torch's "
-                "forward mode may crash; write to them in place, or choose the engine 'double-backward'"
-            )
-        self._problem = problem
-        self._derivatives = derivatives
-        self._divergence = divergence
-        self.given_away = given_away
-        theta, inputs = problem.parameters, problem.pieces
+        self._problem, self._divergence, self._derivatives = problem, divergence, derivatives
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
-        self._kept = self._linearise(inputs[0]) if len(inputs) == 1 else None
+        self._kept = self._linearised(problem.pieces[0]) if len(problem.pieces) == 1 else None
         with torch.no_grad():
-            pieces = [self._kept.outputs] if self._kept else [problem.outputs(theta, piece) for piece in inputs]
+            pieces = (
+                [self._kept.outputs]
+                if self._kept
+                else [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
+            )
         self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
-        outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        outputs = _joined(pieces)
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
             loss = problem.loss(z)
@@ -54,41 +49,16 @@ class Curvature:
         self.terms = problem.terms(outputs)
         self._q = divergence.output_hessian(problem.loss, outputs)
         self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
-        self._second: Callable[[Mapping[str, Tensor]], Named] | None = None
+        self._second: Product | None = None
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
 
-    def model(self, gradients: int = 1) -> QuadraticModel:
-        """Loss, product, and the gradients of so many shares of the batch; only the model holds the gradients."""
-        if gradients == 1:
-            return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
-        shares = tuple(self._share(rows, gradients) for rows in self._shares(gradients))
-        mean = {name: torch.stack([share[name] for share in shares]).mean(0) for name in shares[0]}
-        batched = self._kept is not None and self._kept.batched
-        return QuadraticModel(self.loss, mean, self.product, shares, self.terms, self.products if batched else None)
+    def model(self) -> QuadraticModel:
+        return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
 
     def gradient(self) -> Named:
-        """`g = J^T w`, with `w` the loss's slope in the outputs."""
-        return self._pulled(self._slope)
-
-    def _shares(self, count: int) -> list[slice]:
-        """Consecutive rows of the outputs, as evenly as they can be divided."""
-        rows = self._slope.shape[0] if self._slope.ndim else 1
-        if rows < count:
-            raise ValueError(f"gradients: {count} of them need an inner batch of as many samples, got {rows}")
-        ends = [rows * k // count for k in range(count + 1)]
-        return [slice(start, end) for start, end in pairwise(ends)]
-
-    def _share(self, rows: slice, count: int) -> Named:
-        """The gradient of some rows of the outputs, scaled so that the mean over all shares is `g`."""
-        slope = torch.zeros_like(self._slope)
-        slope[rows] = count * self._slope[rows]
-        return self._pulled(slope)
-
-    def _pulled(self, slope: Tensor) -> Named:
-        """`J^T slope`."""
-        walk = zip(self._linearised(), self._cut(slope), strict=True)
-        gradient = self._sum(network.vjp(w) for network, w in walk)
+        """`g = J^T w`."""
+        gradient = _sum(f.vjp(w) for f, w in zip(self._networks(), self._cut(self._slope), strict=True))
         for name, part in gradient.items():
             if part.layout != torch.strided:
                 raise TypeError(f"model: the gradient of parameter {name!r} is sparse, which a metric does not support")
@@ -96,81 +66,54 @@ class Curvature:
 
     def product(self, v: Mapping[str, Tensor]) -> Named:
         """`H v`."""
-        Jv = [network.jvp(v) for network in self._linearised()]
-        u = torch.cat(Jv) if len(Jv) > 1 else Jv[0]
+        Jv = _joined([f.jvp(v) for f in self._networks()])
         # Scaled here, where the tensors are small, and not after they are pulled back to the parameters.
-        pulled, slopes = self._cut(self._scale * self._q(u)), self._cut(self._scale * self._slope)
-        walk = zip(self._linearised(), pulled, slopes, strict=True)
-        return self._sum(self._pull(network, q, w, v) for network, q, w in walk)
+        QJv = self._scale * self._q(Jv)
+        Hv = (f.vjp(u) for f, u in zip(self._networks(), self._cut(QJv), strict=True))
+        return _sum([_sum(Hv), self._second_derivatives(v)] if self._divergence.second_order else Hv)
 
-    def products(self, v: Mapping[str, Tensor]) -> Named:
-        """`H v` for vectors stacked along a new first dimension: one pass, with the memory of all of them."""
-        try:
-            products: Named = torch.vmap(self.product)(dict(v))
-        except RuntimeError as error:
-            if "vmap" not in str(error):
-                raise
-            # The network has an operation that cannot be batched, such as one that draws random numbers.
-            each = [self.product(dict(zip(v, parts, strict=True))) for parts in zip(*v.values(), strict=True)]
-            products = {name: torch.stack([Hv[name] for Hv in each]) for name in v}
-        return products
+    def _second_derivatives(self, v: Mapping[str, Tensor]) -> Named:
+        """`scale * (d^2/dtheta^2 <w, f(theta)>) v`."""
+        if self._second is not None:
+            return self._second(v)
+        slopes = self._cut(self._scale * self._slope)
+        return _sum(f.second(w)(v) for f, w in zip(self._networks(), slopes, strict=True))
 
     def asymmetry(self, gradient: Named) -> float:
-        """`|<w, J g> - <J^T w, g>| / |g|^2` with `w` the loss's slope in the outputs: 0 for correct derivatives.
+        """`|<w, J g> - <J^T w, g>| / |g|^2`: 0 for correct derivatives.
 
         Forward mode differentiates through `torch.no_grad` and straight-through tricks, which the backward pass treats
         as constant.
         """
-        Jg = [network.jvp(gradient) for network in self._linearised()]
-        pairs = zip(Jg, self._cut(self._slope), strict=True)
-        along = sum(float((u.double() * w.double()).sum()) for u, w in pairs)
-        square = _dot(gradient, gradient)
+        Jg = _joined([f.jvp(gradient) for f in self._networks()])
+        along = float((Jg.double() * self._slope.double()).sum())
+        square = sum(float(part.double().square().sum()) for part in gradient.values())
         return abs(along - square) / square if square else 0.0
 
-    def skewness(self, gradient: Named, product: Named) -> float:
-        """`|<Hg, Hg> - <g, H Hg>| / |g| |H Hg|` with `Hg` the product that is given: 0 for a symmetric `H`.
+    def _networks(self) -> Iterator[Derivatives]:
+        """The network linearised on each piece of the batch."""
+        return iter([self._kept]) if self._kept else map(self._linearised, self._problem.pieces)
 
-        The double backward pass of an operation may be wrong where its backward pass is right.
-        """
-        again = self.product(product)
-        square, along = _dot(product, product), _dot(gradient, again)
-        size = (_dot(gradient, gradient) * _dot(again, again)) ** 0.5
-        return abs(square - along) / size if size else 0.0
-
-    def _pull(self, network: Derivatives, q: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
-        pulled = network.vjp(q)
-        if not self._divergence.second_order:
-            return pulled
-        second = (self._second or network.second(w))(v)
-        return {name: pulled[name] + second[name] for name in pulled}
-
-    def _linearised(self) -> Iterator[Derivatives]:
-        pieces = self._problem.pieces
-        for network in [self._kept] if self._kept is not None else map(self._linearise, pieces):
-            yield network
-            self.given_away |= network.given_away
-
-    def _linearise(self, piece: object) -> Derivatives:
+    def _linearised(self, piece: object) -> Derivatives:
         problem = self._problem
-        plain = not getattr(self._derivatives, "first_order", False)
-
-        def f(theta: Mapping[str, Tensor]) -> Tensor:
-            return problem.outputs(theta, piece, plain=plain)
-
-        return self._derivatives(f, problem.parameters, problem.precision, self.given_away)
+        f = partial(problem.outputs, inputs=piece)
+        compiled = partial(f, compiled=True) if "torch._dynamo" in sys.modules else None
+        return self._derivatives(f, problem.parameters, problem.precision, compiled)
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
         return [rows] if self._rows is None else list(rows.split(self._rows))
 
-    def _sum(self, parts: Iterator[Named]) -> Named:
-        total = next(parts)
-        for part in parts:
-            total = {name: total[name] + part[name] for name in total}
-        return total
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _dot(a: Named, b: Named) -> float:
-    return sum(float((part.double() * b[name].double()).sum()) for name, part in a.items())
+def _sum(parts: Iterable[Named]) -> Named:
+    """One part after another, so that no two of a generator are held."""
+    total: Named = {}
+    for part in parts:
+        total = {name: total[name] + part[name] for name in part} if total else part
+    return total
 
 
 def _resolve(scale: Scale, terms: Tensor) -> Tensor:
@@ -178,3 +121,34 @@ def _resolve(scale: Scale, terms: Tensor) -> Tensor:
     if scale == "sum":
         return terms
     return torch.full_like(terms, 1.0 if scale == "mean" else float(scale))
+
+
+#: What "auto" tries, in this order: exact before approximate.
+AUTOMATIC = ("forward", "double-backward", "finite-differences")
+#: "auto" refuses an engine whose forward and backward derivatives disagree by more (relative). Rounding in float32 and
+#: tf32 stays below it; coarser dtypes get more room.
+ASYMMETRY = 0.01
+
+
+def choose_engine(problem: Problem, divergence: Divergence, scale: Scale | None = None) -> tuple[str, list[str]]:
+    """The first engine that this model supports, and why those before it were refused."""
+    refused = []
+    tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
+    for name in AUTOMATIC:
+        derivatives = ENGINES[name]
+        try:
+            curvature = Curvature(problem, divergence, derivatives, scale)
+            gradient = curvature.gradient()
+            curvature.product(gradient)
+            if derivatives.exact and curvature.asymmetry(gradient) > tolerance:
+                raise RuntimeError("its forward and backward derivatives of this model disagree")
+        except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError, UnconnectedError):  # type: ignore[attr-defined]
+            raise  # a bad batch, a device in trouble or a model without a gradient: no other engine would help
+        except RuntimeError as error:
+            if "allocate memory" in str(error):  # the same on a CPU, where it has no class of its own
+                raise
+            refused.append(f"{name}: {str(error).splitlines()[0]}")
+            cause = error
+        else:
+            return name, refused
+    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused)) from cause

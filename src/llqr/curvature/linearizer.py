@@ -5,49 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.caller_warnings import warn
-from llqr.curvature import (
-    ENGINES,
-    Batch,
-    Divergence,
-    Engine,
-    Forward,
-    Loss,
-    Problem,
-    QuadraticModel,
-    Ranks,
-    choose_engine,
-    frozen,
-)
-from llqr.curvature.batch import opened
-from llqr.curvature.divergence import Scale
-from llqr.curvature.first_refresh import check_loss, check_model, try_out
-from llqr.curvature.passes import ShardedProblem
-from llqr.curvature.uncompiled import as_written
-from llqr.distributed.dtensors import any_sharded, drop_gathered
-from llqr.distributed.fsdp import fsdp_group
+from llqr.curvature.batch import Batch, Loss, is_sum, opened, samples_in, taken_rows, tensors_of
+from llqr.curvature.curvature import Curvature, choose_engine
+from llqr.curvature.derivatives import ENGINES
+from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.problem import Forward, Problem, frozen
+from llqr.curvature.quadratic import QuadraticModel
+from llqr.distributed.dtensors import any_sharded, drop_gathered, refuse_fsdp1
+from llqr.distributed.fsdp import check_fsdp, fsdp_group
 from llqr.distributed.placement import Placement
-from llqr.geometry.arguments import check_functions, check_pieces, check_ranks, check_weights
-from llqr.geometry.runtime import Runtime
+from llqr.distributed.ranks import Ranks
 from llqr.refresh.report import RefreshWarning
+
+if TYPE_CHECKING:
+    from llqr.curvature.traced import Traces
+    from llqr.geometry.runtime import Runtime
 
 T = TypeVar("T")
 
 
 class Linearizer:
-    """A model and a loss, and the engine that makes quadratic models of them, averaged over the ranks.
+    """A model, a loss and an engine: makes quadratic models, averaged over the ranks.
 
     Attributes:
         model: the network inside `torch.compile` and DDP.
         parameters: those that require a gradient, by name.
         ranks: the processes that train this model together, as far as they are known.
+        engine: what multiplies by `H`; "auto" until the first refresh has chosen.
     """
 
     def __init__(
@@ -58,76 +50,102 @@ class Linearizer:
         runtime: Runtime,
         *,
         scale: Scale | None = None,
-        gradients: int = 1,
         forward: Forward | None = None,
     ) -> None:
-        loss_fn = as_written(loss_fn)
-        check_functions(model, loss_fn, forward)
+        _check_functions(model, loss_fn, forward)
         self.model, group = unwrapped(model)
-        self._ddp = None if group is None else ref(model)  # not held, because it cannot be copied
         drop_gathered(self.model.modules())
         self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        check_weights(self.model, self.parameters)
+        _check_parameters(self.model, self.parameters)
         if runtime.micro_batch is not None:
-            check_pieces(self.model)
+            _check_statistics(self.model, _BatchNorm, "micro_batch", "depends on the whole batch")
         self.divergence = divergence
-        self._loss_fn, self._forward = loss_fn, forward
-        self._runtime, self._scale, self._gradients = runtime, scale, gradients
+        self.engine = runtime.engine
+        self._loss_fn, self._forward, self._runtime, self._scale = loss_fn, forward, runtime, scale
         self._summed = (divergence.scale if scale is None else scale) == "sum"
         if any_sharded(self.parameters.values()):
             group = fsdp_group(self.parameters)
         elif runtime.process_group is not None:
             group = runtime.process_group
         self.ranks = self._together(group)
-        self._engine: Engine | None = None
+        self._traces: Traces | None = None
         self._checked = False
-        self._written: tuple[frozenset[str], list[str]] = frozenset(), []
-        self._loss_modules: list[nn.Module] = []
-        self.use(runtime.engine)
 
     @property
     def device(self) -> torch.device:
         """That of the first parameter."""
         return next(iter(self.parameters.values())).device
 
-    @property
-    def engine(self) -> str:
-        """The engine's name; "auto" until the first refresh has chosen one."""
-        return "auto" if self._engine is None else self._engine.name
-
-    def use(self, engine: str) -> None:
-        """Take the engine of this name from now on."""
-        if engine == self.engine:
-            return
-        if engine != "auto" and ENGINES[engine].of_shards and not any_sharded(self.parameters.values()):
-            raise ValueError(f"engine: {engine!r} is for models sharded by FSDP2 (fully_shard); choose 'auto'")
-        self._engine = None if engine == "auto" else self._made(ENGINES[engine])
-
-    def resume(self, engine: str) -> None:
-        """Take the engine of a saved run where `Runtime` leaves the choice open and the engine suits it."""
-        runtime, kind = self._runtime, ENGINES.get(engine)
-        if runtime.engine != "auto" or (kind is not None and kind.of_shards):
-            return
-        if kind is None or kind.micro_batches or runtime.micro_batch is None:
-            self.use(engine)
-
-    def _made(self, kind: type[Engine]) -> Engine:
-        return kind(self.divergence, self._scale, gradients=self._gradients, compile=self._runtime.compile)
-
-    @property
-    def _of_shards(self) -> bool:
-        return self._engine is not None and self._engine.of_shards
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """While entered, the model is in eval mode, and the caller's precision does not count; put back at the end."""
+        with frozen(self.model, self.device), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
-        if self.engine == "linearised":  # which must know every tensor of the batch
-            batch = opened(batch)
-        given, forward, autocast = (self.model, self._loss_fn, batch), self._forward, self._runtime.autocast
-        if self._of_shards:
-            assert self.ranks.group is not None
-            return ShardedProblem(*given, self.parameters, self.ranks.group, forward=forward, autocast=autocast)
-        micro_batch = self._runtime.micro_batch
-        return Problem(*given, self.parameters, forward=forward, micro_batch=micro_batch, autocast=autocast)
+        runtime = self._runtime
+        return Problem(
+            self.model,
+            self._loss_fn,
+            opened(batch) if self.engine == "linearised" else batch,  # a trace must know every tensor of the batch
+            self.parameters,
+            forward=self._forward,
+            micro_batch=runtime.micro_batch,
+            autocast=runtime.autocast,
+        )
+
+    def linearise(self, problem: Problem) -> QuadraticModel:
+        """The quadratic model of a problem; of several ranks, that of their joined batch."""
+        if not self._checked:
+            self.agreed(lambda: check_first_batch(problem, self.divergence))
+        if self.engine == "auto":
+            self._warn_of_own_metrics()
+            self.engine = self._chosen(problem)
+        model = self.ranks.joined(lambda: self._local(problem), self.device)
+        self._checked = True  # on all ranks or, if one of them has failed, on none
+        return model
+
+    def _local(self, problem: Problem) -> QuadraticModel:
+        """The quadratic model of this process's own batch."""
+        try:
+            if self.engine == "linearised":
+                model = self._traced(problem)
+            else:
+                model = Curvature(problem, self.divergence, ENGINES[self.engine], self._scale).model()
+            if not self._checked:
+                model.product(model.gradient)
+        except RuntimeError as error:
+            if "implemented" not in str(error) or "implemented for '" in str(error):  # the latter names a dtype
+                raise
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(
+                f"engine: torch lacks derivatives that {self.engine!r} needs here ({reason}); choose 'auto'"
+            ) from error
+        return model
+
+    def _traced(self, problem: Problem) -> QuadraticModel:
+        if self._traces is None:
+            from llqr.curvature.traced import Traces  # slow to import, and rarely needed
+
+            self._traces = Traces(self.divergence, self._scale, compile=self._runtime.compile)
+        return self._traces.linearise(problem)
+
+    def _chosen(self, problem: Problem) -> str:
+        """The first engine that the model supports, on all ranks."""
+        name, refused = self.agreed(lambda: choose_engine(problem, self.divergence, self._scale))
+        order = list(ENGINES)
+        name = order[self.ranks.largest(order.index(name), self.device)]
+        if not ENGINES[name].exact:
+            warn(f"engine: chose {name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)
+        return name
+
+    def resume(self, engine: str) -> None:
+        """Take the engine of a saved run where `Runtime` leaves the choice open and the engine suits it."""
+        if self._runtime.engine == "auto" and (engine != "linearised" or self._runtime.micro_batch is None):
+            self.engine = engine
+
+    # -- ranks ---------------------------------------------------------------------------------------------------------
 
     def learn_with(self, group: dist.ProcessGroup) -> None:
         """Learn one metric with these ranks, unless others are known: for frameworks that wrap the model later."""
@@ -137,7 +155,7 @@ class Linearizer:
     def _together(self, group: dist.ProcessGroup | None) -> Ranks:
         ranks = Ranks(group, Placement(group), self._summed)
         if not ranks.alone:
-            check_ranks(self.model)
+            _check_statistics(self.model, nn.SyncBatchNorm, "model", "would take those of each rank's own batch")
         return ranks
 
     def share_out(self, placement: Placement) -> None:
@@ -152,87 +170,14 @@ class Linearizer:
         """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""
         return self.ranks.all_or_none(action, self.device)
 
-    def linearise(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of a problem; under DDP that of all ranks' batches together."""
-        self._check_join()
-        problem.keeps_outputs = not self._checked
-        if not self._checked and not self._of_shards:
-            self.agreed(lambda: try_out(problem))
-            self._written, self._loss_modules = (problem.written, problem.replaced), problem.loss_modules
-        problem.written, problem.replaced = self._written
-        problem.loss_modules = self._loss_modules or problem.loss_modules
-        if self._engine is None:
-            self._warn_of_own_metrics()
-            self._engine = self._made(self._choose(problem))
-        if self._of_shards:
-            model = self.ranks.carried(self._local(problem), problem.parameters)
-        else:
-            model = self.ranks.joined(lambda: self._local(problem), self.device)
-        self._checked = True  # on all ranks or, if one of them has failed, on none
-        return model
-
-    def _check_join(self) -> None:
-        """Ranks that have left the loop answer the collectives of DDP's passes, but not those of a refresh."""
-        join = getattr(self._ddp and self._ddp(), "_join_config", None)
-        if join is not None and join.enable and not join.throw_on_early_termination and not self.ranks.alone:
-            raise ValueError(
-                "model: no refresh within its join(), where ranks without batches do not take part in it; give all "
-                "ranks as many batches, or use join(throw_on_early_termination=True)"
-            )
-
     def _warn_of_own_metrics(self) -> None:
         """Frameworks wrap a model in DDP after the geometry was made, so that the ranks would drift apart unnoticed."""
         if self.ranks.group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warn(
-                "model: it is not wrapped in DDP, so that every process learns a metric of its own; if they train one "
+                "model: it is not wrapped in DDP, so every process learns a metric of its own; if they train one "
                 "model, pass the wrapped model or Runtime(process_group=torch.distributed.group.WORLD)",
                 RefreshWarning,
             )
-
-    def _local(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of this process's own batch."""
-        assert self._engine is not None
-        try:
-            model = self._engine.linearise(problem)
-            if not self._checked:
-                check_model(problem, model, self._is_zero, curvature_is_sum=self._summed)
-        except (NotImplementedError, RuntimeError) as error:
-            if "implemented" not in str(error) or "implemented for '" in str(error):  # the latter names a dtype
-                raise
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(
-                f"engine: torch lacks derivatives that {self.engine!r} needs here ({reason}); choose 'auto'"
-            ) from error
-        return model
-
-    def _is_zero(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a vector is zero; a vector of shards must be zero on all ranks, some of which may hold nothing."""
-        found = any(bool(part.any()) for part in named.values())
-        return not (self.on_any_rank(found) if self._of_shards else found)
-
-    def _choose(self, problem: Problem) -> type[Engine]:
-        """The first engine that the model supports, on all ranks."""
-
-        def choice() -> tuple[type[Engine], list[str]]:
-            try:
-                return choose_engine(problem, self.divergence, self._scale)
-            except RuntimeError as error:
-                failure = error
-            check_loss(problem)  # here, so that its error does not show that of the engines
-            raise failure
-
-        kind, refused = self.agreed(choice)
-        order = list(ENGINES.values())
-        kind = order[self.ranks.largest(order.index(kind), self.device)]
-        if not kind.exact:
-            warn(f"engine: chose {kind.name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)
-        return kind
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """While entered, the model is in eval mode, and the caller's precision does not count; put back at the end."""
-        with frozen(self.model, self.device), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            yield
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
@@ -245,3 +190,106 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
         if inner is None:
             return model, group
         model = inner
+
+
+def _check_functions(model: Any, loss_fn: Any, forward: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn: expected a function of outputs and targets, got {type(loss_fn).__name__}")
+    if forward is not None and not callable(forward):
+        raise TypeError(f"forward: expected a function of the model and its inputs, got {type(forward).__name__}")
+    if is_sum(loss_fn):
+        raise ValueError("loss_fn: it is a sum over the batch (reduction='sum'), expected the mean loss")
+
+
+def _check_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse weights for which no metric can be learned."""
+    if not parameters:
+        raise ValueError("model: no parameter requires a gradient")
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"model: parameter {name!r} has no shape yet (a lazy module); call the model on a batch before the "
+                "geometry is made"
+            )
+        if parameter.is_complex():
+            raise ValueError(f"model: parameter {name!r} is complex, which a metric does not support")
+    refuse_fsdp1(parameters.values())
+    if any_sharded(parameters.values()):
+        check_fsdp(model, parameters)
+
+
+def _check_statistics(model: nn.Module, kind: type[_BatchNorm], argument: str, consequence: str) -> None:
+    """Refuse norms that take the statistics of their batch, in eval mode too, where only a part of it is computed."""
+    for name, module in model.named_modules():
+        if isinstance(module, kind) and module.running_mean is None:
+            raise ValueError(
+                f"{argument}: {name!r} is a {type(module).__name__} without running statistics, which {consequence}; "
+                "let it track them"
+            )
+
+
+#: The smallest batch for which it is asked whether the loss is a sum.
+FEWEST = 4
+
+
+@torch.no_grad()
+def check_first_batch(problem: Problem, divergence: Divergence) -> None:
+    """Refuse a model, or warn of a loss, from which the wrong metric or none would be learned. Asked once."""
+    tensors = [*problem.parameters.values(), *tensors_of(problem.inputs)]
+    given = [tensor for tensor in tensors if not tensor.is_inference()]  # those have no version
+    versions = [tensor._version for tensor in given]
+    with _blaming("batch: the model cannot be called on its inputs"):
+        pieces = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
+    if versions != [tensor._version for tensor in given]:
+        raise ValueError(
+            "model: its forward pass writes to its parameters or inputs (as an embedding with max_norm does), which a "
+            "refresh would do again in every product; let it write to copies"
+        )
+    outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    with torch.enable_grad(), _blaming("loss_fn: it cannot be computed from the outputs and the targets"):
+        z = outputs.detach().requires_grad_()
+        loss = problem.loss(z)
+    if not loss.requires_grad:
+        raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
+    with _blaming("loss_fn: torch cannot differentiate it twice, which the curvature is made of"):
+        (slope,) = torch.autograd.grad(loss, z)
+        curved = divergence.output_hessian(problem.loss, outputs)(slope)
+    if not divergence.second_order and slope.any() and not curved.any():
+        warn(
+            "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the outputs is "
+            "(does forward= return the loss itself?), so that U only grows; instead of nll_loss of log-probabilities "
+            "pass cross_entropy, which is the same number and has a curvature",
+            RefreshWarning,
+        )
+    if _doubles_with_the_batch(problem, outputs):
+        warn(
+            "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the batch, where "
+            "the mean is expected",
+            RefreshWarning,
+        )
+
+
+@contextmanager
+def _blaming(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.linalg.LinAlgError, torch.AcceleratorError):  # type: ignore[attr-defined]
+        raise  # a device in trouble, or a batch that the guards reject
+    except RuntimeError as error:
+        raise RuntimeError(f"{sentence} ({str(error).splitlines()[0]})") from error
+
+
+def _doubles_with_the_batch(problem: Problem, outputs: Tensor) -> bool:
+    """Whether the loss of every sample taken twice is twice the loss. False if it cannot be told."""
+    targets = problem.targets
+    if not isinstance(targets, Tensor) or not outputs.ndim or not FEWEST <= len(outputs) == samples_in(targets):
+        return False
+    rows = torch.arange(len(outputs), device=outputs.device).repeat(2)
+    try:
+        once = problem.loss_fn(outputs, targets)
+        twice = problem.loss_fn(*taken_rows((outputs, targets), rows))
+        return bool(once != 0) and bool((twice - 2 * once).abs() <= 1e-3 * once.abs())
+    except Exception:  # it knows the size of its batch, or differentiates by itself
+        return False

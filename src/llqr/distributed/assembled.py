@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from llqr.metric.block import Block
+if TYPE_CHECKING:
+    from llqr.metric.block import Block
 
 
 def assembled(blocks: Sequence[Block], pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

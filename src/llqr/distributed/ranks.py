@@ -89,18 +89,7 @@ class Ranks:
             return mean(own, curvature_weight)
 
         loss = self._sum(local.loss * weight.to(local.loss))
-        gradients = tuple(mean(share, weight) for share in local.gradients)
-        return QuadraticModel(loss, mean(local.gradient, weight), product, gradients, terms)
-
-    def carried(self, model: QuadraticModel, shards: Mapping[str, Tensor]) -> QuadraticModel:
-        """A model of the joined batch that has shards as vectors: these travel to and from the owners."""
-        to_owner, to_local = self.exchange.to_owner, self.exchange.to_local
-
-        def product(v: Mapping[str, Tensor]) -> Named:
-            return to_owner(model.product(to_local(v, shards)))
-
-        gradients = tuple(to_owner(share) for share in model.gradients)
-        return QuadraticModel(model.loss, to_owner(model.gradient), product, gradients, model.terms)
+        return QuadraticModel(loss, mean(local.gradient, weight), product, terms=terms)
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""

@@ -107,7 +107,6 @@ class Geometry:
             self.divergence,
             runtime,
             scale=inner.curvature_scale,
-            gradients=inner.gradients,
             forward=forward,
         )
         whole = Metric(

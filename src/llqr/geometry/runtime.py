@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from llqr.curvature.engines import ENGINES
+from llqr.curvature.derivatives import ENGINES
 from llqr.metric.layout import MAX_SIDE
 
 
@@ -17,8 +17,7 @@ class Runtime:
 
     Attributes:
         engine: what multiplies by H: "auto", "forward", "double-backward", "finite-differences",
-            "one-sided-differences" or "linearised". Of a model that FSDP2 has sharded, each of them gathers the whole
-            weights; "passes" does not, but makes differences of FSDP's own forward passes.
+            "one-sided-differences" or "linearised". Each of them gathers the whole weights that FSDP2 has sharded.
         capture: replay refreshes, and the matrix products of U g, as CUDA graphs: few launches from the host. Needs a
             CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; each U g
             overwrites the one before.
@@ -70,11 +69,8 @@ class Runtime:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
                 raise ValueError(f"{name}: expected {kind}, got {number!r}")
-        engine = None if self.engine == "auto" else ENGINES[self.engine]
-        if self.spread and engine is not None and engine.of_shards:
-            raise ValueError(f"spread: not with engine={self.engine!r}, for which the weights must stay where they are")
         if self.micro_batch is not None:
-            if engine is not None and not engine.micro_batches:
+            if self.engine == "linearised":
                 raise ValueError(
                     f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"
                 )

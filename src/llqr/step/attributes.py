@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-
-from llqr.curvature.attached import unchanged
 
 MISSING = object()
 #: The attributes or the buffers of a module, and what they were.
@@ -27,7 +26,7 @@ def kept_by(modules: Iterable[nn.Module]) -> list[Kept]:
 def put_back(kept: Iterable[Kept]) -> None:
     """States that have been replaced since; what has been written to in place stays as it is."""
     for now, before in kept:
-        if unchanged(now, before):
+        if len(now) == len(before) and all(map(is_, now.values(), before.values())):
             continue
         for name, new in list(now.items()):
             old = before.get(name, MISSING)

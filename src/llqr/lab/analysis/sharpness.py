@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from llqr import Metric
-from llqr.curvature import NEWTON, Batch, Curvature, Forward, Loss, Problem, frozen
-from llqr.curvature.engines import ASYMMETRY, CentralDifferencesEngine, Direct, DoubleBackwardEngine
+from llqr.curvature import ENGINES, NEWTON, Batch, Curvature, Forward, Loss, Problem, frozen
+from llqr.curvature.curvature import ASYMMETRY
 from llqr.lab.analysis.lanczos import Eigenpair, NotPositive, top_eigenpair
 
 # Exact for every layer that can be differentiated twice; finite differences for the others.
-HESSIAN_ENGINES: tuple[type[Direct], ...] = (DoubleBackwardEngine, CentralDifferencesEngine)
+HESSIAN_ENGINES = ("double-backward", "finite-differences")
 STEPS = 60
 """The most products for an eigenvalue."""
 
@@ -95,14 +95,14 @@ class LossSurface:
                 continue
         return self._linearise_by(*last)
 
-    def _linearise_by(self, engine: type[Direct], piece: int | None) -> Curvature:
-        curvature = engine(NEWTON).curvature(self._problem(micro_batch=piece))
+    def _linearise_by(self, engine: str, piece: int | None) -> Curvature:
+        curvature = Curvature(self._problem(micro_batch=piece), NEWTON, ENGINES[engine])
         gradient = curvature.gradient()
         curvature.product(gradient)
         # Autograd silently treats a kernel without a second derivative as a constant.
-        if engine.exact and curvature.asymmetry(gradient) > ASYMMETRY:
-            raise RuntimeError(f"engine: the derivatives of this model by {engine.name} disagree")
-        self.engine = engine.name
+        if ENGINES[engine].exact and curvature.asymmetry(gradient) > ASYMMETRY:
+            raise RuntimeError(f"engine: the derivatives of this model by {engine} disagree")
+        self.engine = engine
         return curvature
 
 

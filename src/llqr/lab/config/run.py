@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import llqr
-from llqr.curvature.engines import ENGINES
+from llqr.curvature.derivatives import ENGINES
 from llqr.lab import tasks
 from llqr.lab.config.settings import (
     SET_ELSEWHERE,
@@ -133,7 +133,7 @@ class Run:
         geometry = None
         if self.geometry is not None:
             runtime = self._runtime(self.geometry.runtime, model, capture, compile, ranks)
-            first_order = runtime.engine in ENGINES and ENGINES[runtime.engine].first_order
+            first_order = runtime.engine in ENGINES and not ENGINES[runtime.engine].exact
             # Differences need no derivative of the fast kernels that the training passes use.
             forward = task.forward if first_order else task.differentiable_forward
             geometry = self.geometry.build(

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 import llqr
-from llqr.curvature.batch import samples_in, taken_rows
-from llqr.curvature.losses import counted_terms
+from llqr.curvature.batch import counted_terms, samples_in, taken_rows
 from llqr.distributed.dtensors import as_sharded, drop_gathered, local, local_like, whole
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.passes import Pass, Precision, repeated_blocks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from llqr.curvature import Forward, Loss
-from llqr.curvature.losses import is_sum
+from llqr.curvature.batch import is_sum
 from llqr.lab.errors import ConfigurationError
 
 Metric = Callable[[Tensor, Any], Any]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llqr.curvature.losses import ignore_index
+from llqr.curvature.batch import ignore_index
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.tasks.own.batches import Pair, rows
 from llqr.lab.tasks.own.experiment import Evaluation, Metric

@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
-from llqr.curvature.batch import call_model, tensors_of
-from llqr.curvature.losses import ignore_index
+from llqr.curvature.batch import call_model, ignore_index, tensors_of
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.tasks.own import sources

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from geometries import flat_geometry
-from llqr.curvature import ENGINES, NGD, Problem
-from llqr.curvature.linearised import Trace
-from references import flat, relative_error, trainable
+from llqr.curvature import NGD, Problem, traced
+from llqr.curvature.traced import Trace, Traces
+from references import flat, quadratic_model, relative_error, trainable
 
 
 def network():
@@ -38,39 +38,39 @@ def test_a_trace_serves_other_weights_statistics_and_batches():
     assert trace.fits(moved)
     v = {name: torch.randn_like(p) for name, p in moved.parameters.items()}
     with torch.no_grad():
-        traced, exact = trace.linearise(moved), ENGINES["forward"](NGD).linearise(moved)
-        assert traced.loss.item() == pytest.approx(exact.loss.item(), rel=1e-12)
-        assert relative_error(flat(traced.gradient), flat(exact.gradient)) < 1e-12
-        assert relative_error(flat(traced.product(v)), flat(exact.product(v))) < 1e-12
+        found, exact = trace.linearise(moved), quadratic_model(moved, NGD, "forward")
+        assert found.loss.item() == pytest.approx(exact.loss.item(), rel=1e-12)
+        assert relative_error(flat(found.gradient), flat(exact.gradient)) < 1e-12
+        assert relative_error(flat(found.product(v)), flat(exact.product(v))) < 1e-12
 
 
 def test_other_shapes_are_traced_anew():
     model = network()
     trace = Trace(problem(model, batch()), NGD)
     assert not trace.fits(problem(model, batch(rows=7)))
-    traced, exact = (
+    by_trace, exact = (
         flat_geometry(model, F.cross_entropy, steps=3, ema=0.0, engine=engine) for engine in ("linearised", "forward")
     )
     for rows in (8, 7, 7):
         drawn = batch(rows)
-        for geometry in (traced, exact):
+        for geometry in (by_trace, exact):
             geometry.refresh(drawn)
     for name, factor in exact.metric.named_factors().items():
-        assert relative_error(traced.metric.named_factors()[name], factor) < 1e-10
+        assert relative_error(by_trace.metric.named_factors()[name], factor) < 1e-10
 
 
 def test_shapes_that_come_again_are_not_traced_again(monkeypatch):
     model, made = nn.Linear(5, 3).double(), []  # every trace takes a while
-    engine = ENGINES["linearised"](NGD)
-    monkeypatch.setattr(engine, "KEPT", 4)
+    traces = Traces(NGD)
+    monkeypatch.setattr(traced, "KEPT", 4)
     monkeypatch.setattr(Trace, "__init__", _counting(Trace.__init__, made))
     for _ in range(3):
         for rows in (8, 7, 6):
-            engine.linearise(problem(model, batch(rows)))
+            traces.linearise(problem(model, batch(rows)))
     assert len(made) == 3
     for rows in range(2, 8):
-        engine.linearise(problem(model, batch(rows)))
-    assert len(engine._traces) == engine.KEPT == 4
+        traces.linearise(problem(model, batch(rows)))
+    assert len(traces.kept) == 4
 
 
 @pytest.mark.slow
@@ -80,11 +80,11 @@ def test_ever_new_shapes_are_no_longer_traced(monkeypatch):
     monkeypatch.setattr(Trace, "__init__", _counting(Trace.__init__, made))
     torch.manual_seed(0)
     model = Attending()
-    engine = ENGINES["linearised"](NGD)
-    for rows in range(2, 2 + engine.KEPT + 1):
+    traces = Traces(NGD)
+    for rows in range(2, 2 + traced.KEPT + 1):
         drawn = problem(model, (torch.randn(rows, 4, 8), torch.randint(8, (rows,))))
-        found = engine.linearise(drawn)
-    assert len(made) == engine.KEPT
+        found = traces.linearise(drawn)
+    assert len(made) == traced.KEPT
     expected = Trace(drawn, NGD).linearise(drawn)
     v = {name: torch.randn_like(p) for name, p in drawn.parameters.items()}
     assert relative_error(flat(found.gradient), flat(expected.gradient)) < 1e-5

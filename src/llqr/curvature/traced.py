@@ -1,15 +1,16 @@
-"""The product `v -> H v` as a graph of tensor operations, traced once and cut in two.
+"""The engine "linearised": the product `v -> H v` as a graph of tensor operations, traced once and cut in two.
 
 Most of a product does not depend on `v`: the activations, the derivatives of the nonlinearities, the loss and its
 gradient. One cut through the traced graph separates them, so that a refresh computes them once and every product
 repeats only what `v` enters. A trace serves any weights and any batch of one shape: training pays for it once.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass, rand_ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import ForwardMode
@@ -26,83 +28,85 @@ from llqr.curvature.divergence import Divergence, Scale
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
 
+#: How many shapes are traced. Tracing takes long, and torch never forgets the code of a graph.
+KEPT = 8
 
-class Trace:
-    """Loss, gradient and product of one kind of problem: the same model and loss, tensors of the same shapes.
+
+class Traces:
+    """Quadratic models by traces of the first few shapes of batches, and in forward mode for further shapes.
 
     Args:
-        problem: an example.
         divergence, scale: as in `Curvature`.
-        gradients: in how many shares of the batch the gradient is given.
-        compile: hand both halves to `torch.compile`, which fuses their pointwise operations.
+        compile: hand the traced halves to `torch.compile`, which fuses their pointwise operations.
     """
 
+    def __init__(self, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False) -> None:
+        self._divergence, self._scale, self._compile = divergence, scale, compile
+        self.kept: list[Trace] = []
+
+    def linearise(self, problem: Problem) -> QuadraticModel:
+        trace = next((trace for trace in self.kept if trace.fits(problem)), None)
+        if trace is None and len(self.kept) >= KEPT:
+            return self._untraced(problem)
+        if trace is None:
+            trace = Trace(problem, self._divergence, self._scale, compile=self._compile)
+            self.kept.append(trace)
+        return trace.linearise(problem)
+
+    def _untraced(self, problem: Problem) -> QuadraticModel:
+        with _unfused_attention():
+            model = Curvature(problem, self._divergence, ForwardMode, self._scale).model()
+        return replace(model, product=_unfused_attention()(model.product))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without traces, which cannot be pickled and are made again."""
+        return self.__dict__ | {"kept": []}
+
+
+class Trace:
+    """Loss, gradient and product of one kind of problem: the same model and loss, tensors of the same shapes."""
+
     def __init__(
-        self,
-        problem: Problem,
-        divergence: Divergence,
-        scale: Scale | None = None,
-        *,
-        gradients: int = 1,
-        compile: bool = False,
+        self, problem: Problem, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False
     ) -> None:
         self._names = list(problem.parameters)
-        self._signature = problem_signature(problem)
-        graph = _product_graph(problem, divergence, scale, gradients)
+        self._signature = _signature(problem)
         count = len(self._names)
-        self._shares = gradients if gradients > 1 else 0
-        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=2 + count * (1 + self._shares))
+        graph = _product_graph(problem, divergence, scale)
+        once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=2 + count)
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
-        kept = sum(node.op == "placeholder" for node in each.graph.nodes) - count
-        several = torch.vmap(each, (*[None] * kept, *[0] * count))
-        self._several: Callable[..., Any] = torch.compile(several, dynamic=False) if compile else several
 
     def fits(self, problem: Problem) -> bool:
         """Whether this problem has the shapes that were traced."""
-        return bool(problem_signature(problem) == self._signature)
+        return bool(_signature(problem) == self._signature)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
-        """The quadratic model of a problem: everything that does not depend on `v` is computed here."""
+        """The quadratic model of a problem; computes everything that does not depend on `v`."""
         count = len(self._names)
         loss, terms, *rest = self._once(*problem.tensors())
-        sets = [dict(zip(self._names, rest[i * count :], strict=False)) for i in range(1 + self._shares)]
-        saved = rest[count * len(sets) :]
+        gradient, saved = dict(zip(self._names, rest[:count], strict=True)), rest[count:]
 
-        def multiply(graph: Callable[..., Any], v: Mapping[str, Tensor]) -> Named:
-            return dict(zip(self._names, graph(*saved, *(v[name] for name in self._names)), strict=True))
+        def product(v: Mapping[str, Tensor]) -> Named:
+            return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-        product, products = partial(multiply, self._each), partial(multiply, self._several)
-        return QuadraticModel(loss, sets[0], product, tuple(sets[1:]), terms, products)
+        return QuadraticModel(loss, gradient, product, terms=terms)
 
 
-def untraced(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> QuadraticModel:
-    """The same quadratic model without a trace."""
-    with _unfused_attention():
-        model = Curvature(problem, divergence, ForwardMode, scale).model(gradients)
-
-    def product(v: Mapping[str, Tensor]) -> Named:
-        with _unfused_attention():
-            return model.product(v)
-
-    return replace(model, product=product)
-
-
-def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None, gradients: int) -> fx.GraphModule:
-    """Tensors `theta..., v..., surroundings...` -> `loss, terms, g..., g_k..., H v...`, with nothing repeated."""
+def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
+    """Tensors `theta..., v..., surroundings...` -> `loss, terms, g..., H v...`, with nothing repeated."""
     names = list(problem.parameters)
     count = len(names)
 
     def function(*tensors: Tensor) -> list[Tensor]:
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
         curvature = Curvature(problem.at([*tensors[:count], *tensors[2 * count :]]), divergence, ForwardMode, scale)
-        model = curvature.model(gradients)
-        sets = [model.gradient, *model.gradients, curvature.product(v)]
-        return [model.loss, curvature.terms, *(part for named in sets for part in named.values())]
+        gradient, Hv = curvature.gradient(), curvature.product(v)
+        return [curvature.loss, curvature.terms, *gradient.values(), *Hv.values()]
 
-    theta = problem.tensors()[:count]
-    example = (*theta, *map(torch.ones_like, theta), *problem.tensors()[count:])
-    # What is compiled runs as it was written here, which torch would refuse otherwise.
+    tensors = problem.tensors()
+    example = (*tensors[:count], *map(torch.ones_like, tensors[:count]), *tensors[count:])
+    # torch refuses to trace what is compiled, even where it runs as it was written.
     nested = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
     with torch.no_grad(), nested, _unfused_attention(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.script", DeprecationWarning)  # torch's about itself
@@ -114,9 +118,6 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
     for node in functional.graph.nodes:
         if node.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
             node.replace_all_uses_with(node.args[0])
-        elif node.target is torch.ops.aten.copy.default and _copies_all(node):
-            node.target, node.args = torch.ops.aten.clone.default, (node.args[1],)
-            node.kwargs = {"memory_format": torch.contiguous_format}
     shared: fx.GraphModule = CSEPass(rand_ops).call(functional).graph_module
     shared.graph.eliminate_dead_code()
     shared.recompile()
@@ -127,14 +128,6 @@ def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None
             "engine: 'linearised' cannot trace a model that draws random numbers in eval mode; choose 'auto'"
         )
     return shared
-
-
-def _copies_all(node: fx.Node) -> bool:
-    """Whether a former write in place is a plain copy, which `torch.vmap` can batch."""
-    result, source = node.meta["val"], node.args[1]
-    assert isinstance(source, fx.Node)
-    given = source.meta["val"]
-    return bool(given.shape == result.shape and given.dtype == result.dtype and result.is_contiguous())
 
 
 def _cut(joint: fx.GraphModule, inputs: slice, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -172,6 +165,8 @@ def _unfused_attention() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def problem_signature(problem: Problem) -> Any:
-    """What a trace holds fixed."""
-    return problem.constants, [(t.shape, t.stride(), t.dtype, t.device) for t in problem.tensors()]
+def _signature(problem: Problem) -> Any:
+    """What a trace holds fixed: shapes, and what the batch holds besides tensors."""
+    leaves, structure = pytree.tree_flatten((problem.inputs, problem.targets))
+    constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return structure, constants, [(t.shape, t.stride(), t.dtype, t.device) for t in problem.tensors()]
