@@ -43,17 +43,14 @@ bench: $(STAMP)
 tables: $(STAMP)
 	for page in $$(grep -rl --include=*.md "^<!-- table:" README.md docs results); do $(BIN)/llqr table --write $$page || exit 1; done
 
-# The pictures of the site: measurements from results/, the diagrams, and the terminal of the demo.
+# The pictures of the site, from results/, and the terminal of the demo.
 figures: $(STAMP)
-	for bench in cadence memory peers refresh scaling; do \
-		$(BIN)/llqr bench plot results/bench/$$bench*.json --to docs/figures/bench || exit 1; done
+	$(BIN)/llqr bench plot $(addprefix results/bench/,cadence-vit-every-5.json scaling-vit.json refresh-vit-b-few.json peers.json) \
+		--to docs/figures/bench
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
-	$(BIN)/llqr table metric-ablation --plot docs/figures/metric-ablation.svg > /dev/null
-	$(BIN)/llqr table metric-ablation@side-2304 --plot docs/figures/metric-ablation-side-2304.svg > /dev/null
 	$(BIN)/llqr results draw results/curves/cifar100-resnet18@rho-0.1-seed*.jsonl --method sam --method llqr-ngd+sam \
 		--to docs/figures/cifar100-rho-0.1.svg
-	$(BIN)/llqr table iwslt14@paper --plot docs/figures/europarl.svg > /dev/null
-	for drawing in idea diagrams terminal; do $(BIN)/python docs/figures/$$drawing.py || exit 1; done
+	for drawing in idea terminal; do $(BIN)/python docs/figures/$$drawing.py || exit 1; done
 
 # The report of the demo in light and dark, as pictures for the first page. Needs chromium.
 screenshots: demo

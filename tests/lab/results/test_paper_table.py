@@ -301,7 +301,7 @@ PAGES = [
 
 
 def test_pages_with_tables_are_found():
-    assert {"README.md", "docs/bench-epochs.md", "docs/gain.md", "docs/index.md"} <= set(PAGES)
+    assert "docs/gain.md" in PAGES
 
 
 @pytest.mark.parametrize("page", PAGES)
