@@ -19,7 +19,7 @@ from llqr.curvature.batch import counted_terms, samples_in, taken_rows
 from llqr.distributed.dtensors import as_sharded, drop_gathered, local, local_like, whole
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.passes import Pass, Precision, repeated_blocks
-from llqr.lab.ranks.team import Ranks, Team
+from llqr.lab.ranks.team import Team
 from llqr.lab.tasks.task import Batch, Task
 from llqr.step.saved_state import taken_apart
 
@@ -71,10 +71,10 @@ class Strategy:
     group: dist.ProcessGroup | None = None
     """The ranks that learn one metric together, if the model itself does not tell."""
     shards: Literal["all"] | None = None
-    """Among how many ranks a metric is shared out, unless the command says otherwise."""
+    """Among how many ranks to share out a metric, unless the command says otherwise."""
 
     def __init__(self) -> None:
-        self.team: Team = Team()
+        self.team = Team()
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model whose parameters an optimizer is made for."""
@@ -106,12 +106,14 @@ class Strategy:
         optimizer.load_state_dict(state)
 
 
-class SeveralRanks(Strategy):
-    """What strategies have in common: batches are shared out, BatchNorm and the metric are those of the whole batch."""
+class DDP(Strategy):
+    """A copy of the model on every rank; gradients, BatchNorm and the metric are those of the whole batch."""
+
+    name = "ddp"
 
     def __init__(self) -> None:
-        self.ranks = Ranks()
-        self.team = self.ranks
+        self.team = Team(dist.group.WORLD)
+        self.group = self.team.group
 
     def prepare(self, model: nn.Module) -> nn.Module:
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -121,14 +123,18 @@ class SeveralRanks(Strategy):
                 "--strategy: the network has BatchNorm, whose statistics several ranks share only on CUDA devices "
                 "(torch.nn.SyncBatchNorm); train it on one process, or with --device cuda."
             )
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, self.ranks.group)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, self.team.group)
         return converted
 
     def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
-        return SharedPass(task, model, precision, self.team)
+        return SharedPass(task, DistributedDataParallel(model, process_group=self.group), precision, self.team)
 
     def share(self, batch: Batch) -> Batch:
         return share(batch, self.team)
+
+    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
+        """By the first rank: the others have the same weights and would find the same."""
+        return self.team.by_first(action)
 
     def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
         """With the parts of a metric that is shared out joined together."""
@@ -143,28 +149,15 @@ class SeveralRanks(Strategy):
         return base | {"llqr": {**own, "geometry": {**own["geometry"], "metric": {**metric, "factors": factors}}}}
 
 
-class DDP(SeveralRanks):
-    """A copy of the model on every rank, which averages the gradients with the others."""
-
-    name = "ddp"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group = self.ranks.group
-
-    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
-        return super().closure(task, DistributedDataParallel(model, process_group=self.group), precision)
-
-    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
-        """By the first rank: the others have the same weights and would find the same."""
-        return self.team.by_first(action)
-
-
-class FSDP2(SeveralRanks):
+class FSDP2(DDP):
     """A shard of the weights, of the optimizer's state and of the metric on every rank."""
 
     name = "fsdp2"
     shards = "all"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = None  # the sharded model tells
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Blocks that repeat are gathered one at a time, the rest of the model together."""
@@ -177,6 +170,9 @@ class FSDP2(SeveralRanks):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
+
+    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
+        return SharedPass(task, model, precision, self.team)
 
     def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
         """By all ranks, because each has a part of the weights; what the first one finds counts."""
@@ -195,14 +191,8 @@ class FSDP2(SeveralRanks):
     def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         drop_gathered(model.modules())
         places = model.state_dict()
-        if places.keys() != weights.keys():
-            differing = sorted(places.keys() ^ weights.keys())
-            raise ValueError(f"state_dict: {', '.join(differing[:5])} are in the model or in the checkpoint only")
-        for name, place in places.items():
-            if place.shape != weights[name].shape:
-                raise ValueError(
-                    f"state_dict: {name!r} is of shape {tuple(weights[name].shape)}, expected {tuple(place.shape)}"
-                )
+        if {name: p.shape for name, p in places.items()} != {name: w.shape for name, w in weights.items()}:
+            raise ValueError("state_dict: its weights have other names or shapes than those of the model")
         for name, place in places.items():
             local([place])[0].copy_(local_like(weights[name].to(place.device), place))
 

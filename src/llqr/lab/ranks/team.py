@@ -23,37 +23,57 @@ LONGEST_WAIT = timedelta(days=1)
 
 
 class Team:
-    """A single process: there is nobody to agree with."""
+    """The ranks of a process group; without one, a single process that agrees with itself."""
 
-    rank = 0
-    size = 1
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.size = (0, 1) if group is None else (dist.get_rank(), dist.get_world_size())
+        self._control = None if group is None else dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
 
     @property
     def first(self) -> bool:
         """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
+    def gathered(self, own: T) -> list[T]:
+        """The values of all ranks, in their order; small objects, or tensors on the host."""
+        if self.group is None:
+            return [own]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, own, group=self._control)
+        return found
+
     def by_first(self, action: Callable[[], T]) -> T:
         """What ``action`` returns on the first rank, on all of them; its error too."""
-        return action()
+        result, error = _outcome(action) if self.first else (None, None)
+        result, told = self.gathered((result, _told(error)))[0]
+        if failure := error or told:
+            raise failure
+        return cast(T, result)
 
     def by_all(self, action: Callable[[], T]) -> T:
         """What ``action`` returns on this rank, if it succeeds on all of them; otherwise the error of one, on all."""
-        return action()
-
-    def gathered(self, own: T) -> list[T]:
-        """The values of all ranks, in their order; small objects, or tensors on the host."""
-        return [own]
+        result, error = _outcome(action)
+        told = [other for other in self.gathered(_told(error)) if other is not None]
+        if failure := error or next(iter(told), None):
+            raise failure
+        return cast(T, result)
 
     def mean(self, numbers: Tensor) -> Tensor:
-        return numbers
+        """The mean over all ranks."""
+        if self.group is None:
+            return numbers
+        total = numbers / self.size
+        all_reduce(total, self.group)
+        return total
 
     def agreed(self, stop: Stop) -> Stop:
         """A stop that answers all ranks alike; they must ask equally often and at the same points."""
-        return stop
+        return stop if self._control is None else AgreedStop(stop, self, self._control)
 
     @contextmanager
     def entered_by_first(self, context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """While entered, the first rank is in ``context``."""
         with ExitStack() as stack:
 
             def enter() -> None:
@@ -63,59 +83,15 @@ class Team:
             yield
 
 
-class Ranks(Team):
-    """The ranks of torch's default process group.
-
-    Attributes:
-        group: all of them.
-    """
-
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        world = dist.group.WORLD
-        assert world is not None
-        self.group: dist.ProcessGroup = world
-        self._control = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
-
-    def by_first(self, action: Callable[[], T]) -> T:
-        result, error = _outcome(action) if self.first else (None, None)
-        sent: list[Any] = [(result, _told(error))]
-        dist.broadcast_object_list(sent, src=0, group=self._control)
-        result, told = sent[0]
-        if failure := error or told:
-            raise failure
-        return cast(T, result)
-
-    def by_all(self, action: Callable[[], T]) -> T:
-        result, error = _outcome(action)
-        told = [other for other in self.gathered(_told(error)) if other is not None]
-        if failure := error or next(iter(told), None):
-            raise failure
-        return cast(T, result)
-
-    def gathered(self, own: T) -> list[T]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own, group=self._control)
-        return found
-
-    def mean(self, numbers: Tensor) -> Tensor:
-        total = numbers / self.size
-        all_reduce(total, self.group)
-        return total
-
-    def agreed(self, stop: Stop) -> Stop:
-        return AgreedStop(stop, self, self._control)
-
-
 class AgreedStop(Stop):
     """Requested on all ranks as soon as it is on one.
 
     It answers the previous question: that answer travelled while the device computed, so that no step waits for it.
     """
 
-    def __init__(self, own: Stop, ranks: Ranks, group: dist.ProcessGroup) -> None:
+    def __init__(self, own: Stop, team: Team, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self._own, self._ranks, self._group = own, ranks, group
+        self._own, self._team, self._group = own, team, group
         self._flag = torch.zeros(())
         self._answer: dist.Work | None = None
 
@@ -126,7 +102,7 @@ class AgreedStop(Stop):
         if self._answer is not None:
             self._answer.wait()
             if self._flag:
-                self.reason = next(reason for reason in self._ranks.gathered(self._own.reason) if reason)
+                self.reason = next(reason for reason in self._team.gathered(self._own.reason) if reason)
                 return True
         self._flag.fill_(self._own.requested)
         self._answer = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -134,11 +110,7 @@ class AgreedStop(Stop):
 
 
 class FailureElsewhere(RuntimeError):
-    """Another rank failed, and has reported its error.
-
-    Attributes:
-        code: that rank's exit code.
-    """
+    """Another rank failed with this exit ``code``, and has reported its error."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence, code)
