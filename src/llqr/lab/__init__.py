@@ -1,29 +1,23 @@
 """The laboratory: data, models and commands that run the library's methods on real problems.
 
-`Experiment` and `compare` are for a comparison of one's own; they are imported when they are asked for, because the
-command line needs neither for its help.
+`Experiment`, `compare` and `image_folder` are for your own model and data; they are imported when they are asked for,
+because the command line needs none of them for its help.
 """
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llqr.lab.own.comparison import Comparison, compare
-    from llqr.lab.tasks.own.experiment import Experiment
-    from llqr.lab.tasks.own.image_folder import image_folder
+    from llqr.lab.own.experiment import Experiment
+    from llqr.lab.own.images import image_folder
 
 __all__ = ["Comparison", "Experiment", "compare", "image_folder"]
 
-_MODULES = {
-    "Comparison": "own.comparison",
-    "Experiment": "tasks.own.experiment",
-    "compare": "own.comparison",
-    "image_folder": "tasks.own.image_folder",
-}
+_MODULES = {"Comparison": "comparison", "Experiment": "experiment", "compare": "comparison", "image_folder": "images"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"llqr.lab.{_MODULES[name]}"), name)
+    return resolve_name(f"llqr.lab.own.{_MODULES[name]}:{name}")

@@ -47,8 +47,6 @@ def test_ctrl_c_in_a_command_is_exit_code_130(llqr, monkeypatch):
         ("llqr train digits/mlp --method llqr-ngd+", "llqr-ngd+fsam llqr-ngd+sam"),
         ("llqr compare digits/mlp --methods sam,llqr-ngd+", "sam,llqr-ngd+fsam sam,llqr-ngd+sam"),
         ("llqr compare unknown --methods s", ""),
-        ("llqr compare digits/mlp --model resnet1", "resnet18"),
-        ("llqr reproduce label", "label-noise"),
     ],
 )
 def test_the_shell_completes_commands_and_names(llqr, monkeypatch, line, offered):

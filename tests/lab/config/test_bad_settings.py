@@ -102,12 +102,11 @@ def test_a_bad_value_is_refused_by_name_or_can_be_trained_with(key, tmp_path):
     [
         (
             "geometries.ngd.every=0",
-            "--set geometries.ngd.every=0: geometries.ngd: every: expected a number in [1, inf)",
+            "digits/mlp: geometries.ngd: every: expected a number in [1, inf)",
         ),
-        ("probes.sam.rho=-1", "--set probes.sam.rho=-1: probes.sam: rho: expected a number in [0, inf)"),
-        ("bases.sgdm.lr=-1", "--set bases.sgdm.lr=-1: bases.sgdm: lr: expected a number in [0, 3.40282e+38]"),
+        ("probes.sam.rho=-1", "digits/mlp: probes.sam: rho: expected a number in [0, inf)"),
+        ("bases.sgdm.lr=-1", "digits/mlp: bases.sgdm: lr: expected a number in [0, 3.40282e+38]"),
         ("geometries.ngd.structure=e-kfca", "got 'e-kfca'; did you mean e-kfac?"),
-        ("geometries.ngd.inner.solver=cg", "geometries.ngd: solver: 'cg' needs an objective that is quadratic"),
         ('geometries.ngd.structure={"nothing.*"="diagonal"}', "geometries.ngd: structure: the pattern 'nothing.*'"),
         ("bases.sgdm={nesterov=true, momentum=0.0}", "bases.sgdm: nesterov needs a momentum, got 0."),
     ],

@@ -1,27 +1,26 @@
 """Command-line options made from dataclasses, so that an option is declared once: as a field.
 
 A parameter of a command whose default is an instance of a dataclass becomes one option per field, nested dataclasses
-included: `product_every` becomes ``--product-every``, of the field's type, with the instance's value as its default and
-the entry under "Attributes:" in the docstring as its help. A field that is annotated with a `typer.Option` keeps it.
+included: `product_every` becomes ``--product-every``, with the instance's value as its default and the entry under
+"Attributes:" in the docstring as its help. A field that is annotated with a `typer.Option` keeps it.
 """
 
 import functools
 import inspect
 import re
-import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import product, takewhile
+from itertools import product
 from typing import Annotated, Any
 
-import torch
 import typer
 
+from llqr.lab.config.layers import parse_value
+from llqr.lab.config.strict import convert
 from llqr.lab.errors import ConfigurationError
 
-ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
+ENTRY = re.compile(r"^    (?P<names>\w+(?:, \w+)*): (?P<text>.+?)(?=^ {0,4}\S|\Z)", flags=re.M | re.S)
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Fields:
 
 
 def options_from_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every dataclass parameter replaced by its options."""
+    """Return the command with every dataclass parameter replaced by its options."""
     defaults: dict[str, Any] = {}
     options: dict[str, list[Option]] = {}
     parameters: list[inspect.Parameter] = []
@@ -86,66 +85,30 @@ class Option:
     swept: bool
 
     def parameter(self) -> inspect.Parameter:
-        """As typer reads it: other than flags and declared options, everything is text."""
+        """Declare it to typer: other than flags and declared options, everything is text."""
         annotation, default = self.hint, self.defaults[0]
         if self.hint is bool:
             annotation = Annotated[bool, typer.Option(f"{flag(self.name)}/--no-{flag(self.name)[2:]}", help=self.help)]
         elif not self._is_declared:
-            annotation = Annotated[str | None, typer.Option(flag(self.name), metavar=self._metavar, help=self.help)]
+            annotation = Annotated[str | None, typer.Option(flag(self.name), help=self.help)]
             texts = dict.fromkeys(str(value).removeprefix("torch.") for value in self.defaults)
             default = None if default is None else ",".join(texts)
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def values(self, given: Any) -> list[Any]:
-        """What was given on the command line, as values of the field: one, unless it is swept."""
+        """Convert what was given on the command line to values of the field: one, unless it is swept."""
         if given is None or self.hint is bool or self._is_declared:
             return [given]
-        words = [word.strip() for word in given.split(",") if word.strip()] if self.swept else [given]
-        if not words:
-            raise ConfigurationError(f"{flag(self.name)} must name at least one, got {given!r}.")
-        return [self._value(word) for word in words]
-
-    def _value(self, text: str) -> Any:
-        for kind in self._kinds:
-            try:
-                return KINDS[kind][1](text)
-            except ValueError:
-                continue
-        raise ConfigurationError(f"{flag(self.name)} takes {self._metavar}, got {text!r}.")
+        texts = given.split(",") if self.swept else [given]
+        return [convert(self.hint, parse_value(text), flag(self.name), "command line") for text in texts]
 
     @property
     def _is_declared(self) -> bool:
         return typing.get_origin(self.hint) is Annotated
 
-    @property
-    def _kinds(self) -> list[Any]:
-        """The types of the field that can be written on a command line."""
-        union = typing.get_origin(self.hint) in (types.UnionType, typing.Union)
-        return [kind for kind in KINDS if kind in (typing.get_args(self.hint) if union else (self.hint,))]
-
-    @property
-    def _metavar(self) -> str:
-        return "|".join(KINDS[kind][0] for kind in self._kinds) + ("[,...]" if self.swept else "")
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no dtype is called {name!r}")
-    return dtype
-
-
-KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
-    int: ("<int>", int),
-    float: ("<float>", float),
-    torch.dtype: ("<dtype>", _dtype),
-    str: ("<str>", str),
-}
-"""How values are named and read, in the order in which they are tried: everything is text."""
-
 
 def _options(instances: Sequence[Any], wanted: Fields) -> Iterator[Option]:
-    """Of instances of one dataclass, which differ in swept fields only."""
+    """Yield the options of instances of one dataclass, which differ in swept fields only."""
     cls = type(instances[0])
     hints, helps = typing.get_type_hints(cls, include_extras=True), attribute_help(cls)
     for name in (field.name for field in fields(cls) if field.name not in wanted.omit):
@@ -157,32 +120,26 @@ def _options(instances: Sequence[Any], wanted: Fields) -> Iterator[Option]:
 
 
 def _made(default: Any, options: Sequence[Option], given: Mapping[str, Any]) -> Any:
-    """The instance, or the tuple of instances, with what was given."""
+    """Return the instance, or the tuple of instances, with what was given."""
     values = [option.values(given[option.name]) for option in options]
     names = [option.name for option in options]
-    if not isinstance(default, tuple):
-        return _changed(default, {name: only for name, [only] in zip(names, values, strict=True)})
-    return tuple(_changed(default[0], dict(zip(names, chosen, strict=True))) for chosen in product(*values))
+    first = default[0] if isinstance(default, tuple) else default
+    made = tuple(_changed(first, dict(zip(names, chosen, strict=True))) for chosen in product(*values))
+    return made if isinstance(default, tuple) else made[0]
 
 
 def _changed(instance: Any, values: Mapping[str, Any]) -> Any:
-    """The instance with these values in its fields and in those of the dataclasses it holds."""
+    """Return the instance with these values in its fields and in those of the dataclasses it holds."""
     held = {field.name: getattr(instance, field.name) for field in fields(instance)}
     nested = {name: _changed(value, values) for name, value in held.items() if is_dataclass(value)}
     return replace(instance, **nested, **{name: values[name] for name in held.keys() & values.keys()})
 
 
 def attribute_help(cls: type) -> dict[str, str]:
-    """The entries under "Attributes:" in the docstring of a class or of those it is derived from, as sentences."""
-    inherited = {name: text for base in reversed(cls.__bases__) for name, text in attribute_help(base).items()}
+    """Return the entries under "Attributes:" in the docstring of a class and of its bases, as sentences."""
+    found = {name: text for base in reversed(cls.__bases__) for name, text in attribute_help(base).items()}
     _, _, listed = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
-    section = takewhile(lambda line: not line or line.startswith(" "), listed.splitlines())
-    found: dict[str, list[str]] = {}
-    names: list[str] = []
-    for line in textwrap.dedent("\n".join(section)).splitlines():
-        entry = ENTRY.match(line)
-        names = entry["names"].split(", ") if entry else names
-        for name in names:
-            found.setdefault(name, []).append(entry["text"] if entry else line.strip())
-    texts = {name: " ".join(lines).replace("`", "").strip().removesuffix(".") for name, lines in found.items()}
-    return inherited | {name: f"{text[0].upper()}{text[1:]}." for name, text in texts.items()}
+    for entry in ENTRY.finditer(listed.partition("\n\n")[0] + "\n"):
+        text = " ".join(entry["text"].split()).replace("`", "")
+        found |= dict.fromkeys(entry["names"].split(", "), text[:1].upper() + text[1:])
+    return found

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from llqr.lab import machine, models
+from llqr.lab import machine
 from llqr.lab.cli import options
-from llqr.lab.cli import report as reporting
 from llqr.lab.cli.dataclass_options import options_from_dataclasses
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
@@ -21,56 +20,37 @@ from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import check_known, suggestion
-from llqr.lab.own import load as own
+from llqr.lab.own import is_file, is_folder
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
-from llqr.lab.results import build_table, measurements
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs import stored
 from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from llqr.lab.writing import check_folder
+from llqr.lab.writing import check_file, check_folder
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Recipes and, after an @, their variants."""
+    """Complete recipes and, after an @, their variants."""
     plain, at, _ = incomplete.partition("@")
     known = [f"{plain}@{variant}" for variant in recipe.load(plain).variants] if at else recipe.names()
-    return _beginning(incomplete, known)
-
-
-def complete_tables(incomplete: str) -> list[str]:
-    return _beginning(incomplete, dict.fromkeys(name.partition("/")[0] for name in recipe.names()))
-
-
-def complete_methods(ctx: Any, incomplete: str) -> list[str]:
-    """The methods of the recipes that the command names; of a list, its last entry."""
-    listed, comma, last = incomplete.rpartition(",")
-    named = ctx.params.get("name") or ctx.args or recipe.names()  # several recipes are not among the parameters yet
-    known: dict[str, None] = {}
-    for name in [named] if isinstance(named, str) else named:
-        try:
-            known |= dict.fromkeys(recipe.load(name).methods)
-        except ConfigurationError:  # one that is misspelt offers nothing
-            continue
-    return [f"{listed}{comma}{method}" for method in _beginning(last, sorted(known))]
-
-
-def complete_networks(incomplete: str) -> list[str]:
-    return _beginning(incomplete, models.names())
-
-
-def _beginning(incomplete: str, known: Iterable[str]) -> list[str]:
-    """What the shell offers for a name that is half typed."""
     return [name for name in known if name.startswith(incomplete)]
 
 
+def complete_methods(ctx: Any, incomplete: str) -> list[str]:
+    """Complete the last of a list of methods of the recipe that the command names."""
+    listed, comma, last = incomplete.rpartition(",")
+    named = ctx.params.get("name") or next(iter(ctx.args), None)  # several recipes are not among the parameters yet
+    known = recipe.load(named).methods if named in recipe.names() else ()
+    return [f"{listed}{comma}{method}" for method in sorted(known) if method.startswith(last)]
+
+
 WHAT = (
-    "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py, file.py:function, module:function, "
-    "or a folder of images."
+    "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py, file.py:function, or a folder of "
+    "images."
 )
 RecipeName = Annotated[
     str,
@@ -141,15 +121,17 @@ class RunOptions:
 
     def load(self, name: str, *overrides: str) -> Recipe:
         """A recipe with ``overrides`` and then the changes from the command line."""
-        if own.is_named_by(name):
+        if is_file(name) or is_folder(name):
+            from llqr.lab.own import recipe as own
+
             if self.data_dir is not None:
                 raise ConfigurationError(f"--data-dir belongs to built-in data sets, and {name} brings its own.")
             return own.load(name, [*overrides, *(self.overrides or [])])
         plain, known = name.partition("@")[0], recipe.names()
         if plain not in known and not plain.endswith(".toml"):
             raise ConfigurationError(
-                "recipe must be one that `llqr recipes` lists, a .toml file, file.py, module:function or a folder that "
-                f"is there, got {name!r}{suggestion(plain, known)}"
+                "recipe must be one that `llqr recipes` lists, a .toml file, file.py or a folder that is there, "
+                f"got {name!r}{suggestion(plain, known)}"
             )
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
         return recipe.load(name, [*overrides, *(self.overrides or []), *root])
@@ -207,7 +189,7 @@ def compare(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="The network, instead of that of the recipe.", autocompletion=complete_networks),
+        typer.Option(help="The network, instead of that of the recipe."),
     ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
@@ -217,9 +199,6 @@ def compare(
     planned: list[PlannedRun] = []
     for label, chosen in _recipes_for(names, model, how).items():
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
-    if not how.quiet:
-        for note in own.mixed_bases(one.run for one in planned):
-            print(note, file=sys.stderr)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop):
         _report(planned, how, stop)
@@ -234,7 +213,6 @@ def reproduce(
         typer.Argument(
             metavar="TABLE",
             help="A table of the paper; `llqr recipes` lists them.",
-            autocompletion=complete_tables,
         ),
     ],
     row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
@@ -254,39 +232,37 @@ def reproduce(
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop) and how.keep is not None:
+        from llqr.lab.cli.report import show_table
+        from llqr.lab.results import build_table, measurements
+
         _report(planned, how, stop)
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"
-            reporting.show_table(build_table.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
+            show_table(build_table.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
 def _filed_under(name: str) -> str:
     """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
-    if own.is_named_by(name):
+    if is_file(name) or is_folder(name):
+        from llqr.lab.own import recipe as own
+
         return own.label(name)
     plain, at, variant = name.partition("@")
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 
 
 def _recipes_for(names: Sequence[str], model: str | None, how: RunOptions) -> dict[str, Recipe]:
-    """The recipes of these names, with another network if one is named, under which their runs are then filed too."""
-    filed: dict[str, str] = {}
+    """Load recipes by what their runs are filed under; another network becomes part of that."""
+    found: dict[str, Recipe] = {}
     for name in names:
-        if (other := filed.setdefault(_filed_under(name), name)) != name:
-            raise ConfigurationError(
-                f"RECIPE: {other} and {name} are both filed under {_filed_under(name)}; rename one."
-            )
-    if model is None:
-        return {label: how.load(name) for label, name in filed.items()}
-    found, network = {}, f"model.name={json.dumps(model)}"
-    for filed_under, name in filed.items():
-        plain, at, variant = filed_under.partition("@")
-        label = plain if own.is_folder(name) else f"{plain}-{model}{at}{variant}"
-        try:
-            found[label] = how.load(name, network)
-        except ConfigurationError as error:
-            raise ConfigurationError(str(error).replace(f"--set {network}: model", "--model")) from error
+        label = _filed_under(name)
+        if model is not None and not is_folder(name):
+            plain, at, variant = label.partition("@")
+            label = f"{plain}-{model}{at}{variant}"
+        if label in found:
+            raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
+        found[label] = how.load(name, *([] if model is None else [f"model.name={json.dumps(model)}"]))
     return found
 
 
@@ -308,7 +284,7 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
     with launch.joined(how.strategy, execution.device) as strategy:
         team = strategy.team
         if how.keep is not None:
-            team.by_first(partial(measurements.check_file, "--keep", how.keep))
+            team.by_first(partial(_check_kept, how.keep))
         if how.dry_run:
             if team.first:
                 print(json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned)))
@@ -327,12 +303,21 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
     return True
 
 
+def _check_kept(path: Path) -> None:
+    """Refuse a file of results before anything is trained for it."""
+    if path.suffix != ".jsonl":
+        raise ConfigurationError(f"--keep must be a .jsonl file, got {path}.")
+    check_file("--keep", path)
+
+
 def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
     """Write the page on the runs, for which their solutions are measured, unless the last run was to be stopped."""
     if stop.reason:
         raise Stopped(f"Stopped by {stop.reason} after the last run; the same command writes the report.")
+    from llqr.lab.cli.report import write_report  # a run does not need what the page of it needs
+
     page = how.out / "report.html"
-    reporting.write_report([one.path for one in planned], page, how.execution.device, quiet=how.quiet)
+    write_report([one.path for one in planned], page, how.execution.device, quiet=how.quiet)
     if not how.quiet:
         print(f"report: {page}", file=sys.stderr)
 
@@ -340,5 +325,7 @@ def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
 def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:
     """Append the runs to the file of results, if one was named."""
     if how.keep is not None:
+        from llqr.lab.results import measurements
+
         new, already = measurements.add([stored.read(one.path) for one in planned], how.keep)
         print(f"{how.keep}: {new} added, {already} there already", file=sys.stderr)

@@ -9,85 +9,65 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.config.strict import ConfigurationError, Origin
-from llqr.lab.names import check_known, suggestion, unknown
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.names import check_known, suggestion
 
 FOLDER = Path(__file__).parent / "recipes"
-ALTERNATIVES = {"training.epochs": "steps", "training.steps": "epochs"}
-"""Two ways to give one thing, also in a variant: a layer that gives one removes the other from the layers below."""
+ALTERNATIVES = {"epochs": "steps", "steps": "epochs"}
+"""Two ways to give the length of a run: a layer that gives one removes the other from the layers below."""
 COMPONENTS = ("bases", "probes", "geometries")
+Table = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The built-in recipes, ``<table>/<row>``."""
+    """List the built-in recipes, ``<table>/<row>``."""
     found = (path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml"))
     return sorted(name for name in found if not name.startswith("protocol/"))
 
 
-def resolve(name: str, overrides: Iterable[str]) -> tuple[dict[str, Any], Origin]:
-    """All layers of a recipe as one table, and a function from a key to the layer that wrote it."""
+def resolve(name: str, overrides: Iterable[str]) -> Table:
+    """Merge all layers of a recipe into one table."""
     plain, _, variant = name.partition("@")
-    table, origins = read(locate(plain), ())
+    table = read(locate(plain), ())
     if variant:
         variants = table.get("variants", {})
         check_known(f"{plain}: variant", variant, variants)
-        merge(table, copy.deepcopy(variants[variant]), f"{plain}@{variant}", origins)
+        merge(table, copy.deepcopy(variants[variant]))
     for override in overrides:
-        merge(table, parse_override(override), f"--set {override}", origins)
-    origin = origin_in(origins, plain)
+        merge(table, parse_override(override))
     for section in COMPONENTS:
         components = table.get(section)
         if isinstance(components, dict):
-            table[section] = {name: complete(components, section, name, origin, ()) for name in components}
-    return table, origin
+            table[section] = {own: complete(components, section, own, plain, ()) for own in components}
+    return table
 
 
-def complete(
-    components: Mapping[str, Any], section: str, name: str, origin: Origin, seen: tuple[str, ...]
-) -> dict[str, Any]:
-    """A component with what it takes from the one that it is ``like``."""
+def complete(components: Mapping[str, Any], section: str, name: str, where: str, seen: tuple[str, ...]) -> Any:
+    """Return a component with what it takes from the one that it is ``like``."""
     own = components[name]
     if not isinstance(own, dict) or "like" not in own:
         return own
     key, model = f"{section}.{name}.like", own["like"]
-    if not isinstance(model, str) or model not in components:
-        others = [other for other in components if other != name]
-        raise ConfigurationError(f"{origin(key)}: {unknown(key, model, others)}")
-    if model in (*seen, name):
-        raise ConfigurationError(f"{origin(key)}: {key} must not lead back to {name!r}, got {model!r}.")
-    table = copy.deepcopy(complete(components, section, model, origin, (*seen, name)))
-    merge(table, {key: value for key, value in own.items() if key != "like"}, "", {})
+    check_known(f"{where}: {key}", model, [other for other in components if other not in (*seen, name)])
+    table = copy.deepcopy(complete(components, section, model, where, (*seen, name)))
+    merge(table, {key: value for key, value in own.items() if key != "like"})
     return table
 
 
-def origin_in(origins: Mapping[str, str], otherwise: str) -> Origin:
-    """A function from a key to the layer that wrote it, or the nearest table around it."""
-
-    def origin(key: str) -> str:
-        while key and key not in origins:
-            key = key.rpartition(".")[0]
-        return origins.get(key, otherwise)
-
-    return origin
-
-
 def locate(name: str, asked_by: str = "recipe", beside: Path = Path()) -> Path:
-    """The file of a built-in recipe, or of a path from the folder ``beside`` or from here; ``asked_by`` named it."""
-    built_in = FOLDER / f"{name}.toml"
-    if built_in.is_file():
-        return built_in
+    """Find the file of a built-in recipe, or of a path from the folder ``beside`` or from here."""
+    for path in (FOLDER / f"{name}.toml", *((beside / name, Path(name)) if name.endswith(".toml") else ())):
+        if path.is_file():
+            return path
     if name.endswith(".toml"):
-        for path in (beside / name, Path(name)):
-            if path.is_file():
-                return path
         raise ConfigurationError(f"{asked_by}: {name}: there is no such file.")
     raise ConfigurationError(
         f"{asked_by} must be a .toml file or one that `llqr recipes` lists, got {name!r}{suggestion(name, names())}"
     )
 
 
-def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The table of a file on top of the one it extends, and which file every key comes from."""
+def read(path: Path, seen: tuple[Path, ...]) -> Table:
+    """Read a file on top of the one it extends."""
     if path.resolve() in seen:
         raise ConfigurationError(f"{path.name}: extends itself by way of {', '.join(one.name for one in seen)}.")
     label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
@@ -96,48 +76,48 @@ def read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, 
     except ValueError as error:  # no TOML, or not in UTF-8
         raise ConfigurationError(f"{label}: {error}.") from error
     parent = own.pop("extends", None)
-    if parent is not None and not isinstance(parent, str):
+    if parent is None:
+        return own
+    if not isinstance(parent, str):
         raise ConfigurationError(f"{label}: extends must be the name of a recipe, got {parent!r}.")
-    table: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    if parent is not None:
-        table, origins = read(locate(parent, f"{label}: extends", path.parent), (*seen, path.resolve()))
-    merge(table, own, label, origins)
-    return table, origins
+    table = read(locate(parent, f"{label}: extends", path.parent), (*seen, path.resolve()))
+    merge(table, own)
+    return table
 
 
-def merge(
-    table: dict[str, Any], layer: Mapping[str, Any], label: str, origins: dict[str, str], prefix: str = ""
-) -> None:
+def merge(table: Table, layer: Mapping[str, Any]) -> None:
     """Lay ``layer`` over ``table``, in place: tables are merged, everything else is replaced."""
     for name, value in layer.items():
-        key = f"{prefix}{name}"
-        origins[key] = label
-        other = ALTERNATIVES.get(".".join(key.split(".")[-2:]))
+        other = ALTERNATIVES.get(name)
         if other in table and other not in layer:
             del table[other]
         if isinstance(value, Mapping):
             if not isinstance(table.get(name), dict):
                 table[name] = {}
-            merge(table[name], value, label, origins, f"{key}.")
+            merge(table[name], value)
         else:
             table[name] = value
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """``a.b=value`` as nested tables; the value is TOML, and a bare word is a string."""
+def parse_override(text: str) -> Table:
+    """Parse ``a.b=value`` into nested tables; the value is TOML, and a bare word is a string."""
     key, equals, value = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise ConfigurationError(f"--set must be key=value with a dotted key, got {text!r}.")
+    return nested(parts, parse_value(value))
+
+
+def parse_value(text: str) -> Any:
+    """Parse a TOML value; a bare word is a string."""
     try:
-        return nested(parts, tomllib.loads(f"value = {value}")["value"])
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return nested(parts, value.strip())
+        return text.strip()
 
 
-def nested(parts: Sequence[str], value: Any) -> dict[str, Any]:
-    """The value under a dotted key, of which these are the parts."""
+def nested(parts: Sequence[str], value: Any) -> Table:
+    """Return tables that hold ``value`` under the dotted key of these parts."""
     for part in reversed(parts):
         value = {part: value}
     return dict(value)

@@ -9,7 +9,7 @@ The built-in recipes are ``<table>/<row>`` with the names of the paper's tables.
 checked by the types that the tasks declare; no data is read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from llqr.lab.config.settings import (
     Probe,
     TrainingSettings,
 )
-from llqr.lab.config.strict import Origin, make
+from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, check_known, unknown
 
@@ -116,22 +116,25 @@ class Recipe:
         # Resolved, so that two names of one method give one run.
         return list(dict.fromkeys(self.run(name, asked_by).method for name in names if name))
 
-    def check(self, origin: Origin) -> None:
+    def check(self, where: str) -> None:
         """Refuse names and options that do not exist, before any data is read."""
         run = self.run(self.columns[0])
-        run.check(origin)  # task, data and model are those of all methods
+        run.check(where)  # task, data and model are those of all methods
         for name, geometry in self.geometries.items():
             if not isinstance(geometry.structure, str):  # patterns of the names of this network's parameters
                 try:
                     geometry.metric(run.build_without_memory())
                 except ValueError as error:
-                    key = f"geometries.{name}"
-                    raise ConfigurationError(f"{origin(f'{key}.structure')}: {key}: {error}.") from error
+                    raise ConfigurationError(f"{where}: geometries.{name}: {error}.") from error
+
+
+def build(table: Mapping[str, Any], where: str) -> Recipe:
+    """Make a recipe from its merged layers; errors begin with ``where``."""
+    made = make(Recipe, table, "", where)
+    made.check(where)
+    return made
 
 
 def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe ``name``, or ``name@variant``, or the file of that path, with ``key=value`` overrides applied last."""
-    table, origin = resolve(str(name), overrides)
-    recipe = make(Recipe, table, "", origin)
-    recipe.check(origin)
-    return recipe
+    """Load the recipe ``name``, ``name@variant``, or of a file, with ``key=value`` overrides applied last."""
+    return build(resolve(str(name), overrides), str(name))

@@ -24,9 +24,8 @@ from llqr.lab.config.settings import (
     OptimizerSettings,
     Probe,
     TrainingSettings,
-    unless_accepted,
 )
-from llqr.lab.config.strict import Origin, make
+from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
 from llqr.lab.passes import repeated_blocks
@@ -54,7 +53,7 @@ class Run:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], source: str) -> "Run":
         """The inverse of `to_dict`; errors name the file ``source``."""
-        return make(cls, table, "run", lambda key: source)
+        return make(cls, table, "run", source)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, as they are printed and logged, without what is not the recipe's to set."""
@@ -64,37 +63,38 @@ class Run:
                 del table["geometry"]["runtime"][name]
         return table
 
-    def check(self, origin: Origin) -> None:
+    def check(self, where: str) -> None:
         """Refuse names and options of task, data and model that do not exist, before any data is read."""
-        check_known(f"{origin('task.name')}: task.name", self.task.name, tasks.TASKS)
-        make(self.task_type.options, self.task.options, "task.options", origin)
+        check_known(f"{where}: task.name", self.task.name, tasks.TASKS)
+        make(self.task_type.options, self.task.options, "task.options", where)
         try:
             data_options = self.task_type.data_options(self.data.name)
         except ValueError as error:
-            raise ConfigurationError(f"{origin('data.name')}: {error}") from error
-        make(data_options, self.data.options, "data.options", origin)
+            raise ConfigurationError(f"{where}: {error}") from error
+        make(data_options, self.data.options, "data.options", where)
         if self.training.channels_last and not self.task_type.of_images:
-            key = "training.channels_last"
-            raise ConfigurationError(f"{origin(key)}: {key} is about images, which the task {self.task.name} has not.")
+            raise ConfigurationError(
+                f"{where}: training.channels_last is about images, which the task {self.task.name} has not."
+            )
         try:
-            unless_accepted((self.task_type, self.task, self.data, self.model), self.build_without_memory)
+            self.build_without_memory()
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{origin('model')}: {error}") from error
+            raise ConfigurationError(f"{where}: {error}") from error
 
     @property
     def task_type(self) -> type[Task]:
-        return tasks.TASKS[self.task.name]
+        return tasks.task_type(self.task.name)
 
     @cached_property
     def task_options(self) -> Any:
         """The options of the task, in the type that the task declares."""
-        return make(self.task_type.options, self.task.options, "task.options", lambda key: self.task.name)
+        return make(self.task_type.options, self.task.options, "task.options", self.task.name)
 
     @cached_property
     def data_options(self) -> Any:
         """The options of the data, in the type that the task declares for this data set."""
         options = self.task_type.data_options(self.data.name)
-        return make(options, self.data.options, "data.options", lambda key: self.data.name)
+        return make(options, self.data.options, "data.options", self.data.name)
 
     @property
     def data_path(self) -> Path:

@@ -3,14 +3,13 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from llqr import STRUCTURES, Geometry, Inner, Metric, QuadraticModel, Runtime
+from llqr import STRUCTURES, Geometry, Inner, Metric, Runtime
 from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
 from llqr.lab.names import check_known
@@ -33,15 +32,6 @@ SET_ELSEWHERE = {
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
 LARGEST = torch.finfo(torch.float32).max
 """Weights and factors are at least in float32, which cannot be multiplied by more."""
-_accepted: set[str] = set()
-
-
-def unless_accepted(settings: object, check: Callable[[], object]) -> None:
-    """Make a check that takes long and raises if it refuses ``settings``, which their `repr` shows in full, once."""
-    key = repr(settings)
-    if key not in _accepted:
-        check()
-        _accepted.add(key)
 
 
 @dataclass(frozen=True)
@@ -239,18 +229,8 @@ class GeometrySettings:
         for name, place in SET_ELSEWHERE.items():
             if getattr(self.runtime, name) != getattr(Runtime, name):
                 raise ValueError(f"runtime.{name} cannot be set in a recipe; it comes from {place}.")
-        unless_accepted(self, self._check_by_library)
-
-    def _check_by_library(self) -> None:
-        """Refresh a geometry of the smallest network once: it refuses what the library does not take."""
-        kinds = [self.structure] if isinstance(self.structure, str) else [*self.structure.values()]
-        model = nn.Linear(2, 2)
-        ones = {name: torch.ones_like(parameter) for name, parameter in model.named_parameters()}
-        quadratic = QuadraticModel(torch.ones(()), ones, product=dict)
-        with warnings.catch_warnings(action="ignore"):  # about this network
-            inner = replace(self.inner, steps=1)
-            for kind in dict.fromkeys(kinds):
-                self.build(model, nn.functional.cross_entropy, structure=kind, inner=inner).learn_from(quadratic)
+        with warnings.catch_warnings(action="ignore"):  # about a network too small for anything
+            self.build(nn.Linear(2, 2), nn.functional.cross_entropy)  # refuses what the library does not take
 
     def build(self, model: nn.Module, loss: Loss, **arguments: Any) -> Geometry:
         """The geometry of a model; ``arguments`` are those that these settings do not have, or come before them."""

@@ -1,4 +1,4 @@
-"""TOML tables into dataclasses, strictly: unknown keys, missing keys and wrong types are named and refused."""
+"""TOML tables into dataclasses, strictly: an error names unknown keys, missing keys and wrong types."""
 
 import dataclasses
 import types
@@ -12,18 +12,16 @@ from llqr.lab.errors import ConfigurationError as ConfigurationError  # where re
 from llqr.lab.names import suggestion, unknown
 
 T = TypeVar("T")
-Origin = Callable[[str], str]
-"""Where a dotted key was written, for the message of an error."""
 
 
-def make(cls: type[T], table: Any, key: str, origin: Origin, siblings: Iterable[str] = ()) -> T:
-    """An instance of the dataclass ``cls`` from ``table``, which is found under the dotted ``key``.
+def make(cls: type[T], table: Any, key: str, where: str, siblings: Iterable[str] = ()) -> T:
+    """Make an instance of the dataclass ``cls`` from ``table``, found under the dotted ``key`` of the file ``where``.
 
-    If it lacks a key, its name may be a misspelt one of its ``siblings``, for which a change was meant.
+    A table that lacks a key may have the misspelt name of one of its ``siblings``.
     """
     assert dataclasses.is_dataclass(cls)
     if not isinstance(table, Mapping):
-        raise ConfigurationError(f"{origin(key)}: {key} must be a table, got {table!r}.")
+        raise ConfigurationError(f"{where}: {key} must be a table, got {table!r}.")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
@@ -31,54 +29,53 @@ def make(cls: type[T], table: Any, key: str, origin: Origin, siblings: Iterable[
         path = f"{key}.{name}" if key else name
         if name not in fields:
             known = f"known here: {', '.join(fields)}{suggestion(name, fields)}"
-            raise ConfigurationError(f"{origin(path)}: unknown key {path}; {known}")
-        values[name] = convert(hints[name], value, path, origin)
+            raise ConfigurationError(f"{where}: unknown key {path}; {known}")
+        values[name] = convert(hints[name], value, path, where)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
             around, _, own = key.rpartition(".")
             meant = suggestion(own, siblings, prefix=f"{around}.")
-            raise ConfigurationError(f"{origin(key)}: {f'{key}.{name}' if key else name} is missing{meant}")
+            raise ConfigurationError(f"{where}: {f'{key}.{name}' if key else name} is missing{meant}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:  # a value that the dataclass itself refuses
-        raise ConfigurationError(f"{origin(key)}: {f'{key}: ' if key else ''}{error}") from error
+        raise ConfigurationError(f"{where}: {f'{key}: ' if key else ''}{error}") from error
 
 
-def convert(hint: Any, value: Any, key: str, origin: Origin, siblings: Iterable[str] = ()) -> Any:
-    """``value`` as the type ``hint`` asks for, or an error that names ``key``."""
+def convert(hint: Any, value: Any, key: str, where: str, siblings: Iterable[str] = ()) -> Any:
+    """Convert ``value`` to the type ``hint``, or raise an error that names ``key``."""
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return make(hint, value, key, origin, siblings)
+        return make(hint, value, key, where, siblings)
     if kind is typing.Literal:
         if value in arguments and type(value) in {type(choice) for choice in arguments}:
             return value
-        raise ConfigurationError(f"{origin(key)}: {unknown(key, value, arguments)}")
+        raise ConfigurationError(f"{where}: {unknown(key, value, arguments)}")
     if kind in (types.UnionType, typing.Union):
         for choice in arguments:
             try:
-                return convert(choice, value, key, origin)
+                return convert(choice, value, key, where)
             except ConfigurationError:
                 continue
     elif kind is dict and isinstance(value, Mapping):
         return {
-            name: convert(arguments[1], entry, f"{key}.{name}", origin, [other for other in value if other != name])
+            name: convert(arguments[1], entry, f"{key}.{name}", where, [other for other in value if other != name])
             for name, entry in value.items()
         }
     elif kind is tuple and isinstance(value, list | tuple):
         of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(of_each) == len(value):
-            pairs = zip(of_each, value, strict=True)
-            return tuple(convert(one, entry, f"{key}[{index}]", origin) for index, (one, entry) in enumerate(pairs))
+            return tuple(convert(one, entry, key, where) for one, entry in zip(of_each, value, strict=True))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif hint is torch.dtype and isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype):
         return getattr(torch, value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    raise ConfigurationError(f"{origin(key)}: {key} must be {describe(hint)}, got {value!r}.")
+    raise ConfigurationError(f"{where}: {key} must be {describe(hint)}, got {value!r}.")
 
 
 WORDS: dict[Any, str] = {
@@ -87,18 +84,17 @@ WORDS: dict[Any, str] = {
     str: "a string",
     bool: "true or false",
     torch.dtype: "the name of a torch dtype",
-    types.NoneType: "absent",
 }
 
 
 def describe(hint: Any) -> str:
-    """A type in the words of a TOML file."""
+    """Name a type in the words of a TOML file."""
     if hint in WORDS:
         return WORDS[hint]
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind in (types.UnionType, typing.Union):
         # A function, which a schedule may also be, and None cannot be written in a file.
-        others = [choice for choice in arguments if choice is not types.NoneType]
+        others = (choice for choice in arguments if choice is not types.NoneType)
         return " or ".join(describe(choice) for choice in others if typing.get_origin(choice) is not Callable)
     if kind is typing.Literal:
         return "one of " + ", ".join(arguments)

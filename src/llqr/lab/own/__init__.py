@@ -1,1 +1,19 @@
-"""One's own experiment as a recipe of the laboratory, and methods compared on it."""
+"""Your own experiment: a model, a loss and data, compared by the methods of the laboratory.
+
+In reading order: `experiment` (what a user gives, and where it comes from), `recipe` (its settings over defaults),
+`data` and `task` (how the training loop sees it), `comparison` (`llqr.lab.compare`).
+"""
+
+from pathlib import Path
+
+from llqr.lab.config.layers import names
+
+
+def is_file(name: str) -> bool:
+    """Whether a name on the command line is that of a Python file, or of one of its functions."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def is_folder(name: str) -> bool:
+    """Whether it is that of a folder of images; a built-in recipe comes before a folder of the same name."""
+    return Path(name).is_dir() and name.partition("@")[0] not in names()

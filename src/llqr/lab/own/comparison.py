@@ -1,6 +1,5 @@
-"""`llqr.lab.compare`: methods on one's own model and data, from a program or a notebook; its table shows itself."""
+"""`llqr.lab.compare`: methods on your own model and data, from a program or a notebook."""
 
-import html
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,24 +16,22 @@ from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.number_table import decimals, spread
-from llqr.lab.own import load
-from llqr.lab.own.load import Override, mixed_bases
+from llqr.lab.own import experiment as experiments
+from llqr.lab.own import is_file, is_folder
+from llqr.lab.own import recipe as recipes
+from llqr.lab.own.experiment import Experiment
 from llqr.lab.progress import Display
 from llqr.lab.results.against import welch
-from llqr.lab.results.summary import Summary, summarise
+from llqr.lab.results.summary import summarise
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.own import sources
-from llqr.lab.tasks.own.experiment import Experiment
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-
-NAME = "experiment"
 
 
 @dataclass(frozen=True)
@@ -44,22 +41,15 @@ class Comparison:
     Attributes:
         runs: every run, with its configuration, log, result and folder.
         folder: where their folders are.
-        notes: what must be known to read the table.
     """
 
     runs: Sequence[StoredRun]
     folder: Path
     device: torch.device
-    notes: Sequence[str] = ()
-
-    @property
-    def summaries(self) -> list[Summary]:
-        """The methods, each over its seeds."""
-        return summarise(run.result for run in self.runs if run.result is not None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as plain numbers, for `pandas.DataFrame` and the like."""
-        first, *_ = summaries = self.summaries
+        """Return the table as plain numbers, for `pandas.DataFrame` and the like."""
+        first, *_ = summaries = summarise(run.result for run in self.runs if run.result is not None)
         found = []
         for one in summaries:
             measured = (run.analysis for run in self.runs if run.method == one.method and run.analysis is not None)
@@ -82,12 +72,11 @@ class Comparison:
         return found
 
     def model(self, method: str, seed: int = 0) -> nn.Module:
-        """The network that a run ended with."""
+        """Return the network that a run ended with."""
         method = ALIASES.get(method, method)
         chosen = [run for run in self.runs if (run.method, run.seed) == (method, seed)]
         if not chosen:
-            made = ", ".join(dict.fromkeys(run.method for run in self.runs))
-            raise ValueError(f"method, seed: expected one of {made} with a seed that was run, got {method!r}, {seed}")
+            raise ValueError(f"method, seed: expected those of a run, got {method!r}, {seed}")
         task = TaskCache(self.device).load(chosen[0].run, seed)
         return solution.load(RunFolder(chosen[0].path), task, self.device)[0]
 
@@ -100,31 +89,28 @@ class Comparison:
         return target
 
     def __str__(self) -> str:
-        headings, rows = self._texts()
-        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        left, *others = widths
-        lines = ["  ".join([row[0].ljust(left), *map(str.rjust, row[1:], others)]) for row in (headings, *rows)]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *self._explanations()])
+        return str(self._frame().to_string(index=False))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        headings, rows = self._texts()
-        head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows)
-        notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self._explanations())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+        return str(self._frame().to_html(index=False))
 
-    def _texts(self) -> tuple[list[str], list[list[str]]]:
-        """The table as it is printed: columns that are empty everywhere are left out."""
-        rows = self.rows()
-        shown = [key for key in rows[0] if key != "std" and any(row[key] is not None for row in rows)]
-        return shown, [[_text(row, key) for key in shown] for row in rows]
+    def _frame(self) -> Any:
+        """Format the numbers; columns that are empty everywhere are left out."""
+        import pandas as pd
 
-    def _explanations(self) -> list[str]:
-        first = self.runs[0].method
-        test = f"± is the standard deviation over n seeds; p is Welch's, of the difference to {first}."
-        return [*([test] if self.summaries[0].n > 1 else []), *self.notes]
+        frame = pd.DataFrame(self.rows()).dropna(axis="columns", how="all")
+        stds = frame.pop("std") if "std" in frame else pd.Series(index=frame.index)
+        best, last = frame.columns[1:3]
+        places = [decimals(value) for value in frame[best]]
+        frame[best] = [spread(mean, None if pd.isna(std) else std) for mean, std in zip(frame[best], stds, strict=True)]
+        frame[last] = frame[last].map(spread)
+        for name in frame.columns[4:]:
+            difference = name.startswith("- ")
+            texts = [f"{x:+.{n}f}" if difference else f"{x:.3g}" for x, n in zip(frame[name], places, strict=True)]
+            frame[name] = ["" if pd.isna(x) else text for x, text in zip(frame[name], texts, strict=True)]
+        return frame
 
 
 def compare(
@@ -140,11 +126,11 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Comparison:
-    """Train several methods with several seeds on one's own model and data.
+    """Train several methods with several seeds on your own model and data.
 
     Args:
-        experiment: an `Experiment`, a Python file, `"package.module:function"` or a folder of images. Instead of it,
-            the arguments of `Experiment` may be given: `compare(model=..., loss=..., train=..., test=...)`.
+        experiment: an `Experiment`, a Python file or a folder of images. Instead of it, the arguments of `Experiment`
+            may be given: `compare(model=..., loss=..., train=..., test=...)`.
         methods: such as `["sgdm", "sam", "llqr+sam"]`, the default with SGD as base.
         seeds: how many, counted from 0.
         out: the folder for the folders of the runs. The same call finds finished runs there and resumes others.
@@ -157,7 +143,7 @@ def compare(
     """
     if not isinstance(seeds, int) or seeds < 1:
         raise ConfigurationError(f"seeds must be how many, at least 1, got {seeds!r}.")
-    label, chosen, notes = _recipe(experiment, list((settings or {}).items()), given)
+    label, chosen = _recipe(experiment, settings or {}, given)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
     planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
@@ -170,52 +156,21 @@ def compare(
     for one in planned:
         if analyst.needed(RunFolder(one.path)):
             analyst.measure(RunFolder(one.path))
-    notes += mixed_bases(one.run for one in planned)
-    return Comparison([stored.read(one.path) for one in planned], folder, where, notes)
+    return Comparison([stored.read(one.path) for one in planned], folder, where)
 
 
 def _recipe(
-    experiment: Experiment | str | Path | None, overrides: list[Override], given: Mapping[str, Any]
-) -> tuple[str, Recipe, list[str]]:
+    experiment: Experiment | str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[str, Recipe]:
     if isinstance(experiment, str | Path):
-        if given:
-            raise TypeError(f"{next(iter(given))}: not with {str(experiment)!r}; settings can change it")
         name = str(experiment)
-        if not load.is_named_by(name):
-            raise ConfigurationError(
-                f"experiment must be a Python file, package.module:function or a folder of images, got {name!r}."
-            )
-        sources.forget()
-        return load.label(name), load.load(name, overrides), []
-    if experiment is not None and not isinstance(experiment, Experiment):
-        raise TypeError(f"experiment: expected an Experiment or the name of a file, got {type(experiment).__name__}")
+        if given or not (is_file(name) or is_folder(name)):
+            raise ConfigurationError(f"experiment must be a Python file or a folder of images by itself, got {name!r}.")
+        return recipes.label(name), recipes.load(name, settings=settings)
     known = [field.name for field in fields(Experiment)]
     for name in given:
         if name not in known:
             raise TypeError(f"{name}: no argument of compare, and none of Experiment, which are {', '.join(known)}")
-    missing = [name for name in ("model", "loss", "train", "test") if experiment is None and name not in given]
-    if missing:
-        raise TypeError(f"{missing[0]}: must be given")
     made = Experiment(**given) if experiment is None else replace(experiment, **given)
-    notes = ["All seeds start from the same weights; give a function as model to draw new ones."]
-    label = made.name or NAME
-    return label, load.hold(made, label, overrides), notes if isinstance(made.model, nn.Module) else []
-
-
-def _text(row: Mapping[str, Any], key: str) -> str:
-    value = row[key]
-    if value is None:
-        return ""
-    if isinstance(value, str | int):
-        return str(value)
-    best = next(number for name, number in row.items() if name.startswith("best "))
-    texts = {
-        "best": spread(value, row["std"]),
-        "last": spread(value),
-        "-": f"{value:+.{decimals(best)}f}",
-        "p": f"{value:.2g}",
-        "top": f"{value:.3g}",
-        "s": f"{value:.4g}",
-        "time": f"{value:.2f}x",
-    }
-    return texts[key.partition(" ")[0]]
+    label = made.name or "experiment"
+    return label, recipes.of_experiment(made, label, experiments.hold(made, label), recipes.as_layers(settings))

@@ -1,19 +1,22 @@
 """Tasks by name: what is learned, how its loss is computed and how the result is measured."""
 
-from llqr.lab.tasks.classification import ClassificationTask
-from llqr.lab.tasks.language import LanguageTask
-from llqr.lab.tasks.own.image_folder import ImageFolderTask
-from llqr.lab.tasks.own.task import OwnTask
+from pkgutil import resolve_name
+
 from llqr.lab.tasks.task import Batch, Task
-from llqr.lab.tasks.translation import TranslationTask
 
-__all__ = ["TASKS", "Batch", "Task"]
+__all__ = ["TASKS", "Batch", "Task", "task_type"]
 
-#: The tasks by name. A new one is one more class in this table.
-TASKS: dict[str, type[Task]] = {
-    "classification": ClassificationTask,
-    "translation": TranslationTask,
-    "language": LanguageTask,
-    "own": OwnTask,
-    "image-folder": ImageFolderTask,
+TASKS: dict[str, str | type[Task]] = {
+    "classification": "llqr.lab.tasks.classification:ClassificationTask",
+    "translation": "llqr.lab.tasks.translation:TranslationTask",
+    "language": "llqr.lab.tasks.language:LanguageTask",
+    "own": "llqr.lab.own.task:OwnTask",
+    "image-folder": "llqr.lab.own.task:ImageFolderTask",
 }
+"""The tasks by name: classes, or where to import them from when they are needed. A new task is one more line."""
+
+
+def task_type(name: str) -> type[Task]:
+    """Return the class of the task ``name``."""
+    found = TASKS[name]
+    return resolve_name(found) if isinstance(found, str) else found

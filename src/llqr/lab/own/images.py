@@ -1,11 +1,8 @@
 """A folder of images, one folder per class, as data sets and as an experiment with a network of the laboratory."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,17 +21,11 @@ from llqr.lab.data.streaming import (
 )
 from llqr.lab.errors import DataError
 from llqr.lab.machine import cores
-from llqr.lab.tasks.own import fingerprint
-from llqr.lab.tasks.own.experiment import Experiment
-from llqr.lab.tasks.own.task import OwnTask
+from llqr.lab.own.experiment import Experiment
 
-if TYPE_CHECKING:
-    from llqr.lab.config.run import Run
-
-TRAIN = "train"
+MODEL = "resnet18"
+"""The network for a folder of images, if none is named."""
 HELD_OUT = ("val", "valid", "validation", "test")
-PARTS = (TRAIN, "training", *HELD_OUT, "testing", "dev", "eval")
-"""Names of folders that, in any case, are hardly those of classes."""
 ONE_IN = 5
 """Of the images of a folder without a test set, one in so many is held out."""
 
@@ -63,27 +54,31 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
 
 
 def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -> tuple[FolderImages, FolderImages]:
-    """The training and the test images of a folder.
+    """Return the training and the test images of a folder.
 
     It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
-    then one image in five of every class is held out, always the same ones. The folder of a class may hold others.
+    then one image in five of every class is held out, always the same ones.
     """
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"{root} is not a folder.")
-    held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
-    if (root / TRAIN).is_dir():
+    if (root / "train").is_dir():
+        held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
         if held_out is None:
             raise DataError(f"{root} has a folder train, but none of {', '.join(HELD_OUT)}.")
-        classes = _classes(root / TRAIN)
-        unknown = sorted(set(_classes(held_out)) - set(classes))
-        if unknown:
-            raise DataError(f"{held_out} has the class {unknown[0]}, which {root / TRAIN} has not.")
-        train, test = _files(root / TRAIN, classes), _files(held_out, classes)
+        classes = _classes(root / "train")
+        if unknown := sorted(set(_classes(held_out)) - set(classes)):
+            raise DataError(f"{held_out} has the class {unknown[0]}, which {root / 'train'} has not.")
+        train, test = _files(root / "train", classes), _files(held_out, classes)
     else:
         classes = _classes(root)
-        _check_for_parts(root, classes)
-        train, test = _divided(root, classes)
+        train, test = [], []
+        for label, name in enumerate(classes):
+            own = images_in(root / name)
+            random.Random(0).shuffle(own)
+            count = max(1, len(own) // ONE_IN)
+            test += [(path, label) for path in sorted(own[:count])]
+            train += [(path, label) for path in sorted(own[count:])]
     return (
         FolderImages(train, classes, image_size, augmented=True),
         FolderImages(test, classes, image_size, augmented=False),
@@ -101,40 +96,8 @@ def _files(folder: Path, classes: list[str]) -> Files:
     return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
 
 
-def _check_for_parts(root: Path, classes: list[str]) -> None:
-    """Refuse to take the parts of the data for classes: folders with such a name, and with folders of images."""
-    for name in classes:
-        if name.lower() in PARTS and all(path.parent != root / name for path in images_in(root / name)):
-            raise DataError(
-                f"{root} has the folder {name}, which looks like a part of the data and not like a class: the parts "
-                f"must be called {TRAIN} and one of {', '.join(HELD_OUT)}."
-            )
-
-
-def _divided(root: Path, classes: list[str]) -> tuple[Files, Files]:
-    """One in so many of every class is held out: at least one, and not the only one."""
-    train: Files = []
-    test: Files = []
-    for label, name in enumerate(classes):
-        own = images_in(root / name)
-        if len(own) < 2:
-            raise DataError(f"{root / name} must hold at least two images, one of which is held out.")
-        random.Random(0).shuffle(own)
-        count = max(1, len(own) // ONE_IN)
-        test += [(path, label) for path in sorted(own[:count])]
-        train += [(path, label) for path in sorted(own[count:])]
-    return train, test
-
-
-def digest(folder: Path) -> str:
-    """Changes with the names and sizes of the images."""
-    train, test = image_folder(folder)
-    files = [*train.files, *test.files]
-    return fingerprint.of_texts(f"{path.relative_to(folder)} {path.stat().st_size}" for path, _ in files)
-
-
 def experiment(folder: Path, options: FileOptions, model: str, model_options: dict[str, object]) -> Experiment:
-    """A network of the laboratory on the images of a folder."""
+    """Return a network of the laboratory on the images of a folder, as an experiment."""
     train, test = image_folder(folder, options.image_size)
     sizes = {"classes": len(train.classes), "image_size": options.image_size, "channels": 3}
     return Experiment(
@@ -145,19 +108,3 @@ def experiment(folder: Path, options: FileOptions, model: str, model_options: di
         workers=min(options.workers, cores()),  # torch warns of more, in every epoch
         title=f"{folder.name}: {len(train):,} images of {len(train.classes)} classes",
     )
-
-
-class ImageFolderTask(OwnTask):
-    """The classes of a folder of images, learned by a network of the laboratory."""
-
-    @classmethod
-    def data_options(cls, name: str) -> type:
-        return FileOptions
-
-    @classmethod
-    def experiment_of(cls, run: Run, seed: int) -> Experiment:
-        folder = Path(run.data.root)
-        made = experiment(folder, run.data_options, run.model.name, run.model.options)
-        if digest(folder) != run.task_options.digest:
-            raise DataError(f"The images in {folder} have changed since the run was made.")
-        return made

@@ -1,0 +1,158 @@
+"""What a user gives: a model, a loss, data, and settings that differ from the defaults; and where it comes from."""
+
+import copy
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from llqr.curvature import Forward, Loss
+from llqr.curvature.batch import is_sum
+from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.own import is_file
+from llqr.lab.own.data import seeded
+
+Metric = Callable[[Tensor, Any], Any]
+Evaluation = Callable[[nn.Module, Iterable[Any]], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What to train, on which data, and how to measure it.
+
+    Only the first four are needed. Settings that are left out have the defaults of the laboratory; `settings` sets
+    any other one by its dotted name, as `--set` does.
+
+    Attributes:
+        model: the network, from whose weights every run starts, or a function that makes one, called for every seed.
+        loss: `loss(outputs, targets)` -> the mean loss of a batch.
+        train: a `Dataset`, a `DataLoader`, a pair of tensors, or a list of batches. A batch is `(inputs, targets)` or
+            a mapping with "targets", "labels", "target", "label" or "y".
+        test: the same, for the evaluations.
+        valid: if given, evaluations use it, and `test` is measured once, with the best weights.
+        metric: `metric(outputs, targets)` -> a number, of all outputs and targets of the test data joined. Default:
+            accuracy in per cent where the targets are classes, otherwise the loss.
+        evaluate: instead of `metric`: `evaluate(model, batches)` -> numbers by name, of which the first decides.
+        larger_is_better: must be given with `metric` or `evaluate`.
+        forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
+        name: what tables and folders call it; the default is the name of the file.
+        title: the heading of its report.
+        epochs, batch_size, lr, weight_decay: of the base optimizer's training.
+        base: the optimizer that the methods wrap: "sgdm", "adam" or "adamw".
+        rho: the radius of SAM and F-SAM.
+        structure: of the metric that LLQR learns.
+        every: steps between two refreshes of the metric.
+        workers: processes that read a `Dataset`; those of a `DataLoader` are its own.
+        settings: any other setting, such as `{"training.precision": "bf16"}`.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    loss: Loss
+    train: Any
+    test: Any
+    valid: Any = None
+    metric: Metric | None = None
+    evaluate: Evaluation | None = None
+    larger_is_better: bool | None = None
+    forward: Forward | None = None
+    name: str | None = None
+    title: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    base: str = "sgdm"
+    rho: float | None = None
+    structure: str | Mapping[str, str] | None = None
+    every: int | None = None
+    workers: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "metric", "evaluate", "forward"):
+            given = getattr(self, name)
+            if not callable(given) and (given is not None or name in ("model", "loss")):
+                raise ConfigurationError(f"{name} must be a function or an nn.Module, got {type(given).__name__}.")
+        if is_sum(self.loss):
+            raise ConfigurationError("loss must be the mean over the batch, got a sum (reduction='sum').")
+        if isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
+            raise ConfigurationError("loss has parameters, which would not be trained; make them part of the model.")
+        if self.metric is not None and self.evaluate is not None:
+            raise ConfigurationError("metric and evaluate must not both be given.")
+        if ((self.metric or self.evaluate) is None) != (self.larger_is_better is None):
+            raise ConfigurationError(
+                "larger_is_better must be True or False with a metric of your own, and absent without one."
+            )
+
+    def new_model(self) -> nn.Module:
+        """Make a network to train: a copy of the model, or what the function returns."""
+        made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(made, nn.Module):
+            raise ConfigurationError(f"model() must return an nn.Module, got {type(made).__name__}.")
+        return made
+
+
+# -- where it comes from: a function of a Python file, or an object of the running program --------------------------
+
+FUNCTION = "experiment"
+"""The function that is called if none is named."""
+_held: dict[str, Experiment | Callable[..., Any]] = {}
+
+
+def source_of(name: str) -> str:
+    """Return ``file.py`` or ``file.py:function`` with an absolute path and the function."""
+    file, _, function = name.partition(".py")
+    return f"{Path(f'{file}.py').resolve()}:{function.removeprefix(':') or FUNCTION}"
+
+
+def hold(experiment: Experiment, name: str) -> str:
+    """Keep an object of this program for as long as it runs, and return its source."""
+    source = f"{name}#{len(_held)}"
+    _held[source] = experiment
+    return source
+
+
+def import_file(source: str) -> None:
+    """Import the file of a source, anew if it was imported before."""
+    of_seed.cache_clear()
+    file, _, name = source.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise DataError(f"{path} is not there.")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as `python file.py` does
+    known = sys.modules.get(path.stem)
+    module_name = path.stem if known is None or getattr(known, "__file__", None) == str(path) else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # worker processes look for the classes of samples here
+    with seeded(0):  # a module may draw its data
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, name, None)):
+        raise ConfigurationError(f"{path.name} has no function {name}.")
+    _held[source] = getattr(module, name)
+
+
+@lru_cache(maxsize=1)  # its data may be large
+def of_seed(source: str, seed: int) -> Experiment:
+    """Return what a source gives for a seed, with all random numbers seeded."""
+    if source not in _held:
+        if not is_file(source):
+            raise DataError(f"{source} was given to llqr.lab.compare as an object, which only that program has.")
+        import_file(source)
+    given = _held[source]
+    if isinstance(given, Experiment):
+        return given
+    with seeded(seed):
+        made = given(seed=seed) if "seed" in inspect.signature(given).parameters else given()
+    if not isinstance(made, Experiment):
+        raise ConfigurationError(f"{source} must return an llqr.lab.Experiment, got {type(made).__name__}.")
+    return made

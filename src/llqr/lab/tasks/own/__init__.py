@@ -1,1 +1,0 @@
-"""A model, a loss and data of the user as a task."""
