@@ -30,7 +30,7 @@ def sharpness(
         str,
         typer.Argument(
             metavar="EXPERIMENT",
-            help="Where model and data come from: file.py, file.py:function, module:function, or a recipe.",
+            help="Where model and data come from: file.py, file.py:function, or a recipe.",
         ),
     ],
     samples: Annotated[
