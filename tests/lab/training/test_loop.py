@@ -170,7 +170,7 @@ def test_the_time_of_a_step_leaves_out_the_first_interval_and_those_before_the_p
 
 
 def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.TASKS["classification"], "evaluate", lambda self, model: {"accuracy": math.nan})
+    monkeypatch.setattr(tasks.task_type("classification"), "evaluate", lambda self, model: {"accuracy": math.nan})
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
         train(tmp_path, "sgdm")
 
