@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from llqr.curvature.batch import call_model
-from llqr.curvature.batch import ignore_index
+from llqr.curvature.batch import call_model, ignore_index
 from llqr.lab.data.batches import Batches
 from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
