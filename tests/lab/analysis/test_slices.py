@@ -4,8 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from llqr.lab.analysis.sharpness import LossSurface, measure
-from llqr.lab.analysis.slices import along, along_eigenvector, along_random, filter_normalised
+from llqr.lab.analysis.sharpness import (
+    LossSurface,
+    along,
+    along_eigenvector,
+    along_random,
+    filter_normalised,
+    measure,
+)
 from small_models import batch_norm_cnn, mlp
 
 
@@ -20,7 +26,7 @@ def test_a_slice_is_the_loss_at_moved_weights(surface):
     found = along(surface, direction, "line", "step", reach=0.4, points=5)
     assert found.positions == pytest.approx([-0.4, -0.2, 0, 0.2, 0.4])
     model = mlp()
-    x, y = surface._problem().inputs, surface._problem().targets
+    x, y = surface._problem.inputs, surface._problem.targets
     for position, loss in zip(found.positions, found.losses, strict=True):
         torch.nn.utils.vector_to_parameters(surface.weights + position * direction, model.parameters())
         assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-12)

@@ -7,7 +7,7 @@ no perceived sharpness is reported.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import fmean, stdev
 from typing import Any
@@ -18,12 +18,8 @@ from torch import Tensor, nn
 from llqr import Metric
 from llqr.curvature import ENGINES, NEWTON, Batch, Curvature, Forward, Loss, Problem, frozen
 from llqr.curvature.curvature import ASYMMETRY
-from llqr.lab.analysis.lanczos import Eigenpair, NotPositive, top_eigenpair
 
-# Exact for every layer that can be differentiated twice; finite differences for the others.
-HESSIAN_ENGINES = ("double-backward", "finite-differences")
-STEPS = 60
-"""The most products for an eigenvalue."""
+Operator = Callable[[Tensor], Tensor]
 
 
 class LossSurface:
@@ -34,7 +30,7 @@ class LossSurface:
         loss_fn: the mean loss of outputs and targets.
         batch: inputs and targets.
         forward: how outputs are computed, `model(inputs)` by default.
-        piece: how many samples go through the network at once when the whole batch does not fit.
+        piece: how many samples go through the network at once, all by default.
     """
 
     def __init__(
@@ -43,11 +39,8 @@ class LossSurface:
         self.model = model
         self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
-        self.engine = ""
-        self.on_work: Callable[[], None] = lambda: None
-        """Called after every loss and every product, of which a measurement makes a hundred or more."""
-        self._problem = partial(Problem, model, loss_fn, batch, self.parameters, forward=forward)
-        self._piece = piece
+        self.engine = "double-backward"
+        self._problem = Problem(model, loss_fn, batch, self.parameters, forward=forward, micro_batch=piece)
 
     @property
     def weights(self) -> Tensor:
@@ -55,20 +48,15 @@ class LossSurface:
 
     def loss(self, weights: Tensor) -> float:
         """The mean loss at other weights than the model's."""
-        problem = self._problem(micro_batch=self._piece)
         with frozen(self.model, self.device), torch.no_grad():
             named = self.named(weights)
-            outputs = torch.cat([problem.outputs(named, piece) for piece in problem.pieces])
-            found = problem.loss(outputs).item()
-        self.on_work()
-        return found
+            outputs = torch.cat([self._problem.outputs(named, piece) for piece in self._problem.pieces])
+            return self._problem.loss(outputs).item()
 
     def hessian(self, vector: Tensor) -> Tensor:
         """`H v` at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
-            product = self.flat(self._curvature.product(self.named(vector)))
-        self.on_work()
-        return product
+            return self.flat(self._curvature.product(self.named(vector)))
 
     def gradient(self) -> Tensor:
         """`g` at the weights of the model."""
@@ -84,26 +72,95 @@ class LossSurface:
 
     @cached_property
     def _curvature(self) -> Curvature:
-        """In one piece if it fits into memory, with the first engine that can differentiate the model."""
-        *attempts, last = [
-            (engine, piece) for engine in HESSIAN_ENGINES for piece in dict.fromkeys((None, self._piece))
-        ]
-        for attempt in attempts:
-            try:
-                return self._linearise_by(*attempt)
-            except (NotImplementedError, RuntimeError):  # out of memory is one of these
-                continue
-        return self._linearise_by(*last)
+        """Exact where every layer can be differentiated twice, by finite differences otherwise."""
+        curvature = Curvature(self._problem, NEWTON, ENGINES[self.engine])
+        try:
+            # Autograd silently treats a kernel without a second derivative as a constant.
+            if curvature.asymmetry(curvature.gradient()) <= ASYMMETRY:
+                return curvature
+        except (NotImplementedError, RuntimeError):
+            pass
+        self.engine = "finite-differences"
+        return Curvature(self._problem, NEWTON, ENGINES[self.engine])
 
-    def _linearise_by(self, engine: str, piece: int | None) -> Curvature:
-        curvature = Curvature(self._problem(micro_batch=piece), NEWTON, ENGINES[engine])
-        gradient = curvature.gradient()
-        curvature.product(gradient)
-        # Autograd silently treats a kernel without a second derivative as a constant.
-        if ENGINES[engine].exact and curvature.asymmetry(gradient) > ASYMMETRY:
-            raise RuntimeError(f"engine: the derivatives of this model by {engine} disagree")
-        self.engine = engine
-        return curvature
+
+class NotPositive(ValueError):
+    """An inner product that gives some vector a negative square."""
+
+
+@dataclass(frozen=True)
+class Eigenpair:
+    """``value`` and a unit ``vector`` for it; ``error`` bounds how far ``value`` is from an eigenvalue."""
+
+    value: float
+    vector: Tensor
+    error: float
+    steps: int
+
+
+def top_eigenpair(
+    h: Operator, start: Tensor, *, u: Operator | None = None, steps: int = 60, tolerance: float = 1e-3
+) -> Eigenpair:
+    """The largest eigenvalue of a symmetric `H`, or of `U^1/2 H U^1/2` for a symmetric positive `U`.
+
+    Lanczos with full reorthogonalisation. With `U` it runs on `H U`, which has the eigenvalues of `U^1/2 H U^1/2` and
+    is self-adjoint in the inner product `<a, b> = a.U b`: only products with `U` are needed, no root and no inverse.
+    The vector is then the eigenvector `x = U y` of `U H`, the displacement with the largest `x.H x / x.U^-1 x`.
+
+    Args:
+        h: `v -> H v` on flat vectors.
+        start: a vector with a component along the eigenvector sought, such as a random one.
+        u: `v -> U v`; the identity if left out.
+        steps: the most products.
+        tolerance: stop when the error bound is this fraction of the value.
+    """
+    basis: list[Tensor] = []
+    images: list[Tensor] = []  # U times the basis; the basis itself without U
+    diagonal: list[float] = []
+    below: list[float] = []
+    candidate, image, norm = _normalised(start, u)
+    if norm == 0:
+        raise ValueError("start: expected a vector that is not zero.")
+    while True:
+        basis.append(candidate)
+        images.append(image)
+        product = h(image)
+        diagonal.append(_dot(product, image))
+        scale = product.norm().item()
+        # Twice, because one pass leaves rounding errors that grow into copies of converged eigenvalues.
+        for _ in range(2):
+            for earlier, its_image in zip(basis, images, strict=True):
+                product = product - _dot(product, its_image) * earlier
+        candidate, image, norm = _normalised(product, u, floor=1e-12 * scale)
+        # Eigenvalues, ascending, and eigenvectors of the tridiagonal matrix.
+        off = torch.diag(torch.tensor(below, dtype=torch.float64), 1)
+        ritz, vectors = torch.linalg.eigh(torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + off + off.T)
+        error = norm * abs(vectors[-1, -1].item())
+        value = ritz[-1].item()
+        if len(diagonal) >= min(steps, start.numel()) or error <= tolerance * abs(value):
+            break
+        below.append(norm)
+    vector = torch.zeros_like(start)
+    for coefficient, its_image in zip(vectors[:, -1].tolist(), images, strict=True):
+        vector = vector + coefficient * its_image
+    return Eigenpair(value, vector / vector.norm(), error, len(diagonal))
+
+
+def _normalised(vector: Tensor, u: Operator | None, floor: float = 0.0) -> tuple[Tensor, Tensor, float]:
+    """A vector of length 1 in the inner product, its image under `U`, and the length it had; 0 if below ``floor``."""
+    image = vector if u is None else u(vector)
+    square = _dot(vector, image)
+    length = vector.norm().item()
+    if length <= floor:
+        return vector, image, 0.0
+    if square < -1e-6 * length * image.norm().item():
+        raise NotPositive("U is not positive: v.Uv < 0 for some v, so that U^1/2 does not exist.")
+    norm = max(square, 0.0) ** 0.5
+    return (vector / norm, image / norm, norm) if norm > 0 else (vector, image, 0.0)
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return torch.dot(a, b).item() if a.dtype == torch.float64 else torch.dot(a.double(), b.double()).item()
 
 
 @dataclass(frozen=True)
@@ -123,7 +180,7 @@ class Sharpness:
 
 
 def measure(
-    surface: LossSurface, metric: Metric | None = None, *, steps: int = STEPS, tolerance: float = 1e-3, seed: int = 0
+    surface: LossSurface, metric: Metric | None = None, *, steps: int = 60, tolerance: float = 1e-3, seed: int = 0
 ) -> Sharpness:
     """The sharpness of a solution; without a metric, `U = I`, the perceived one is the same number."""
     weights = surface.weights
@@ -160,3 +217,62 @@ def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tens
         ]
         gradients = torch.autograd.grad(squares, packed)
     return surface.flat(metric.unpack([gradient / 2 for gradient in gradients], named))
+
+
+# -- slices ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice:
+    """``losses[i]`` is the mean loss at `w + positions[i] * d`; position 0 is the solution.
+
+    ``unit`` says what a position of 1 means.
+    """
+
+    direction: str
+    unit: str
+    positions: list[float]
+    losses: list[float]
+
+
+def along(
+    surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = 21
+) -> Slice:
+    """The loss at an odd number of ``points`` from ``-reach`` to ``reach`` times ``direction``."""
+    half = points // 2
+    positions = [reach * step / half for step in range(-half, half + 1)]
+    weights = surface.weights
+    return Slice(name, unit, positions, [surface.loss(weights + position * direction) for position in positions])
+
+
+def along_eigenvector(surface: LossSurface, vector: Tensor, *, reach: float = 1.0, points: int = 21) -> Slice:
+    """Along the direction of the largest curvature; positions are Euclidean distances."""
+    found = along(surface, vector / vector.norm(), "top eigenvector", "distance", reach=reach, points=points)
+    # The sign of an eigenvector is arbitrary; with the steeper side always on the right, slices can be overlaid.
+    return found if found.losses[-1] >= found.losses[0] else replace(found, losses=found.losses[::-1])
+
+
+def along_random(surface: LossSurface, seed: int, *, reach: float = 0.5, points: int = 21) -> Slice:
+    """Along a filter-normalised random direction; a position of 1 moves every filter by its own norm."""
+    direction = filter_normalised(surface, seed)
+    return along(surface, direction, f"random {seed}", "filter norm", reach=reach, points=points)
+
+
+def filter_normalised(surface: LossSurface, seed: int) -> Tensor:
+    """A Gaussian direction with every filter scaled to the norm of the network's filter, and zero for vectors.
+
+    A filter is a row of a weight matrix or an output channel of a convolution. The scaling makes slices comparable
+    between networks whose loss does not change when one layer is scaled up and the next one down (Li et al., 2018,
+    "Visualizing the Loss Landscape of Neural Nets"); as there, biases and normalisation scales are not moved.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parts = {}
+    for name, parameter in surface.parameters.items():
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+        if parameter.ndim < 2:
+            parts[name] = torch.zeros_like(parameter)
+            continue
+        rows, own = noise.flatten(1), parameter.flatten(1)
+        scale = own.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True)
+        parts[name] = (rows * scale).view(parameter.shape)
+    return surface.flat(parts)

@@ -5,9 +5,7 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from itertools import count
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 
 from llqr import Geometry, Metric
 from llqr.lab import machine
-from llqr.lab.analysis import sharpness, slices
+from llqr.lab.analysis import sharpness
 from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
 from llqr.lab.passes import Precision
@@ -26,7 +24,6 @@ from llqr.lab.tasks import Task
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training import checkpoint
 
-Progress = Callable[[float], None]
 RANDOM_DIRECTIONS = 3
 # The same samples for every run, whatever seed it was trained with.
 SAMPLES_SEED = 0
@@ -50,18 +47,15 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> tuple[nn.Module
     return model, geometry.metric if isinstance(geometry, Geometry) else None
 
 
-def analyse(
-    folder: RunFolder, task: Task, device: torch.device, samples: int, progress: Progress = lambda share: None
-) -> dict[str, Any]:
-    """Sharpness and slices on ``samples`` training samples, in full float32; ``progress`` gets the share done."""
+def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -> dict[str, Any]:
+    """Sharpness and slices on ``samples`` training samples, in full float32."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
     model, metric = load(folder, task, device)
     surface, samples = surface_of(model, task, folder.run(), samples)
-    surface.on_work = _counting(progress, 1 if metric is None else 2)
     found = sharpness.measure(surface, metric)
-    lines = [slices.along_eigenvector(surface, found.top.vector)]
-    lines += [slices.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
+    lines = [sharpness.along_eigenvector(surface, found.top.vector)]
+    lines += [sharpness.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
     return {
         "samples": samples,
         "loss": surface.loss(surface.weights),
@@ -80,13 +74,6 @@ def surface_of(model: nn.Module, task: Task, run: Run, samples: int) -> tuple[sh
     batch, samples = task.samples(samples, SAMPLES_SEED)
     forward, piece = task.differentiable_forward, task.samples_in(run.training.batch_size, batch)
     return sharpness.LossSurface(model, task.loss, batch, forward=forward, piece=piece), samples
-
-
-def _counting(progress: Progress, eigenvalues: int) -> Callable[[], None]:
-    """Counts products and losses, of which there are at most so many."""
-    most = eigenvalues * sharpness.STEPS + (1 + RANDOM_DIRECTIONS) * slices.POINTS + 1
-    done = count(1)
-    return lambda: progress(min(1.0, next(done) / most))
 
 
 class Analyst:
@@ -108,9 +95,8 @@ class Analyst:
         known = read_json(file) if file.exists() else None
         return known is None or self.samples not in (None, known["samples"])
 
-    def measure(self, folder: RunFolder, progress: Progress = lambda share: None) -> None:
+    def measure(self, folder: RunFolder) -> None:
         """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
         task = self._tasks.load(folder.run(), folder.config()["seed"])
         samples = self.samples or task.samples_measured
-        found = analyse(folder, task, self.device, samples, progress)
-        write_json(folder.path / "analysis.json", found)
+        write_json(folder.path / "analysis.json", analyse(folder, task, self.device, samples))

@@ -74,16 +74,12 @@ def write_report(
         check_folder("RUNS", folder)
     with Progress(console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("measuring solutions", total=len(waiting))
-        for before, folder in enumerate(waiting):
-
-            def advance(share: float, before: int = before) -> None:
-                progress.update(bar, completed=before + share)
-
+        for folder in waiting:
             try:
-                analyst.measure(RunFolder(folder), advance)
+                analyst.measure(RunFolder(folder))
             except (DataError, torch.OutOfMemoryError) as error:
                 notes[folder] = str(error).partition("\n")[0]
-            advance(1.0)
+            progress.advance(bar)
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 
