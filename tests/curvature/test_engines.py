@@ -285,7 +285,7 @@ def test_rounded_products_do_not_pass_for_a_disagreement():
 # -- low precision -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+@pytest.mark.parametrize("divergence", ["ngd", pytest.param("newton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ["linearised", "forward", "double-backward"])
 def test_exact_engines_under_autocast_are_near_full_precision(engine, divergence):
     torch.manual_seed(0)

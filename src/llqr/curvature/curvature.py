@@ -34,11 +34,7 @@ class Curvature:
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept = self._linearised(problem.pieces[0]) if len(problem.pieces) == 1 else None
         with torch.no_grad():
-            pieces = (
-                [self._kept.outputs]
-                if self._kept
-                else [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
-            )
+            pieces = [self._kept.outputs] if self._kept else problem.outputs_of_pieces()
         self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
         outputs = _joined(pieces)
         with torch.enable_grad():
@@ -69,15 +65,16 @@ class Curvature:
         Jv = _joined([f.jvp(v) for f in self._networks()])
         # Scaled here, where the tensors are small, and not after they are pulled back to the parameters.
         QJv = self._scale * self._q(Jv)
-        Hv = (f.vjp(u) for f, u in zip(self._networks(), self._cut(QJv), strict=True))
-        return _sum([_sum(Hv), self._second_derivatives(v)] if self._divergence.second_order else Hv)
+        parts = zip(self._networks(), self._cut(QJv), self._cut(self._slope), strict=True)
+        return _sum(self._pulled(f, u, w, v) for f, u, w in parts)
 
-    def _second_derivatives(self, v: Mapping[str, Tensor]) -> Named:
-        """`scale * (d^2/dtheta^2 <w, f(theta)>) v`."""
-        if self._second is not None:
-            return self._second(v)
-        slopes = self._cut(self._scale * self._slope)
-        return _sum(f.second(w)(v) for f, w in zip(self._networks(), slopes, strict=True))
+    def _pulled(self, f: Derivatives, u: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
+        """`J^T u`; for Newton also `scale * (d^2/dtheta^2 <w, f(theta)>) v`."""
+        pulled = f.vjp(u)
+        if not self._divergence.second_order:
+            return pulled
+        second = self._second or f.second(self._scale * w)
+        return _sum([pulled, second(v)])
 
     def asymmetry(self, gradient: Named) -> float:
         """`|<w, J g> - <J^T w, g>| / |g|^2`: 0 for correct derivatives.

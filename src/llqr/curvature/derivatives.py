@@ -50,9 +50,18 @@ class Derivatives(ABC):
             self._graph = f(self.theta)
         self.outputs = self._graph.detach()
 
-    def vjp(self, u: Tensor) -> Named:
+    def vjp(self, u: Tensor, *, create_graph: bool = False) -> Named:
         """`J^T u`."""
-        return self._gradient(u)
+        if not self._graph.requires_grad:
+            raise UnconnectedError
+        theta = list(self.theta.values())
+        found = torch.autograd.grad(
+            self._graph, theta, u, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+        if all(gradient is None for gradient in found):
+            raise UnconnectedError
+        gradients = (torch.zeros_like(p) if g is None else g for p, g in zip(theta, found, strict=True))
+        return dict(zip(self.theta, gradients, strict=True))
 
     @abstractmethod
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
@@ -62,21 +71,9 @@ class Derivatives(ABC):
     def second(self, w: Tensor) -> Product:
         """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
 
-    def _gradient(self, u: Tensor, create_graph: bool = False) -> Named:
-        theta = list(self.theta.values())
-        if not self._graph.requires_grad:
-            raise UnconnectedError
-        found = torch.autograd.grad(
-            self._graph, theta, u, retain_graph=True, create_graph=create_graph, allow_unused=True
-        )
-        if all(gradient is None for gradient in found):
-            raise UnconnectedError
-        gradients = (torch.zeros_like(p) if g is None else g for p, g in zip(theta, found, strict=True))
-        return dict(zip(self.theta, gradients, strict=True))
-
     def _backward_twice(self, w: Tensor) -> Product:
         """`second` by reverse mode alone."""
-        slopes = self._gradient(w, create_graph=True)
+        slopes = self.vjp(w, create_graph=True)
         return lambda v: dict(zip(self.theta, _along(slopes, v, list(self.theta.values())), strict=True))
 
     def _constant(self) -> Named:
@@ -111,7 +108,7 @@ class DoubleBackward(Derivatives):
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         if self._transposed is None:
             self._u = torch.zeros_like(self.outputs, requires_grad=True)
-            self._transposed = self._gradient(self._u, create_graph=True)
+            self._transposed = self.vjp(self._u, create_graph=True)
         return _along(self._transposed, v, [self._u])[0]
 
     def second(self, w: Tensor) -> Product:

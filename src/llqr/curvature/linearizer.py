@@ -230,7 +230,7 @@ def _check_statistics(model: nn.Module, kind: type[_BatchNorm], argument: str, c
             )
 
 
-#: The smallest batch for which it is asked whether the loss is a sum.
+#: Smaller batches are not asked whether the loss is a sum.
 FEWEST = 4
 
 
@@ -241,7 +241,7 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
     given = [tensor for tensor in tensors if not tensor.is_inference()]  # those have no version
     versions = [tensor._version for tensor in given]
     with _blaming("batch: the model cannot be called on its inputs"):
-        pieces = [problem.outputs(problem.parameters, piece) for piece in problem.pieces]
+        pieces = problem.outputs_of_pieces()
     if versions != [tensor._version for tensor in given]:
         raise ValueError(
             "model: its forward pass writes to its parameters or inputs (as an embedding with max_norm does), which a "
@@ -284,7 +284,7 @@ def _blaming(sentence: str) -> Iterator[None]:
 def _doubles_with_the_batch(problem: Problem, outputs: Tensor) -> bool:
     """Whether the loss of every sample taken twice is twice the loss. False if it cannot be told."""
     targets = problem.targets
-    if not isinstance(targets, Tensor) or not outputs.ndim or not FEWEST <= len(outputs) == samples_in(targets):
+    if not isinstance(targets, Tensor) or not FEWEST <= (samples_in(outputs) or 0) == samples_in(targets):
         return False
     rows = torch.arange(len(outputs), device=outputs.device).repeat(2)
     try:

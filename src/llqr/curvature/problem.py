@@ -22,9 +22,10 @@ Forward = Callable[[nn.Module, Any], Any]
 class Problem:
     """`theta -> outputs` and `outputs -> mean loss` on one batch.
 
-    Used inside `frozen`. The model runs on copies of its buffers and draws the same random numbers whenever it is
-    called. With `micro_batch` the outputs are computed in `pieces`. Weights that FSDP2 has sharded are gathered, on all
-    ranks at the same time.
+    Used inside `frozen`. The model runs on copies of its buffers and draws the same random numbers of torch whenever it
+    is called. States that it keeps elsewhere, or numbers of Python's or numpy's generators, are not protected. With
+    `micro_batch` the outputs are computed in `pieces`. Weights that FSDP2 has sharded are gathered, on all ranks at the
+    same time.
     """
 
     def __init__(
@@ -100,6 +101,10 @@ class Problem:
                 "forward=lambda model, inputs: ..., which returns what loss_fn takes"
             )
         return outputs.float() if outputs.dtype.itemsize < 4 else outputs
+
+    def outputs_of_pieces(self) -> list[Tensor]:
+        """The outputs at the weights of the model, piece by piece."""
+        return [self.outputs(self.parameters, piece) for piece in self.pieces]
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean loss as a function of all outputs."""
