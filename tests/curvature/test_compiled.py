@@ -47,7 +47,7 @@ def with_compiled_forward(block, backend):
         (with_compiled_forward, "double-backward", "newton"),
     ],
 )
-def test_compiled_blocks_are_learned_from_as_plain_ones(compiled_block, engine, divergence):
+def test_compiled_blocks_give_the_same_metric(compiled_block, engine, divergence):
     torch._dynamo.reset()  # it compiles one piece of code a few times only, whoever asks
     batch = torch.randn(8, 6, dtype=torch.float64), torch.randint(4, (8,))
     plain, compiled = network(), network()

@@ -67,7 +67,7 @@ def test_auto_falls_back_on_fused_attention_and_says_so_once():
         assert f"{engine}: " in str(warning.message)
 
 
-def test_an_engine_asked_for_by_name_is_taken_or_fails():
+def test_an_engine_given_by_name_runs_or_fails():
     drawn = case("vit-kernel")
     with warnings.catch_warnings():
         warnings.simplefilter("error", llqr.RefreshWarning)
@@ -78,7 +78,7 @@ def test_an_engine_asked_for_by_name_is_taken_or_fails():
             geometry_of(drawn, engine=engine).refresh(drawn.batch)
 
 
-def test_a_loss_that_torch_cannot_compute_in_a_dtype_is_not_taken_for_missing_derivatives():
+def test_a_dtype_error_in_the_loss_names_the_loss():
     def loss_fn(outputs, targets):
         raise RuntimeError("\"nll_loss_cpu\" not implemented for 'Half'")
 
@@ -116,7 +116,7 @@ class Stopped(nn.Module):
 
 
 @pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
-def test_auto_does_not_take_an_engine_that_differentiates_what_the_model_holds_constant(divergence):
+def test_auto_rejects_an_engine_that_differentiates_through_no_grad(divergence):
     drawn = Case(Stopped(), F.cross_entropy, case("mlp").batch)
     v = {name: torch.randn_like(p) for name, p in trainable(drawn.model).items()}
     if divergence is NGD:
@@ -240,7 +240,7 @@ def test_mixed_dtypes_in_one_model():
         }
 
 
-def test_the_linearisation_is_made_once_a_refresh():
+def test_a_refresh_linearises_once():
     """However many products: one pass to linearise, none a product for double backward."""
     drawn, calls = case("mlp"), []
     drawn.model.register_forward_hook(lambda *_: calls.append(1))
@@ -271,7 +271,7 @@ def test_a_single_parameter_model():
     assert geometry.refresh((torch.ones(3, 1), torch.zeros(3, 1))).accepted
 
 
-def test_rounded_products_do_not_pass_for_a_disagreement():
+def test_autocast_rounding_is_not_a_disagreement():
     """Autocast rounds forward and backward passes differently; the exact engine is still taken."""
     drawn = case("mlp")
     model, batch = drawn.model.float(), (drawn.batch[0].float(), drawn.batch[1])

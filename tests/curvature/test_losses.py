@@ -126,7 +126,7 @@ def test_newton_is_the_hessian_of_the_mean_loss(loss):
 @pytest.mark.parametrize(
     "loss", ["cross-entropy", "tokens", "ignored tokens", "ignored by a module", "label smoothing"]
 )
-def test_for_unweighted_cross_entropy_that_is_fishers_matrix(loss):
+def test_unweighted_cross_entropy_gives_the_fisher_matrix(loss):
     model = mlp()
     loss_fn, batch, _ = LOSSES[loss]()
     ignored = getattr(loss_fn, "ignore_index", -100)
@@ -149,7 +149,7 @@ def test_curvature_scale(scale, factor, divergence):
 
 
 @pytest.mark.parametrize("scale", ["total", 0, -1.0, True, float("nan")])
-def test_a_bad_curvature_scale_is_named(scale):
+def test_a_bad_curvature_scale_raises_a_clear_error(scale):
     model = mlp()
     with pytest.raises(ValueError, match="curvature_scale: expected 'sum', 'mean' or a positive number"):
         product_of(model, F.cross_entropy, (inputs(), classes()), NGD, random_direction(model), scale=scale)

@@ -83,12 +83,12 @@ def test_a_batch_of_another_size_may_be_drawn():
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3, 4), None, (torch.zeros(3, 4),), (1, 2, 3), lambda: 5, "xy"])
-def test_bad_batches_are_named(bad):
+def test_bad_batches_raise_a_clear_error(bad):
     with pytest.raises(TypeError, match=r"^batch: expected \(inputs, targets\), a mapping with targets, or a callable"):
         flat_geometry(mlp(), F.cross_entropy).refresh(bad)
 
 
-def test_a_mapping_without_targets_is_named():
+def test_a_mapping_without_targets_raises_a_clear_error():
     with pytest.raises(ValueError, match=r"^batch: a mapping needs one of the keys targets, .*, got x, z"):
         flat_geometry(mlp(), F.cross_entropy).refresh({"x": torch.zeros(3, 4), "z": torch.zeros(3)})
 
@@ -137,7 +137,7 @@ def test_logits_are_taken_from_objects():
     )
 
 
-def test_an_output_that_is_no_tensor_is_named():
+def test_outputs_that_are_no_tensor_raise_a_clear_error():
     class Pair(nn.Sequential):
         def forward(self, x):
             return super().forward(x), None
@@ -156,7 +156,7 @@ def test_a_type_error_inside_the_model_is_its_own():
 
 
 @pytest.mark.parametrize("loss_fn", [lambda z, t: F.cross_entropy(z, t, reduction="none"), lambda z, t: 1.0])
-def test_a_loss_that_is_not_one_number_is_named(loss_fn):
+def test_a_loss_that_is_not_one_number_raises_a_clear_error(loss_fn):
     with pytest.raises(ValueError, match=r"^loss_fn: expected one number, the mean loss over the batch"):
         flat_geometry(mlp(), loss_fn).refresh(case("mlp").batch)
 
@@ -235,7 +235,7 @@ def test_micro_batches_really_are_small():
 
 
 @pytest.mark.parametrize("size", [0, -2])
-def test_a_bad_micro_batch_is_named(size):
+def test_a_bad_micro_batch_raises_a_clear_error(size):
     with pytest.raises(ValueError, match=r"^micro_batch: expected a positive number of samples"):
         flat_geometry(mlp(), F.cross_entropy, micro_batch=size).refresh(case("mlp").batch)
 
@@ -375,7 +375,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["linearised", "forward"])
-def test_a_module_held_twice_is_put_back(engine):
+def test_modules_and_parameters_held_twice(engine):
     model = Twice().double()
     before = dict(model.named_parameters(remove_duplicate=False))
     batch = torch.randn(6, 4, dtype=torch.float64), torch.randint(4, (6,))

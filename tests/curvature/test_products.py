@@ -64,7 +64,7 @@ def test_products_equal_the_dense_reference(name, engine, divergence):
 
 
 @pytest.mark.parametrize("name", ["mlp", "translator"])
-def test_the_summed_hessian_of_the_mean_loss_is_fishers(name):
+def test_the_summed_gauss_newton_matrix_is_the_fisher_matrix(name):
     """Two ways to the same reference: `N J^T Q J` by autograd, and the softmax covariance written out."""
     drawn = case(name)
     terms = drawn.batch[1].numel()

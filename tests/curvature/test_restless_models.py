@@ -42,7 +42,7 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["auto", *(name for name in llqr.ENGINES if name != "linearised")])
-def test_every_product_is_of_one_and_the_same_draw(engine):
+def test_all_products_use_the_same_random_numbers(engine):
     model, products = Noisy().double(), []
     geometry = flat_geometry(model, F.cross_entropy, engine=engine)
     for exact in (geometry, flat_geometry(model, F.cross_entropy, engine="double-backward")):
@@ -61,7 +61,7 @@ def test_a_trace_of_random_numbers_is_refused():
         learned(Noisy(), engine="linearised")
 
 
-def test_successive_refreshes_draw_anew():
+def test_every_refresh_draws_new_random_numbers():
     model = Noisy().double()
     geometry = flat_geometry(model, F.cross_entropy, steps=2)
     losses = set()
@@ -125,7 +125,7 @@ def spectrally_normed():
 
 @pytest.mark.parametrize("engine", ["auto", "double-backward", "finite-differences"])
 @pytest.mark.parametrize("make", [Remembering, spectrally_normed])
-def test_attributes_stay_as_they_were(make, engine):
+def test_a_refresh_restores_attributes(make, engine):
     model = make().double()
     attributes = [dict(module.__dict__) for module in model.modules()]
     geometry = flat_geometry(model, F.cross_entropy, engine=engine)
@@ -181,12 +181,12 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["auto", "forward", "double-backward", *DIFFERENCES])
-def test_activations_may_be_computed_again(engine):
+def test_checkpointed_models_give_the_same_metric(engine):
     factors = learned(Checkpointed(), engine=engine)
     expected = learned(Checkpointed(recompute=False), engine=engine)
     assert all(factor.equal(expected[name]) for name, factor in factors.items())
 
 
-def test_but_not_at_weights_that_the_model_does_not_have():
+def test_newton_by_differences_refuses_a_checkpointed_model():
     with pytest.raises(RuntimeError, match=r"engine: .*torch\.utils\.checkpoint.*; choose 'double-backward'"):
         learned(Checkpointed(), divergence="newton", engine="finite-differences")

@@ -59,7 +59,7 @@ def test_other_shapes_are_traced_anew():
         assert relative_error(by_trace.metric.named_factors()[name], factor) < 1e-10
 
 
-def test_shapes_that_come_again_are_not_traced_again(monkeypatch):
+def test_a_shape_is_traced_once(monkeypatch):
     model, made = nn.Linear(5, 3).double(), []  # every trace takes a while
     traces = Traces(NGD)
     monkeypatch.setattr(traced, "KEPT", 4)
@@ -74,7 +74,7 @@ def test_shapes_that_come_again_are_not_traced_again(monkeypatch):
 
 
 @pytest.mark.slow
-def test_ever_new_shapes_are_no_longer_traced(monkeypatch):
+def test_only_the_first_shapes_are_traced(monkeypatch):
     """torch keeps the code of every trace: 200 shapes took 100 MiB. Products stay exact, with fused attention too."""
     made = []
     monkeypatch.setattr(Trace, "__init__", _counting(Trace.__init__, made))
@@ -130,7 +130,7 @@ def test_micro_batches_are_refused():
         flat_geometry(network(), F.cross_entropy, engine="linearised", micro_batch=4)
 
 
-def test_a_run_without_micro_batches_goes_on_with_them():
+def test_resuming_with_micro_batches_chooses_another_engine():
     geometry = flat_geometry(network(), F.cross_entropy, micro_batch=4)
     saved = flat_geometry(network(), F.cross_entropy, engine="linearised").state_dict()
     geometry.load_state_dict(saved)
