@@ -10,7 +10,6 @@ from torch import nn
 
 import llqr
 from geometries import flat_geometry
-from llqr.metric.layout import layer_of
 from llqr.probes import Point
 from references import relative_error
 
@@ -64,13 +63,11 @@ def learned(structure, divergence, engine="double-backward"):
 
 
 def point(network, grads):
-    layers = sorted({layer_of(name) for name in NAMES})
+    parameters = dict(network.named_parameters())
     return Point(
-        parameters=[dict(network.named_parameters())[name] for name in NAMES],
+        parameters=[parameters[name] for name in NAMES],
         grads=[grads[name] for name in NAMES],
-        layers=[layers.index(layer_of(name)) for name in NAMES],
-        is_bias=[name.endswith("bias") for name in NAMES],
-        rho=[None] * len(NAMES),
+        names={parameter: name for name, parameter in parameters.items()},
     )
 
 

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
         Runtime,
         ShiftedCrossEntropy,
     )
-    from llqr.methods import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, build, method_names
     from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
-    from llqr.optimizer import Optimizer
     from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+    from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
     from llqr.solvers import SOLVERS, Inner
-    from llqr.step.state_split import joined_state, split_state
+    from llqr.state import joined_state, split_state
 
 __version__ = "0.1.0"
 
@@ -61,11 +60,12 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    HOMES = ("curvature", "geometry", "methods", "metric", "optimizer", "probes", "solvers", "step.state_split")
+    #: In the order of what they import: `llqr.SAM` needs no metric and no curvature.
+    HOMES = ("probes", "state", "sam", "metric", "curvature", "solvers", "geometry")
 
     def __getattr__(name):
-        """Import the library when one of its names is first used: `llqr --help` must not wait for torch."""
-        if name not in {*__all__, *(home.partition(".")[0] for home in HOMES)}:
+        """Import a part of the library when one of its names is first used: `llqr --help` must not wait for torch."""
+        if name not in {*__all__, *HOMES}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
@@ -73,7 +73,8 @@ if not TYPE_CHECKING:
         for home in HOMES:
             found = vars(import_module(f"{__name__}.{home}"))
             names.update({known: found[known] for known in __all__ if known in found})
-        return names[name]
+            if name in names:
+                return names[name]
 
     def __dir__():
         return sorted({*globals(), *__all__})

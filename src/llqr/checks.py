@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
-from llqr.step.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
 
+# -- the optimizer -----------------------------------------------------------------------------------------------------
 
-class Settings(TypedDict, total=False):
-    """Keyword arguments every named method passes on to `Optimizer`."""
-
-    model: nn.Module | None
-    no_sync: Callable[[], AbstractContextManager[Any]] | None
-    same_dropout: bool
-    buffers: Literal["centre", "probe"]
+OUTSIDE = (
+    "step: there are gradients of a backward pass outside the closure, which the second pass would need at the probe; "
+    "compute the loss of all micro-batches in the closure, or use first_step() and second_step(); in Lightning, "
+    "Hugging Face and Accelerate, see llqr.integrations"
+)
+CLOSURE = (
+    "closure: a probe needs the loss twice; pass a closure, or use first_step() and second_step(); in Lightning, "
+    "Hugging Face and Accelerate, see llqr.integrations"
+)
 
 
 def refuse_class(method: str, given: Iterable[Any]) -> None:
-    """Say how it is done here: other packages make the base optimizer themselves, of a class that they are given."""
+    """Other packages are given parameters and the class of the base optimizer; say how it is done here."""
     for kind in given:
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
             raise TypeError(
@@ -38,23 +39,57 @@ def refuse_class(method: str, given: Iterable[Any]) -> None:
 def check_base(base: torch.optim.Optimizer) -> None:
     if not isinstance(base, torch.optim.Optimizer):
         raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
-    if isinstance(base, Wrapper):
+    if isinstance(getattr(base, "base", None), torch.optim.Optimizer):
         raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("base: LBFGS calls the closure by itself and cannot be wrapped")
 
 
-def check_settings(transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str) -> None:
+def check_settings(
+    probe: Any, transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str
+) -> None:
+    if probe is not None and not hasattr(type(probe), "displacement"):
+        raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
     if buffers not in ("centre", "probe"):
         raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
-    if not isinstance(transport, bool):
-        raise TypeError(f"transport: expected True or False, got {transport!r}")
-    if not isinstance(same_dropout, bool):
-        raise TypeError(f"same_dropout: expected True or False, got {same_dropout!r}")
+    for name, flag in (("transport", transport), ("same_dropout", same_dropout)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: expected True or False, got {flag!r}")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if no_sync is not None and not callable(no_sync):
         raise TypeError(f"no_sync: expected a function, such as ddp_model.no_sync, got {type(no_sync).__name__}")
+
+
+def check_given(geometry: GeometryLike | None) -> None:
+    if geometry is None:
+        raise TypeError("geometry: expected a llqr.Geometry, got None")
+
+
+def check_geometry(geometry: GeometryLike, base: torch.optim.Optimizer, no_sync: Any) -> None:
+    if not hasattr(geometry, "transport"):
+        raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
+    known: Mapping[str, Tensor] | None = getattr(geometry, "parameters", None)
+    mine = {parameter for group in base.param_groups for parameter in group["params"]}
+    if known is not None and mine.isdisjoint(known.values()):
+        raise ValueError(
+            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both from the "
+            "same model, after its weights are in place"
+        )
+    if no_sync is not None and getattr(geometry, "shards", 1) > 1:
+        raise ValueError(
+            "no_sync: a probe of each rank's own gradient needs the whole metric on every rank; leave out "
+            "Geometry(shards=...) or no_sync"
+        )
+
+
+def check_parameters(parameters: Sequence[Tensor], no_sync: Any) -> None:
+    refuse_fsdp1(parameters)
+    if no_sync is not None and any_sharded(parameters):
+        raise ValueError(
+            "no_sync: a probe of each rank's own (m-sharpness) needs the whole weights on every rank, but they are "
+            "sharded; leave it out, or use DDP"
+        )
 
 
 def check_closure(closure: Any) -> None:
@@ -65,25 +100,73 @@ def check_closure(closure: Any) -> None:
         )
 
 
-def check_parameters(parameters: Sequence[Tensor], *, own_probes: bool) -> None:
-    """`own_probes` says whether the probe is to be each rank's own."""
-    refuse_fsdp1(parameters)
-    if own_probes and any_sharded(parameters):
+def check_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    for parameter, gradient in zip(parameters, grads, strict=True):
+        if gradient.layout != torch.strided or gradient.dtype.is_complex:
+            kind, instead = (
+                ("complex", "keep torch.view_as_real of it as the parameter")
+                if gradient.dtype.is_complex
+                else ("sparse", "make the embedding with sparse=False")
+            )
+            name = repr(names[parameter]) if parameter in names else f"one of shape {tuple(parameter.shape)}"
+            raise TypeError(f"parameters: {name} has a {kind} gradient, which is not supported; {instead}")
+
+
+# -- a saved state -----------------------------------------------------------------------------------------------------
+
+
+def check_state_dict(state: Mapping[str, Any]) -> None:
+    if "param_groups" not in state:
         raise ValueError(
-            "no_sync: a probe of each rank's own (m-sharpness) needs the whole weights on every rank, but they are "
-            "sharded; leave it out, or use DDP"
+            "state_dict: expected that of an optimizer, with the keys 'state' and 'param_groups', got "
+            f"{', '.join(map(repr, list(state)[:4])) or 'an empty one'}"
         )
 
 
-def check_geometry(geometry: GeometryLike, base: torch.optim.Optimizer) -> None:
-    if not hasattr(geometry, "transport"):
-        raise TypeError(f"geometry: expected a llqr.Geometry, got {type(geometry).__name__}")
-    known: Mapping[str, Tensor] | None = getattr(geometry, "parameters", None)
-    if known is None:
-        return
-    mine = {parameter for group in base.param_groups for parameter in group["params"]}
-    if mine.isdisjoint(known.values()):
+def check_saved(
+    state: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    probe: str | None,
+    has_geometry: bool,
+    shapes: Sequence[Sequence[int]],
+    groups: Sequence[Mapping[str, Any]],
+    adopt: bool,
+) -> None:
+    """Whether a saved state, and our part `own` of it, fits an optimizer of this probe and these groups."""
+    if own is not None:
+        _check_own(own, probe, has_geometry, shapes, found=len(state["state"]))
+    elif not adopt:
         raise ValueError(
-            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both "
-            "from the same model, after its weights are in place"
+            "state_dict: no 'llqr' entry, so it was not saved by this optimizer; pass adopt=True to take the state "
+            "of a plain base optimizer"
+        )
+    saved, ours = ([len(group["params"]) for group in some] for some in (state["param_groups"], groups))
+    if saved != ours:
+        raise ValueError(f"state_dict: saved groups of {saved} parameters, this optimizer has {ours}")
+    # The names too, where both were made of `named_parameters`.
+    names = ([n for group in some for n in group.get("param_names", ())] for some in (state["param_groups"], groups))
+    for theirs, own_name in zip(*names, strict=False):
+        if theirs != own_name:
+            raise ValueError(f"state_dict: saved parameter {theirs!r} is in the place of {own_name!r} here")
+
+
+def _check_own(
+    own: Mapping[str, Any], probe: str | None, has_geometry: bool, shapes: Sequence[Sequence[int]], found: int
+) -> None:
+    saved_probe = None if own["probe"] is None else own["probe"]["name"]
+    if saved_probe != probe:
+        raise ValueError(f"state_dict: saved with the probe {saved_probe!r}, this optimizer has {probe!r}")
+    if (own["geometry"] is not None) != has_geometry:
+        has, lacks = ("this optimizer", "the saved one") if has_geometry else ("the saved one", "this optimizer")
+        raise ValueError(f"state_dict: {has} has a geometry, {lacks} has none")
+    if len(own["shapes"]) != len(shapes):
+        raise ValueError(f"state_dict: saved for {len(own['shapes'])} parameters, this optimizer has {len(shapes)}")
+    for i, (theirs, ours) in enumerate(zip(own["shapes"], shapes, strict=True)):
+        if list(theirs) != list(ours):
+            raise ValueError(f"state_dict: parameter {i} was saved with shape {list(theirs)}, here it is {list(ours)}")
+    missing = own.get("states", 0) - found
+    if missing > 0:
+        raise ValueError(
+            f"state_dict: the base optimizer's state of {missing} parameters is missing; for a fresh optimizer, call "
+            "its make_state() before torch.distributed.checkpoint loads into its state_dict()"
         )

@@ -73,7 +73,7 @@ def test_sam_without_the_callback():
 
 
 def test_accumulation_without_the_callback_is_refused():
-    with pytest.raises(RuntimeError, match=r"outside the closure .* llqr\.integrations"):
+    with pytest.raises(RuntimeError, match=r"outside the closure.*llqr\.integrations"):
         trainer(accumulate_grad_batches=2).fit(Net(), loader())
 
 

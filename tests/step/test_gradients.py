@@ -7,7 +7,7 @@ from torch import nn
 import llqr
 from geometries import flat_geometry
 from launches import Launches
-from llqr.step.gradients import substituted
+from llqr.passes import substituted
 from traps.training import batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
 
@@ -94,10 +94,11 @@ def test_whatever_a_given_metric_returns():
     for parameter, gradient in zip(parameters, grads, strict=True):
         parameter.grad = gradient
     Ug = [grads[0], torch.full((2, 3), 7.0, dtype=torch.float64), torch.arange(6.0).reshape(3, 2).t()]
-    with substituted(Ug, grads, parameters):
-        assert all(p.grad is g for p, g in zip(parameters, grads, strict=True))
+    with substituted(parameters, Ug):
         assert [p.grad.dtype for p in parameters] == [torch.float32] * 3
+        assert all(p.grad.is_contiguous() for p in parameters)
         torch.testing.assert_close([p.grad for p in parameters], [part.float() for part in Ug])
+    assert all(p.grad is g for p, g in zip(parameters, grads, strict=True))
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kfac"])

@@ -1,4 +1,4 @@
-"""Contents are put back bit-exact, by one multi-tensor copy per dtype; memory that is kept never holds a stale copy."""
+"""Contents are put back bit-exact, by one multi-tensor copy per dtype."""
 
 import copy
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from launches import Launches
-from llqr.step.snapshot import Snapshot
-
-KEEPING = pytest.mark.parametrize("keep_memory", [False, True])
+from llqr.passes import Snapshot
 
 
 def mixed():
@@ -34,9 +32,8 @@ def bits(tensors):
     return [tensor.contiguous().view(-1).view(torch.uint8).tolist() for tensor in tensors]
 
 
-@KEEPING
-def test_contents_are_restored_bit_exact_every_time(keep_memory):
-    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+def test_contents_are_restored_bit_exact_every_time():
+    snapshot, tensors = Snapshot(), mixed()
     for number in range(3):
         tensors[1].fill_(number)
         before = bits(tensors)
@@ -49,39 +46,26 @@ def test_contents_are_restored_bit_exact_every_time(keep_memory):
         assert bits(tensors) == before
 
 
-@KEEPING
-def test_one_copy_per_dtype_and_not_one_per_tensor(keep_memory):
-    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+def test_one_copy_per_dtype_and_not_one_per_tensor():
+    snapshot, tensors = Snapshot(), mixed()
     with Launches() as operators:
         snapshot.take(tensors)
         snapshot.restore()
     assert operators.by_name == {"_foreach_copy_": 2 * len({tensor.dtype for tensor in tensors})}
 
 
-@KEEPING
-def test_memory_is_kept_only_on_request(keep_memory):
-    snapshot, tensors = Snapshot(keep_memory=keep_memory), mixed()
+def test_memory_is_taken_only_while_something_is_held():
+    snapshot, tensors = Snapshot(), mixed()
     total = sum(tensor.nbytes for tensor in tensors)
     assert snapshot.nbytes == 0
     snapshot.take(tensors)
     assert snapshot.nbytes == total
     snapshot.restore()
-    assert snapshot.nbytes == (total if keep_memory else 0)
+    assert snapshot.nbytes == 0
 
 
-def test_kept_memory_is_used_again():
-    snapshot, tensors = Snapshot(keep_memory=True), mixed()
-    places = []
-    for _ in range(2):
-        snapshot.take(tensors)
-        places.append([duplicate.data_ptr() for _, copies in snapshot._pairs for duplicate in copies])
-        snapshot.restore()
-    assert places[0] == places[1]
-
-
-@KEEPING
-def test_other_tensors_of_the_same_form(keep_memory):
-    snapshot = Snapshot(keep_memory=keep_memory)
+def test_other_tensors_of_the_same_form():
+    snapshot = Snapshot()
     first, second = torch.zeros(3), torch.ones(3)
     snapshot.take([first])
     snapshot.restore()
@@ -93,15 +77,14 @@ def test_other_tensors_of_the_same_form(keep_memory):
     assert second.tolist() == [1, 1, 1]
 
 
-@KEEPING
 @pytest.mark.parametrize(
     "other",
     [torch.full((4,), 0.1), torch.full((1,), 0.1), torch.full((3,), 0.1, dtype=torch.float64), torch.tensor([1, 2, 3])],
     ids=["larger", "smaller", "float64", "integers"],
 )
-def test_a_tensor_whose_data_was_replaced(keep_memory, other):
+def test_a_tensor_whose_data_was_replaced(other):
     """By `tensor.data = other`; a copy of the old shape or dtype would lose numbers or digits."""
-    snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.zeros(3)
+    snapshot, tensor = Snapshot(), torch.zeros(3)
     snapshot.take([tensor])
     snapshot.restore()
     tensor.data = other.clone()
@@ -111,18 +94,16 @@ def test_a_tensor_whose_data_was_replaced(keep_memory, other):
     assert tensor.equal(other)
 
 
-@KEEPING
-def test_nothing_to_remember(keep_memory):
-    snapshot = Snapshot(keep_memory=keep_memory)
+def test_nothing_to_remember():
+    snapshot = Snapshot()
     snapshot.take([])
     assert snapshot.held
     snapshot.restore()
     assert not snapshot.held
 
 
-@KEEPING
-def test_a_copied_snapshot_holds_nothing_and_works(keep_memory):
-    snapshot, tensor = Snapshot(keep_memory=keep_memory), torch.ones(2)
+def test_a_copied_snapshot_holds_nothing_and_works():
+    snapshot, tensor = Snapshot(), torch.ones(2)
     snapshot.take([tensor])
     other = copy.deepcopy(snapshot)
     assert (other.held, other.nbytes) == (False, 0)
@@ -130,4 +111,4 @@ def test_a_copied_snapshot_holds_nothing_and_works(keep_memory):
     tensor.zero_()
     other.restore()
     assert tensor.tolist() == [1, 1]
-    assert other.nbytes == (tensor.nbytes if keep_memory else 0)
+    assert other.nbytes == 0

@@ -26,7 +26,7 @@ def sgd(model):
 
 
 def sam(model, **settings):
-    return llqr.SAM(sgd(model), rho=0.1, **settings)
+    return llqr.SAM(sgd(model), rho=0.1, model=model, **settings)
 
 
 def llqr_sam(model):

@@ -77,7 +77,7 @@ def test_gradients_left_by_the_caller_do_not_matter():
     assert_same_bits(weights(dirty), weights(fresh))
 
 
-@pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM, llqr.Optimizer])
+@pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM])
 def test_a_closure_that_forgets_zero_grad_is_still_right(make):
     data = batches(3)
     careful, careless = mlp(), mlp()

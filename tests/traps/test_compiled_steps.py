@@ -46,11 +46,3 @@ def test_a_compiled_step_is_the_step_as_written(make_step):
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-12, atol=1e-14)
     assert len(graphs) == (2 if make_step is two_calls else 0), "the passes, and nothing of llqr"
-
-
-@pytest.mark.parametrize("call", [lambda opt, _: opt.step(), lambda opt, batch: opt.geometry.refresh(batch)])
-def test_where_code_may_not_leave_what_is_compiled_the_way_out_is_named(call):
-    model, batch = mlp(), batches(1)[0]
-    opt = llqr.LLQR(sgd(model), quick_geometry(model))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model, or the closure"):
-        torch.compile(lambda x, y: call(opt, (x, y)), backend="eager", fullgraph=True)(*batch)

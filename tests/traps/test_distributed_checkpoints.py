@@ -7,7 +7,7 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from llqr.step.saved_state import OwnState
+from llqr.state import OwnState
 from processes import on_ranks
 from sharded_metrics import Run
 

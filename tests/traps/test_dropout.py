@@ -2,13 +2,11 @@
 
 import random
 
-import numpy
 import pytest
 import torch
 from torch import nn
 
 import llqr
-from llqr.integrations.passes import Passes
 
 from .training import assert_same_bits, batches, closure_of, mlp, quick_geometry, sgd, weights
 
@@ -83,43 +81,7 @@ def test_the_probe_at_radius_zero_is_the_base_optimizer_under_dropout():
     assert_same_bits(weights(probed), weights(plain))
 
 
-class DrawnScale(nn.Module):
-    """Scales its inputs by a number from one of the generators that networks draw from, and notes it."""
-
-    def __init__(self, draw) -> None:
-        super().__init__()
-        self.draw, self.drawn = draw, []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.drawn.append(float(self.draw()))
-        return self.drawn[-1] * x
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [random.random, numpy.random.random, numpy.random.randn],  # the last one draws pairs, and holds every second back
-    ids=["python", "numpy", "numpy-pairs"],
-)
-@pytest.mark.parametrize("form", ["closure", "passes"])
-def test_numbers_of_python_and_numpy_are_the_same_in_both_passes(draw, form):
-    """Layers are dropped, inputs masked and samples mixed with these too."""
-    model, data = nn.Sequential(scale := DrawnScale(draw), *mlp()), batches(2)
-    opt = llqr.SAM(sgd(model))
-    passes = Passes(opt)
-    for batch in data:
-        if form == "closure":
-            opt.step(closure_of(opt, model, batch))
-            continue
-        passes.record(closure := closure_of(opt, model, batch))
-        closure()
-        passes.repeat_at_probe()
-        opt.step()
-    first, again, second, _ = scale.drawn
-    assert first == again
-    assert first != second
-
-
-@pytest.mark.parametrize("draw", [random.random, numpy.random.random, lambda: torch.rand(())])
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(())])
 def test_numbers_that_only_the_first_pass_draws_are_not_drawn_again(draw):
     model, (batch,), drawn = mlp(), batches(1), []
     opt = llqr.SAM(sgd(model))

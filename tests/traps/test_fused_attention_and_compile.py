@@ -89,7 +89,6 @@ class Normalised(nn.Module):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_is_compiled_once_and_its_statistics_are_updated_once_per_step(in_place):
-    """The search for the model must not become part of the compiled code."""
     torch.compiler.reset()
     graphs = []
 
@@ -102,7 +101,7 @@ def test_a_compiled_model_is_compiled_once_and_its_statistics_are_updated_once_p
         model.compile(backend=backend, fullgraph=True)
     else:
         compiled = torch.compile(model, backend=backend, fullgraph=True)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), model=model)
     for steps, batch in enumerate(batches(3), start=1):
         opt.step(closure_of(opt, compiled, batch))
         assert model.norm.num_batches_tracked == steps

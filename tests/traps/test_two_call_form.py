@@ -101,7 +101,7 @@ def test_a_step_at_the_probe_is_the_second_step(method, finish):
 
 def test_a_second_pass_that_fails_inside_the_step_abandons_it():
     model, (batch,) = normalised(), batches(1)
-    opt = llqr.FriendlySAM(sgd(model), rho=0.5)
+    opt = llqr.FriendlySAM(sgd(model), rho=0.5, model=model)
     closure = closure_of(opt, model, batch)
     closure()
     before = weights(model)

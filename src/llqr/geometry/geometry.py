@@ -22,7 +22,6 @@ from llqr.geometry.runtime import Runtime
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.captured import CapturedMetric
 from llqr.metric.structure import Bounds, Factors
-from llqr.never_compiled import never_compiled
 from llqr.random_state import vary
 from llqr.refresh.effect import Effect
 from llqr.refresh.guards import Findings, examine, objection
@@ -207,7 +206,7 @@ class Geometry:
     def batches(self, batches: Batches | None) -> None:
         self._batches.draw_from(batches)
 
-    @never_compiled
+    @torch._disable_dynamo
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch, all at once, and report what happened. On a numerical failure the old metric stays.
 
@@ -218,7 +217,7 @@ class Geometry:
         assert report is not None
         return report
 
-    @never_compiled
+    @torch._disable_dynamo
     def learn_from(self, quadratic: QuadraticModel) -> Refresh:
         """A refresh on a quadratic model that is given, all at once."""
         self._members.check()
@@ -239,7 +238,7 @@ class Geometry:
         with self.linearizer.frozen():
             yield self.linearizer.linearise(self.linearizer.problem(batch))
 
-    @never_compiled
+    @torch._disable_dynamo
     def refresh_if_due(self, batch: Any) -> None:
         """Do what the next optimizer step owes: a whole refresh when one is due, or its share of one that is spread."""
         refresher = self._refresher

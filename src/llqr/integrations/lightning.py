@@ -9,7 +9,6 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricOptimizer
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -52,14 +51,11 @@ class TwoPasses(Callback):
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
         self._passes = Passes(trainer.optimizers[0])
-        plugin = trainer.precision_plugin
-        for owner, method, replacement in (
-            (pl_module, "training_step", partial(self._training_step, trainer)),
-            (pl_module, "optimizer_step", partial(self._optimizer_step, trainer, pl_module)),
-            # It refuses to clip for optimizers that unscale their gradients, as ours do; but they are unscaled by then.
-            (plugin, "clip_gradients", partial(_clip, plugin)),
+        for method, replacement in (
+            ("training_step", partial(self._training_step, trainer)),
+            ("optimizer_step", partial(self._optimizer_step, trainer, pl_module)),
         ):
-            self._replaced.enter_context(_replaced(owner, method, replacement))
+            self._replaced.enter_context(_replaced(pl_module, method, replacement))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._replaced.close()
@@ -106,15 +102,12 @@ class TwoPasses(Callback):
         if getattr(trainer.fit_loop, "_skip_backward", False):
             self._passes.forget()  # of the epoch in which the SWA callback only updates BatchNorm's statistics
             return
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
         with quiet(pl_module):
-            ready = self._passes.repeat_at_probe(
+            self._passes.repeat_at_probe(
                 batch=self._batch if self._geometry_batch is None else partial(self._geometry_batch, self._batch),
-                grad_scaler=scaler,
+                grad_scaler=getattr(trainer.precision_plugin, "scaler", None),
                 unsynced=getattr(trainer.strategy, "block_backward_sync", nullcontext),
             )
-        if ready and scaler is not None:
-            scaler.unscale_(trainer.optimizers[0])  # so that hooks see, and clip, the gradients themselves
         original(epoch, batch_idx, optimizer, lambda: loss)
         self._passes.end()
 
@@ -165,10 +158,6 @@ def quiet(module: LightningModule) -> Iterator[None]:
     finally:
         for metric, state in zip(metrics, before, strict=True):
             metric.__dict__.update(state)
-
-
-def _clip(plugin: Precision, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    Precision.clip_gradients(plugin, *args, **kwargs)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from llqr.cuda_graphs import capturing, warming_up
 from llqr.lab.tasks.task import Batch, Task
-from llqr.step.snapshot import Snapshot
+from llqr.passes import Snapshot
 
 WARM_UP = 3
 """Passes before capture, in which libraries choose their kernels and allocate workspaces."""

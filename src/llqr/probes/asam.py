@@ -12,7 +12,8 @@ class ASAMProbe(SAMProbe):
     """ASAM: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
 
     Example (a weight of 0 hardly moves):
-        >>> point = Point([torch.tensor([0.0, 1.0])], [torch.ones(2)], layers=[0], is_bias=[False], rho=[None])
+        >>> weight = torch.tensor([0.0, 1.0])
+        >>> point = Point([weight], [torch.ones(2)], names={weight: "weight"})
         >>> ASAMProbe(rho=1.0, eta=0.0).displacement(point, lambda v: v, step=0)[0]
         tensor([0., 1.])
     """

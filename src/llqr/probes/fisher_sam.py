@@ -9,10 +9,10 @@ from llqr.schedule import Schedule, check_number
 
 
 class FisherSAMProbe(SAMProbe):
-    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the outer update is untouched by it.
+    """FisherSAM: `F^-1 = 1 / (g^2 + eta)`, `eps = rho F^-1 g / sqrt(g.F^-1 g)`; the update does not change.
 
     Example:
-        >>> point = Point([torch.zeros(1)], [torch.ones(1)], layers=[0], is_bias=[False], rho=[None])
+        >>> point = Point([torch.zeros(1)], [torch.ones(1)])
         >>> FisherSAMProbe(rho=1.0, eta=3.0).displacement(point, lambda v: v, step=0)[0]
         tensor([0.5000])
     """

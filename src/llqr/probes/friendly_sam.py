@@ -15,17 +15,16 @@ from llqr.schedule import Schedule, check_number
 class FriendlySAMProbe(SAMProbe):
     """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0.
 
-    Example (the second time, what the two batches have in common is subtracted):
+    Example (the second probe subtracts what the two batches have in common):
         >>> probe, weight = FriendlySAMProbe(rho=1.0, lam=0.0), torch.zeros(2)
         >>> for gradient in ([3.0, 0.0], [3.0, 4.0]):
-        ...     point = Point([weight], [torch.tensor(gradient)], layers=[0], is_bias=[False], rho=[None])
+        ...     point = Point([weight], [torch.tensor(gradient)])
         ...     print(probe.displacement(point, lambda v: v, step=0)[0])
         tensor([1., 0.])
         tensor([0., 1.])
     """
 
     name = "fsam"
-    filters_into_new = True
 
     def __init__(
         self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "euclidean", start_after: int = 0
@@ -44,7 +43,7 @@ class FriendlySAMProbe(SAMProbe):
         return v
 
     def _mean_of(self, parameter: Tensor, g: Tensor) -> Tensor:
-        """Follows a model to another device or dtype; a parameter that has got another shape begins anew."""
+        """In the gradient's device and dtype; a parameter whose shape has changed starts again at 0."""
         mean = self._mean.get(parameter)
         return torch.zeros_like(g) if mean is None or mean.shape != g.shape else mean.to(g.device, g.dtype)
 

@@ -1,12 +1,12 @@
-"""SAM's probe, the base class of all: a gradient (and a metric) in, a displacement of the weights out.
+"""SAM's probe, the base class of all probes: a gradient (and a metric) in, a displacement of the weights out.
 
 Every probe is `eps = rho T U T v / norm`: `v` is the gradient, possibly filtered; `T` is a diagonal rescaling of the
 parameters; `U` is the geometry's metric, the identity without one.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -17,28 +17,46 @@ from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
 Transport = Callable[[list[Tensor]], list[Tensor]]
-#: Gradients whose squares overflow in float32 are above 2^64.
-SMALL = 2.0**-64
 
 
-@dataclass(frozen=True)
+@dataclass
 class Point:
-    """The centre of a step: per parameter its weight, gradient and layer, and its own radius if it has one.
+    """Parameters and their gradients at the centre of a step.
 
-    With `sharding`, parameters are sharded, and gradients are this rank's parts.
+    Attributes:
+        names: the parameters' names, where they are known; layers and biases are told by them.
+        radii: the radius of each parameter whose group has its own `"rho"`.
+        sharding: given if parameters are sharded; gradients are then this rank's parts.
     """
 
     parameters: list[Tensor]
     grads: list[Tensor]
-    layers: list[int]
-    is_bias: list[bool]
-    rho: list[float | None]
+    names: Mapping[Tensor, str] = field(default_factory=dict)
+    radii: Mapping[Tensor, float] = field(default_factory=dict)
     sharding: Sharding | None = None
 
     @property
     def weights(self) -> list[Tensor]:
-        """The parameters' values, or this rank's parts of them."""
+        """The values of the parameters, or this rank's parts of them."""
         return local([parameter.detach() for parameter in self.parameters])
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The number of each parameter's layer: `a.weight` and `a.bias` share one; one without a name has its own."""
+        numbers: dict[object, int] = {}
+        return [numbers.setdefault(self._layer(parameter), len(numbers)) for parameter in self.parameters]
+
+    @cached_property
+    def is_bias(self) -> list[bool]:
+        """By name; a vector without a name counts as a bias."""
+        return [self.names[p].endswith("bias") if p in self.names else p.ndim <= 1 for p in self.parameters]
+
+    def _layer(self, parameter: Tensor) -> object:
+        name = self.names.get(parameter)
+        if name is None:
+            return parameter
+        owner, _, own = name.rpartition(".")
+        return owner if own.endswith(("weight", "bias")) else name
 
 
 class SAMProbe:
@@ -52,14 +70,12 @@ class SAMProbe:
         start_after: steps without a probe at the start (a warm-up).
 
     Example (`eps` for one parameter with the gradient (3, 4), no metric):
-        >>> point = Point([torch.zeros(2)], [torch.tensor([3.0, 4.0])], layers=[0], is_bias=[False], rho=[None])
+        >>> point = Point([torch.zeros(2)], [torch.tensor([3.0, 4.0])])
         >>> SAMProbe(rho=0.5).displacement(point, transport=lambda v: v, step=0)[0]
         tensor([0.3000, 0.4000])
     """
 
     name: ClassVar[str] = "sam"
-    #: Whether `filtered` returns new tensors that nothing else refers to, so that `eps` may be computed in place.
-    filters_into_new: ClassVar[bool] = False
 
     def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0) -> None:
         check("rho", rho, 0)
@@ -72,54 +88,27 @@ class SAMProbe:
         return step >= self.start_after
 
     def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
-        """`eps`, one tensor per parameter."""
-        v = self.filtered(point)
-        d, over = self._direction(point, v, transport)
-        distinct = _distinct(over)
-        # Not of sharded gradients: ranks may differ in whether their part is finite, and one would wait for the others.
-        if point.sharding is None and any(map(_infinite, distinct)):
-            d, over = self._without_overflow(point, v, transport, d, over)
-            distinct = _distinct(over)
-        radius = at(self.rho, step, "rho", 0)
-        radii = [radius if own is None else own for own in point.rho]
+        """`eps`, one tensor per parameter. A gradient whose square overflows stays at the centre."""
+        v, T = self.filtered(point), self.scaling(point)
+        d = transport(v) if T is None else _product(T, transport(_product(T, v)))
+        over = divisors(self.norm, v, d, point)
+        rho = at(self.rho, step, "rho", 0)
         dtypes = {part.dtype for part in d}
-        if torch.float16 in dtypes:
-            return _scaled_wide(d, over, radii)
-        if over[0].ndim == 0 and len(distinct) == len(set(radii)) == len(dtypes) == 1:
-            scale = (radii[0] / over[0]).to(d[0].dtype)
-            if self.filters_into_new and d is v:
-                torch._foreach_mul_(d, scale)
-                return d
-            return list(torch._foreach_mul(d, scale))
-        scales = torch._foreach_mul(torch._foreach_reciprocal(over), radii)
+        if torch.float16 in dtypes:  # where `rho / norm` overflows for tiny gradients, and `rho d / norm` does not
+            radii = [point.radii.get(parameter, rho) for parameter in point.parameters]
+            wide = zip(d, over, radii, strict=True)
+            return [(part.float() * (radius / norm)).to(part.dtype) for part, norm, radius in wide]
+        first = over[0]
+        if not point.radii and len(dtypes) == 1 and first.ndim == 0 and all(other is first for other in over):
+            return list(torch._foreach_mul(d, (rho / first).to(d[0].dtype)))
+        scales = [point.radii.get(p, rho) / norm for p, norm in zip(point.parameters, over, strict=True)]
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
-    def _direction(self, point: Point, v: list[Tensor], transport: Transport) -> tuple[list[Tensor], list[Tensor]]:
-        """`T U T v`, and what it is divided by."""
-        scaling = self.scaling(point)
-        d = transport(v) if scaling is None else _product(scaling, transport(_product(scaling, v)))
-        return d, divisors(self.norm, v, d, point.layers, point.sharding)
-
-    def _without_overflow(
-        self, point: Point, v: list[Tensor], transport: Transport, d: list[Tensor], over: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Direction and divisors where the squares of large gradients overflow: those of smaller ones, which are equal.
-
-        Gradients that are not finite themselves are not remembered.
-        """
-        if not all(bool(part.isfinite().all()) for part in v):
-            self.undo()
-            return d, over
-        again = self._direction(point, list(torch._foreach_mul(v, SMALL)), transport)
-        rows = list(zip(zip(d, over, strict=True), zip(*again, strict=True), strict=True))
-        chosen = [smaller if _infinite(given[1]) else given for given, smaller in rows]
-        return [part for part, _ in chosen], [divisor for _, divisor in chosen]
-
     def settle(self) -> None:
-        """The step is done: what the last displacement made the probe remember, it keeps."""
+        """The step is done: the probe keeps what it has learned from the last displacement."""
 
     def undo(self) -> None:
-        """The step has failed or was abandoned: as if there had been no last displacement."""
+        """The step failed: the probe forgets the last displacement."""
 
     def filtered(self, point: Point) -> list[Tensor]:
         """`v`: the gradient that the displacement is computed from."""
@@ -134,21 +123,6 @@ class SAMProbe:
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         pass
-
-
-def _distinct(tensors: list[Tensor]) -> list[Tensor]:
-    """Parameters share divisors, by default all of them one."""
-    return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _infinite(divisor: Tensor) -> bool:
-    """Whether it is known to be: a step waits for no device, and there an overflow leaves the weights at the centre."""
-    return divisor.device.type == "cpu" and divisor.ndim == 0 and math.isinf(divisor.numpy())
-
-
-def _scaled_wide(d: list[Tensor], over: list[Tensor], radii: list[float]) -> list[Tensor]:
-    """`rho d / norm` where `rho / norm` may be too large for float16, as it is for tiny gradients."""
-    return [(part.float() * (rho / norm)).to(part.dtype) for part, norm, rho in zip(d, over, radii, strict=True)]
 
 
 def _product(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:

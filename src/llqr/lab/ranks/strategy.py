@@ -21,7 +21,7 @@ from llqr.lab.errors import ConfigurationError
 from llqr.lab.passes import Pass, Precision, repeated_blocks
 from llqr.lab.ranks.team import Team
 from llqr.lab.tasks.task import Batch, Task
-from llqr.step.saved_state import taken_apart
+from llqr.state import taken_apart
 
 T = TypeVar("T")
 

@@ -1,0 +1,365 @@
+"""Algorithm 1 of the paper as one optimizer, and the methods by name.
+
+Each method is a point of probe x metric x transport x base optimizer:
+
+    refresh U if due                                     geometry
+    g   = grad L(theta)                                  first pass
+    eps = rho U g / |U g|                                probe
+    g~  = grad L(theta + eps)                            second pass
+    theta <- base(theta, U g~)                           transport and base optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from llqr.checks import (
+    CLOSURE,
+    check_base,
+    check_closure,
+    check_geometry,
+    check_given,
+    check_settings,
+    refuse_class,
+)
+from llqr.distributed.dtensors import local
+from llqr.passes import Closure, TwoCalls, TwoPasses
+from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Norm, Point, SAMProbe
+from llqr.schedule import Schedule
+
+if TYPE_CHECKING:
+    from llqr.geometry import GeometryLike
+
+Base = torch.optim.Optimizer
+
+
+class Optimizer(TwoCalls):
+    """Any point of probe x metric x transport x base optimizer.
+
+    Args:
+        base: a constructed optimizer (SGD, AdamW, ...). Its `param_groups` and `state` *are* this optimizer's, so that
+            schedulers may be built on either. It adds weight decay and momentum after the metric.
+        probe: where SAM looks; None for plain descent.
+        geometry: the learned metric `U`; None for the identity.
+        transport: whether the update gradient goes through `U` (False is the paper's LLQR^Delta).
+        model: its buffers (BatchNorm statistics) are written by one pass only. Default: the geometry's model; without
+            either, both passes write to buffers, as in other implementations of SAM.
+        no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
+        same_dropout: both passes of a step draw the same numbers from torch's generators.
+        buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were
+            before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both
+            passes write.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> opt = Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), SAMProbe(rho=0.05), model=model)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = nn.functional.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> float(opt.step(closure)) > 0
+        True
+    """
+
+    # With this, torch's GradScaler passes itself to `step`, which must unscale between its two passes.
+    _step_supports_amp_scaling = True
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        refuse_class(cls.__name__, (*args[1:], *settings.values()))
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        base: Base,
+        probe: SAMProbe | None = None,
+        geometry: GeometryLike | None = None,
+        *,
+        transport: bool = True,
+        model: nn.Module | None = None,
+        no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
+        same_dropout: bool = True,
+        buffers: Literal["centre", "probe"] = "centre",
+    ) -> None:
+        check_base(base)
+        check_settings(probe, transport, model, no_sync, same_dropout, buffers)
+        if geometry is not None:
+            check_geometry(geometry, base, no_sync)
+        super().__init__(base, probe, geometry, model)
+        self.transport = transport
+        self._no_sync, self._same_dropout, self._buffers_of_probe = no_sync, same_dropout, buffers == "probe"
+        self._notice_parameters()
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, *, batch: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+        """One step; returns the loss at the centre.
+
+        After `first_step`, this is `second_step`; a closure, if there is one, is then the second pass. If no parameter
+        gets a gradient, the step does nothing and is not counted.
+
+        Args:
+            closure: zeroes the gradients, computes the loss, calls `backward` and returns the loss. Called twice while
+                a probe is active; any other side effect happens twice. May be omitted without a probe, if the gradients
+                have been computed already.
+            batch: what a refresh learns from when one is due: `(inputs, targets)`, a mapping, or a function that
+                returns one of these. Not needed if the geometry has `batches` of its own.
+            grad_scaler: the `torch.amp.GradScaler` whose scaled loss the closure differentiates; call its `update`
+                after the step, as usual. `grad_scaler.step(opt, closure)` does the same once it has scaled a loss.
+        """
+        check_closure(closure)
+        if self._begun:
+            return self._finish(closure, grad_scaler)
+        if closure is None and self._makes_state:
+            return self.base.step()
+        if closure is None and self._probing:
+            raise TypeError(CLOSURE)
+        self._refresh(batch)
+        with TwoPasses(self, closure, grad_scaler) as passes:
+            loss, g = passes.centre()
+            if self._probing and g.grads:
+                g = passes.at(self._displacement(g), g)
+            self._descend(passes, g)
+        return loss
+
+    @property
+    def _probing(self) -> bool:
+        return self.probe is not None and self.probe.active(self.steps)
+
+    def _refresh(self, batch: Any) -> None:
+        """Learn `U`, if it is time to."""
+        if self.geometry is not None:
+            with torch.enable_grad():
+                self.geometry.refresh_if_due(batch)
+
+    def _displacement(self, g: Point) -> list[Tensor]:
+        """`eps = rho U g / |U g|`."""
+        assert self.probe is not None
+        return self.probe.displacement(g, lambda v: self._U(g, v), self.steps)
+
+    def _descend(self, passes: TwoPasses, g: Point) -> None:
+        """`theta <- base(theta, U g)`."""
+        if not g.grads:
+            return self._do_nothing()
+        if passes.descend(g, self._U(g, g.grads) if self.geometry is not None and self.transport else None):
+            self.steps += 1
+            if self.probe is not None:
+                self.probe.settle()
+            if self.geometry is not None:
+                self.geometry.advance()
+
+    def _U(self, g: Point, v: list[Tensor]) -> list[Tensor]:
+        """`U v`; `v` are this rank's parts of sharded tensors."""
+        if self.geometry is None:
+            return v
+        if g.sharding is None:
+            return self.geometry.transport(g.parameters, v)
+        return local(self.geometry.transport(g.parameters, g.sharding.joined(v)))
+
+
+# -- the methods by name -----------------------------------------------------------------------------------------------
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments every named method passes on to `Optimizer`."""
+
+    model: nn.Module | None
+    no_sync: Callable[[], AbstractContextManager[Any]] | None
+    same_dropout: bool
+    buffers: Literal["centre", "probe"]
+
+
+class MethodSettings(Settings, total=False):
+    """Keyword arguments of every method with a probe: those of `Optimizer`, see there."""
+
+    geometry: GeometryLike | None
+    transport: bool
+
+
+class SAM(Optimizer):
+    """`eps = rho g / |g|`; with `geometry=` it is LLQR+SAM, `eps = rho U g / |U g|`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.05,
+        *,
+        norm: Norm = "euclidean",
+        start_after: int = 0,
+        **settings: Unpack[MethodSettings],
+    ) -> None:
+        super().__init__(base, SAMProbe(rho, norm=norm, start_after=start_after), **settings)
+
+
+class LLQRSAM(SAM):
+    """LLQR+SAM: `theta+ = theta + rho U g / |U g|`, then `theta <- theta - eta U g(theta+)`.
+
+    `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; its runs used the Euclidean norm, in which `rho`
+    means what it means in SAM.
+
+    `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and does not change the update.
+
+    Example:
+        >>> import llqr
+        >>> model = torch.nn.Linear(4, 3)
+        >>> geometry = llqr.Geometry(model, torch.nn.functional.cross_entropy, structure="e-kfac")
+        >>> opt = LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        geometry: GeometryLike,
+        rho: Schedule = 0.05,
+        *,
+        transport: bool = True,
+        norm: Norm = "euclidean",
+        start_after: int = 0,
+        **settings: Unpack[Settings],
+    ) -> None:
+        check_given(geometry)
+        super().__init__(
+            base, rho, norm=norm, start_after=start_after, geometry=geometry, transport=transport, **settings
+        )
+
+
+class ASAM(Optimizer):
+    """`T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`; with a geometry `eps = rho T U T g / |T g|_U`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> opt = ASAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.5,
+        *,
+        eta: float = 0.01,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[MethodSettings],
+    ) -> None:
+        super().__init__(base, ASAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
+
+
+class FisherSAM(Optimizer):
+    """`eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.1,
+        *,
+        eta: float = 0.1,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        **settings: Unpack[MethodSettings],
+    ) -> None:
+        super().__init__(base, FisherSAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
+
+
+class FriendlySAM(Optimizer):
+    """F-SAM: the probe follows `g - gbar`, the part of the gradient that is specific to this batch.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> opt = FriendlySAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6)
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        rho: Schedule = 0.05,
+        lam: float = 0.9,
+        *,
+        norm: Norm = "euclidean",
+        start_after: int = 0,
+        **settings: Unpack[MethodSettings],
+    ) -> None:
+        super().__init__(base, FriendlySAMProbe(rho, lam=lam, norm=norm, start_after=start_after), **settings)
+
+
+class LLQR(Optimizer):
+    """No probe: the base optimizer on `U g`.
+
+    Example:
+        >>> import llqr
+        >>> model = torch.nn.Linear(4, 3)
+        >>> geometry = llqr.Geometry(model, torch.nn.functional.cross_entropy)
+        >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
+    """
+
+    def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
+        check_given(geometry)
+        super().__init__(base, None, geometry, **settings)
+
+
+BASES = ("sgdm", "adam", "adamw")
+
+
+def method_names() -> list[str]:
+    """Every name `build` knows. `llqr` may be written `llqr-ngd` or `llqr-newton`, as in the paper's tables.
+
+    Example:
+        >>> "llqr+fsam" in method_names()
+        True
+    """
+    crossed = [f"llqr+{probe}" for probe in PROBES] + [f"llqr-probe-only+{probe}" for probe in PROBES]
+    return [*BASES, *PROBES, "llqr", *crossed]
+
+
+def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **settings: Any) -> Optimizer:
+    """A method by its name in the paper's tables, such as `sam`, `llqr-ngd+fsam` or `llqr-ngd-probe-only+sam`.
+
+    `settings` are those of the probe (`rho`, `lam`, ...) and of `Optimizer` (`model`, `no_sync`, `same_dropout`,
+    `buffers`).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> build("fsam", torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6).probe.name
+        'fsam'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected one of {', '.join(method_names())}, got {name!r}")
+    plain, divergence = _without_divergence(name.lower())
+    if plain not in method_names():
+        raise ValueError(f"name: unknown method {name!r}; choose one of {', '.join(method_names())}")
+    learned = plain.startswith("llqr")
+    if learned and geometry is None:
+        raise ValueError(f"geometry: {name!r} needs one, pass geometry=llqr.Geometry(model, loss_fn)")
+    if not learned and geometry is not None:
+        learning = "llqr" if plain in BASES else f"llqr+{plain}"
+        raise ValueError(f"geometry: {name!r} has none; did you mean {learning!r}?")
+    given = getattr(getattr(geometry, "divergence", None), "name", divergence)
+    if divergence and given != divergence:
+        raise ValueError(f"geometry: {name!r} wants the divergence {divergence!r}, got {given!r}")
+    kind = plain.rpartition("+")[2]
+    if kind not in PROBES:
+        return Optimizer(base, None, geometry, **settings)
+    of_optimizer = {key: settings.pop(key) for key in Settings.__annotations__ if key in settings}
+    return Optimizer(base, PROBES[kind](**settings), geometry, transport="probe-only" not in plain, **of_optimizer)
+
+
+def _without_divergence(name: str) -> tuple[str, str]:
+    for divergence in ("ngd", "newton"):
+        if name.startswith(f"llqr-{divergence}"):
+            return name.replace(f"-{divergence}", "", 1), divergence
+    return name, ""

@@ -1,0 +1,364 @@
+"""An optimizer around another one: groups and state are the inner one's, and what is saved holds both."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from llqr.checks import check_parameters, check_saved, check_state_dict
+
+if TYPE_CHECKING:
+    from llqr.geometry import GeometryLike
+    from llqr.passes import TwoPasses
+    from llqr.probes import SAMProbe
+
+#: What stands in the text of `split_state` for a tensor, and for what JSON has no form of its own.
+TENSOR, TUPLE, KEYS = "__tensor__", "__tuple__", "__keys__"
+
+
+@dataclass
+class Run:
+    """What changes from step to step.
+
+    An object of its own, because Lightning and Fabric hand out copies of an optimizer that share its attributes.
+
+    Attributes:
+        passes: those of a step that has begun, while weights may be at the probe.
+        called: whether there has been a step, in whichever form; schedulers ask for it.
+        warned: whether the warning about a step without gradients was shown.
+    """
+
+    steps: int = 0
+    passes: TwoPasses | None = None
+    called: bool = False
+    warned: bool = False
+
+
+def _of(owner: str, name: str) -> property:
+    """An attribute of another object, such as the base optimizer's own `state`."""
+
+    def read(wrapper: Wrapper) -> Any:
+        return getattr(getattr(wrapper, owner), name)
+
+    def write(wrapper: Wrapper, value: Any) -> None:
+        if hasattr(wrapper, owner):  # not while torch constructs
+            setattr(getattr(wrapper, owner), name, value)
+
+    return property(read, write)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Looks like its base optimizer to schedulers, frameworks and checkpoints."""
+
+    #: The parameters' names, as far as the model or `param_groups` tell them.
+    names: Mapping[Tensor, str]
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        probe: SAMProbe | None,
+        geometry: GeometryLike | None,
+        model: nn.Module | None,
+    ) -> None:
+        super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
+        self.base = base
+        self.probe = probe
+        self.geometry = geometry
+        self.model = geometry.model if model is None and geometry is not None else model
+        self._run = Run()
+
+    if TYPE_CHECKING:
+        steps: int
+    else:
+        # Groups and state are the base optimizer's own objects, also after `load_state_dict` has replaced them.
+        param_groups, state, defaults = (_of("base", name) for name in ("param_groups", "state", "defaults"))
+        steps, _opt_called = _of("_run", "steps"), _of("_run", "called")
+
+        def __getattr__(self, name: str) -> Any:
+            """What only the base has, such as `train` and `eval` of schedule-free optimizers."""
+            if name.startswith("_") or name in ("base", "grad_scale", "found_inf"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.base, name)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "base"):  # not while torch constructs
+            self.base.add_param_group(param_group)
+            self._notice_parameters()
+
+    def _notice_parameters(self) -> None:
+        """Check the parameters, learn their names, and tell the geometry which of them move."""
+        check_parameters(self._order(), self._no_sync)
+        pairs = [zip(group["params"], group.get("param_names", ()), strict=False) for group in self.param_groups]
+        self.names = {parameter: name for group in pairs for parameter, name in group}
+        if self.model is not None:
+            self.names |= {parameter: name for name, parameter in self.model.named_parameters()}
+        if self.geometry is not None:
+            self.geometry.claim(self._order())
+        self._buffers.look_again()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.base.zero_grad(set_to_none)
+
+    def __repr__(self) -> str:
+        probe = None if self.probe is None else self.probe.name
+        geometry = None if self.geometry is None else type(self.geometry).__name__
+        return (
+            f"{type(self).__name__}(probe={probe}, geometry={geometry}, transport={self.transport}, base={self.base})"
+        )
+
+    def _order(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
+
+        They are also in the first group: `torch.distributed.checkpoint.state_dict` keeps only states and groups. Of a
+        metric that is shared out among ranks, each rank has its own blocks.
+        """
+        self._check_centre("state_dict")
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        base = self.base.state_dict()
+        own = {
+            "steps": self.steps,
+            "shapes": self._shapes(),
+            "states": len(base["state"]),
+            "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
+            "geometry": None if self.geometry is None else self.geometry.state_dict(),
+        }
+        state: dict[str, Any] = with_own(base, own, self._order())
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state)
+            state = state if replaced is None else replaced
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
+        """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
+
+        Args:
+            adopt: also take the state of a plain base optimizer, saved before it was wrapped: its momenta and groups.
+                Probe, geometry and counters stay as they are.
+        """
+        self._check_centre("load_state_dict")
+        state = state_dict if isinstance(state_dict, State) else dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state)
+            state = state if replaced is None else replaced
+        state, own = taken_apart(state)
+        probe = None if self.probe is None else self.probe.name
+        check_saved(state, own, probe, self.geometry is not None, self._shapes(), self.param_groups, adopt)
+        before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
+        memory = None if self.probe is None else self.probe.state_dict(self._order())
+        self.base.load_state_dict(state)
+        try:
+            if own is not None:
+                steps = int(own["steps"])
+                if self.probe is not None:
+                    self.probe.load_state_dict(own["probe"], self._order())
+                if self.geometry is not None:
+                    self.geometry.load_state_dict(own["geometry"])
+                self.steps = steps
+        except BaseException:
+            self.base.__setstate__(before)
+            if self.probe is not None and memory is not None:
+                self.probe.load_state_dict(memory, self._order())
+            raise
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def make_state(self) -> None:
+        """Let a fresh base make its state (momenta), by a step of length zero along gradients of zero.
+
+        Only needed before `torch.distributed.checkpoint.load` loads into an existing `state_dict()`; the base may count
+        the step. `get_optimizer_state_dict` does the same by itself.
+        """
+        if self.state:
+            return
+        before = [(parameter, parameter.grad) for parameter in self._order()]
+        rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
+        try:
+            for parameter, _ in before:
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            for group, lr in rates:
+                group["lr"] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
+            self.base.step()
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
+            for group, lr in rates:
+                group["lr"] = lr
+
+    @property
+    def _makes_state(self) -> bool:
+        """Whether `torch.distributed.checkpoint` calls `step` to make the base's state: it sets every `lr` to 0."""
+        return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+
+    def _check_centre(self, what: str) -> None:
+        if self._run.passes is not None and self._weights.held:
+            raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
+
+    def _shapes(self) -> list[list[int]]:
+        return [list(parameter.shape) for parameter in self._order()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
+        self._check_centre("copy")
+        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
+
+
+# -- the dictionary ----------------------------------------------------------------------------------------------------
+
+
+class State(dict[str, Any]):
+    """A state dictionary whose `"llqr"` entry is found by its key and in files, but not by iteration.
+
+    `torch.distributed.checkpoint` iterates: it would store the metric twice. It finds our part in the first group.
+    """
+
+    own: Mapping[str, Any] | None = None
+
+    def __missing__(self, key: str) -> Any:
+        if key != "llqr" or self.own is None:
+            raise KeyError(key)
+        return self.own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ([*self.items(), *([] if self.own is None else [("llqr", self.own)])],)
+
+
+class OwnState(str):
+    """Our part of a state but for large tensors, as one value for `torch.distributed.checkpoint`.
+
+    DCP loads a nested dictionary entry by entry, and only entries that already exist. It leaves strings alone, so that
+    this is one. Pickled, it is the plain dictionary.
+    """
+
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> OwnState:
+        own = cls("llqr")
+        own.content = content
+        return own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (list(self.content.items()),)
+
+
+def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequence[Tensor]) -> State:
+    """The base optimizer's state and our own part, its large tensors under names that never change.
+
+    A fresh optimizer has all of these tensors too: identities and zeros.
+    """
+    rest, tensors = dict(own), {}
+    metric = (own["geometry"] or {}).get("metric")
+    if isinstance(metric, Mapping) and isinstance(metric.get("factors"), Mapping):
+        tensors["factors"] = dict(metric["factors"])
+        without = {key: value for key, value in metric.items() if key != "factors"}
+        rest["geometry"] = {**own["geometry"], "metric": without}
+    mean = (own["probe"] or {}).get("mean")
+    if mean is not None:
+        zeros = {str(i): torch.zeros_like(p) for i, p in enumerate(parameters) if i not in mean}
+        tensors["mean"] = {str(i): tensor for i, tensor in mean.items()} | zeros
+        rest["probe"] = {**own["probe"], "mean": list(mean)}
+    first, *others = base["param_groups"]
+    state = State(base, param_groups=[{**first, "llqr": OwnState.of(rest), "llqr_tensors": tensors}, *others])
+    state.own = own
+    return state
+
+
+def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The base optimizer's part of a state, and our own, if it has one."""
+    plain = dict(state)
+    check_state_dict(plain)
+    own = plain.pop("llqr", None)
+    groups = [dict(group) for group in plain["param_groups"]]
+    for group in groups:
+        found, tensors = group.pop("llqr", None), group.pop("llqr_tensors", {})
+        if own is None and isinstance(found, OwnState):  # nothing has been loaded into the group
+            own = getattr(state, "own", None)
+        if own is None and found is not None:
+            own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
+    return plain | {"param_groups": groups}, own
+
+
+def _joined(rest: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our part with its large tensors."""
+    own = dict(rest)
+    if "factors" in tensors and "factors" not in own["geometry"]["metric"]:
+        metric = {**own["geometry"]["metric"], "factors": tensors["factors"]}
+        own["geometry"] = {**own["geometry"], "metric": metric}
+    if "mean" in tensors and isinstance(own["probe"]["mean"], list):
+        own["probe"] = {**own["probe"], "mean": {i: tensors["mean"][str(i)] for i in own["probe"]["mean"]}}
+    return own
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a state dictionary by names such as `state/0/momentum_buffer`, and everything else as JSON.
+
+    Each tensor is contiguous, and one that occurs twice is stored once, as safetensors wants it. `joined_state` is the
+    inverse.
+
+    Example:
+        >>> import torch
+        >>> tensors, text = split_state({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]})
+        >>> list(tensors), joined_state(tensors, text)["param_groups"]
+        (['state/0/exp_avg'], [{'lr': 0.1}])
+
+    With safetensors: `save_file(tensors, path, {"state": text})`, and back through `safe_open(path, "pt")`, its
+    `get_tensor` for each of its `keys()`, and `metadata()["state"]`.
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+
+    def outline(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in names:
+                names[id(value)] = path
+                tensors[path] = value.detach().contiguous()
+            return {TENSOR: names[id(value)]}
+        if isinstance(value, Mapping):
+            items = [(key, outline(part, f"{path}/{key}" if path else str(key))) for key, part in value.items()]
+            if all(isinstance(key, str) for key, _ in items):
+                return dict(items)
+            return {KEYS: [[key, part] for key, part in items]}
+        if isinstance(value, list | tuple):
+            parts = [outline(part, f"{path}/{i}") for i, part in enumerate(value)]
+            return parts if isinstance(value, list) else {TUPLE: parts}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"state: {path} is a {type(value).__name__}, which has no form as text")
+
+    plain, own = taken_apart(state)  # without the copy for torch.distributed.checkpoint
+    return tensors, json.dumps(outline(plain | ({} if own is None else {"llqr": own}), ""))
+
+
+def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
+    """The state dictionary that `split_state` took apart.
+
+    Example:
+        >>> joined_state(*split_state({"param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}))
+        {'param_groups': [{'lr': 0.1, 'betas': (0.9, 0.99)}]}
+    """
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if TENSOR in value:
+            return tensors[value[TENSOR]]
+        if TUPLE in value:
+            return tuple(filled(part) for part in value[TUPLE])
+        if KEYS in value:
+            return {key: filled(part) for key, part in value[KEYS]}
+        return {key: filled(part) for key, part in value.items()}
+
+    state: dict[str, Any] = filled(json.loads(text))
+    return state
