@@ -1,6 +1,5 @@
 """What all tests share: reproducible random numbers, one thread, and hypothesis without a clock."""
 
-import gc
 import os
 
 # Some virtual machines announce AMX and then refuse its instructions, which ends a bfloat16 product and the process.
@@ -16,15 +15,6 @@ settings.register_profile(
     "llqr", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("llqr")
-
-
-def pytest_collection_finish(session):
-    """A new optimizer looks for its modules among all objects: what has been imported need not be looked at each time.
-
-    Nor does the garbage collector. Modules made while tests are collected would not be found.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

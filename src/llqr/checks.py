@@ -73,8 +73,8 @@ def check_geometry(geometry: GeometryLike, base: torch.optim.Optimizer, no_sync:
     mine = {parameter for group in base.param_groups for parameter in group["params"]}
     if known is not None and mine.isdisjoint(known.values()):
         raise ValueError(
-            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both from the "
-            "same model, after its weights are in place"
+            "geometry: none of its parameters is one of the optimizer's, so that U would never be applied; make both "
+            "from the same model, after its weights are in place"
         )
     if no_sync is not None and getattr(geometry, "shards", 1) > 1:
         raise ValueError(

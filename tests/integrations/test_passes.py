@@ -181,7 +181,3 @@ def test_after_a_second_pass_that_failed_the_random_numbers_go_on():
     with pytest.raises(MemoryError):
         passes.repeat_at_probe()
     assert torch.get_rng_state().equal(state)
-
-
-
-

@@ -78,7 +78,7 @@ class Training:
         # stepped, the step is done.
         self._suspend(self.opt.base, "step", until_the_end=True)
         self._suspend(self.opt._weights, "restore")
-        self._suspend(self.opt._modules, "restore_buffers")
+        self._suspend(self.opt._buffers, "restore")
         self.model.register_forward_pre_hook(lambda *_: self._in_model(True))
         self.model.register_forward_hook(lambda *_: self._in_model(False), always_call=True)
 
