@@ -51,9 +51,9 @@ class TwoPasses:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._optimizer.restore()
-        elif not self.open:
+        if not self.open:
             self._optimizer._buffers.restore()  # held for a second pass that did not take place
-        leave(self.parameters)
+            leave(self.parameters)
 
     def centre(self) -> tuple[Any, Point]:
         """The first pass: its loss, and the gradients at the centre."""

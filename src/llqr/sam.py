@@ -48,7 +48,8 @@ class Optimizer(TwoCalls):
         geometry: the learned metric `U`; None for the identity.
         transport: whether the update gradient goes through `U` (False is the paper's LLQR^Delta).
         model: its buffers (BatchNorm statistics) are written by one pass only. Default: the geometry's model; without
-            either, both passes write to buffers, as in other implementations of SAM.
+            either, both passes write to buffers, as in other implementations of SAM. Under FSDP2, needed where
+            gathered weights are kept after the backward pass.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step draw the same numbers from torch's generators.
         buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were

@@ -72,7 +72,7 @@ def optimizer(model, method, options):
     settings = {"rho": 0.3}
     if "norm" in options:
         settings["norm"] = own_norm if options["norm"] == "own" else options["norm"]
-    return llqr.build(method, base, **settings)
+    return llqr.build(method, base, model=model, **settings)
 
 
 def trained(model, method, options, share=0, shares=1):

@@ -75,7 +75,7 @@ class WithStatistics(nn.Module):
 
 def with_statistics(model):
     """All ranks see the same batch, so that their statistics are those of one process."""
-    opt = llqr.SAM(sgd(model), rho=0.5)
+    opt = llqr.SAM(sgd(model), rho=0.5, model=model)
     for x, y in batches(2):
         opt.step(closure_of(opt, model, (x[:, 0].float(), y[:, 0].float()), mse))
     return weights(model)
@@ -269,7 +269,7 @@ def test_fsdp1_is_refused(ranks, wrapped):
         ("a geometry of tensor parallel weights", "let fully_shard take all parameters"),
         ("a geometry of two dimensions", "sharded otherwise than by FSDP2 (fully_shard) alone"),
         ("a captured refresh", "capture: not with shards"),
-        ("gradients from outside", "step: the gradients of a backward pass outside the closure"),
+        ("gradients from outside", "step: there are gradients of a backward pass outside the closure"),
     ],
 )
 def test_what_is_refused_with_shards(ranks, case, sentence):

@@ -39,22 +39,7 @@ def share(batch: Batch, rank: int) -> Batch:
 
 
 def work(rank: int, world: int) -> dict:
-    return {case: outcome(case, rank) for case in CASES} | {"join": joined(rank)}
-
-
-def joined(rank: int) -> list[str]:
-    """What a refresh within DDP's `join` says, without and with the promise that ranks end together."""
-    ddp = DistributedDataParallel(mlp())
-    found = []
-    for together in (False, True):
-        opt = llqr.LLQRSAM(sgd(ddp), quick_geometry(ddp, "diagonal"))
-        try:
-            with ddp.join(throw_on_early_termination=together):
-                train(opt, ddp, [share(batch, rank) for batch in batches(2)])
-                found.append("learned" if opt.geometry.metric.learned else "nothing")
-        except ValueError as error:
-            found.append(str(error))
-    return found
+    return {case: outcome(case, rank) for case in CASES}
 
 
 def outcome(case: str, rank: int) -> dict:
@@ -82,12 +67,6 @@ def test_weights_and_metrics_are_bit_identical_on_all_ranks(ranks, case):
         assert all(first[name].equal(second[name]) for name in first)
     assert not ranks[0][case]["loss"].equal(ranks[1][case]["loss"]), "each rank saw its own data"
     assert bool(ranks[0][case]["metric"]) == ("llqr" in case)
-
-
-def test_a_refresh_where_ranks_may_leave_the_loop_is_refused(ranks):
-    for refused, learned in (rank["join"] for rank in ranks):
-        assert refused.startswith("model: no refresh within its join()")
-        assert learned == "learned"
 
 
 @pytest.mark.parametrize("case", ["sam", "fsam"])
