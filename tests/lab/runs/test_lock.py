@@ -1,12 +1,11 @@
 """Two commands on one run: the second one is told so, and a lock does not outlive its process."""
 
 import multiprocessing
-import os
 
 import pytest
 
 from forked import METHOD
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.runs.folder import RunFolder
 
 
@@ -24,16 +23,16 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(tmp_path):
     holder.start()
     try:
         assert here.recv() == "held"
-        with pytest.raises(ConfigurationError, match=rf"^--out: .*run is in use by process {holder.pid} on .*; wait"):
+        with pytest.raises(ConfigurationError, match=r"^--out: .*run is in use by another process; wait"):
             folder.locked().__enter__()
     finally:
         holder.kill()
         holder.join()
     with folder.locked():
-        assert str(os.getpid()) in (folder.path / ".lock").read_text()
+        pass
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
     (tmp_path / ".checkpoint.pt.0123abcd.part").write_text("half")
     with RunFolder(tmp_path).locked():
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+        assert not list(tmp_path.glob("*.part"))

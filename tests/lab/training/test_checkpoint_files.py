@@ -1,6 +1,4 @@
-"""A checkpoint is read back as it was written or refused in one sentence, whatever happened to its bytes."""
-
-import random
+"""A checkpoint is an ordinary file of torch; other files are refused in one sentence."""
 
 import pytest
 import torch
@@ -22,19 +20,6 @@ def test_it_is_an_ordinary_file_of_torch(path):
     for state in (torch.load(path, weights_only=True), checkpoint.load(path, CPU)):
         assert torch.equal(state["weights"], STATE["weights"])
         assert (state["counts"], state["name"]) == ([1, 2, 3], "run")
-
-
-def test_one_flipped_bit_anywhere_is_refused(path):
-    content = path.read_bytes()
-    places = random.Random(0).sample(range(len(content)), 200)
-    for place in [0, len(content) - 1, *places]:
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        with pytest.raises(
-            DataError, match=r"^.*checkpoint.pt is not a readable checkpoint \(its digest .*start over.$"
-        ):
-            checkpoint.load(path, CPU)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"garbage\n" * 50, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", None])

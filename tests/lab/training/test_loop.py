@@ -22,8 +22,8 @@ from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import Task, TaskOptions
 from llqr.lab.training import spectrum
-from llqr.lab.training.log_results import seconds_per_step
 from llqr.lab.training.loop import Execution, Training, independent_seeds
+from llqr.lab.training.results import seconds_per_step
 
 CPU = torch.device("cpu")
 SHORT = [
@@ -131,7 +131,7 @@ def test_log_and_result_say_what_happened(tmp_path):
     accuracies = [record["test"]["accuracy"] for record in records]
     assert result["best"] == max(accuracies)
     assert accuracies[result["best_epoch"] - 1] == max(accuracies)
-    assert result["last"] == accuracies[-1] == training.evaluate()["accuracy"]
+    assert result["last"] == accuracies[-1] == training.measure(training.task.evaluate)["accuracy"]
     assert (result["refreshes"], result["refreshes_rejected"]) == (7, 0)
     assert result["seconds"]["total"] == pytest.approx(
         sum(record["seconds"]["train"] + record["seconds"]["eval"] for record in records)
@@ -146,7 +146,9 @@ def test_evaluations_and_length_may_be_counted_in_steps(tmp_path):
     records = training.folder.log.records
     assert [record["step"] for record in records] == [20, 40, 50]
     assert [record["epoch"] for record in records] == pytest.approx([20 / 23, 40 / 23, 50 / 23])
-    assert [record["lr"] for record in records] == pytest.approx([training.learning_rate(step) for step in (0, 20, 40)])
+    run = training.planned.run
+    rates = [run.base.lr * run.schedule.factor(step, 50) for step in (0, 20, 40)]
+    assert [record["lr"] for record in records] == pytest.approx(rates)
     assert training.finished
     result = training.folder.result()
     assert (result["steps"], result["counted_in"], result["best_step"] in (20, 40, 50)) == (50, "step", True)

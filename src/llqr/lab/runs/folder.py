@@ -8,16 +8,14 @@
 ``.lock``          held by the process that works on the run, and free when that process is gone, however it ended
 """
 
-import fcntl
 import json
-import os
-import platform
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError
@@ -40,43 +38,31 @@ class RunFolder:
         """Refuse a folder that holds another run than the planned one."""
         if not (self.path / "config.json").exists():
             return
-        changed = f"of {planned.recipe} as it was before its code or data changed"
         ours = plain(planned.to_dict())
-        theirs = {key: value for key, value in self.config().items() if key in ours}
-        theirs, ours = dict(flatten(theirs)), dict(flatten(ours))
+        theirs = dict(flatten({key: value for key, value in self.config().items() if key in ours}))
+        ours = dict(flatten(ours))
         # Where the data are does not matter: a run may be resumed on another machine.
-        for key in sorted({*theirs, *ours} - {"run.data.root"}):
-            if theirs.get(key) != ours.get(key):
-                other = f"with {key} = {theirs.get(key)}, not {ours.get(key)}"
-                self._refuse(changed if key == "run.task.options.digest" else other)
+        differing = [key for key in sorted({*theirs, *ours} - {"run.data.root"}) if theirs.get(key) != ours.get(key)]
+        found = [f"with {key} = {theirs.get(key)}, not {ours.get(key)}" for key in differing]
         text, now = text_of(self.result()), planned.run.task_type.prepared_key(planned.run)
         if now is not None and text not in (now, None):
-            self._refuse(changed)
-
-    def _refuse(self, found: str) -> NoReturn:
-        raise ConfigurationError(f"--out: {self.path} holds a run {found}; choose another folder or delete that one.")
+            found.append(f"of {planned.recipe} on another text")
+        if found:
+            raise ConfigurationError(
+                f"--out: {self.path} holds a run {found[0]}; choose another folder or delete that one."
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from working on this run at the same time."""
         make_folder(self.path)
-        place = self.path / ".lock"
-        with explained(place):
-            file = place.open("a+")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                raise ConfigurationError(
-                    f"--out: {self.path} is in use by {file.read() or 'another process'}; wait until that ends or "
-                    "choose another folder."
-                ) from error
-            except OSError as error:  # a file system without locks
-                warnings.warn(f"{self.path} cannot be locked ({error.strerror}): use it only once.", stacklevel=3)
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}")
-            file.flush()
+        try:
+            lock = FileLock(self.path / ".lock").acquire(timeout=0)
+        except Timeout as error:
+            raise ConfigurationError(
+                f"--out: {self.path} is in use by another process; wait until that ends or choose another folder."
+            ) from error
+        with lock:
             for part in self.path.glob(".*.part"):  # of a process that was killed
                 part.unlink(missing_ok=True)
             yield

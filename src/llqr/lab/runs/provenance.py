@@ -23,29 +23,24 @@ PATIENCE = 10.0
 
 
 def source_state() -> dict[str, Any]:
-    """``{"commit": str | None, "dirty": bool | None}``; both are None where there is no repository or no git."""
+    """Return ``{"commit": str | None, "dirty": bool | None}``; both are None where there is no repository or no git."""
     named = os.environ.get(VARIABLE, "").strip()
     if named:
         return {"commit": named.removesuffix("-dirty"), "dirty": named.endswith("-dirty")}
     # The checkout that holds the package as src/llqr. A repository further up, such as one around the environment in
     # which the package is installed, says nothing about it.
     checkout = PACKAGE.parents[1]
-    if not (checkout / ".git").exists():
+    try:
+        commit = _git(checkout, "rev-parse", "HEAD") if (checkout / ".git").exists() else None
+        changes = _git(checkout, "status", "--porcelain", "--", str(PACKAGE)) if commit else None
+    except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
-    commit = _git(checkout, "rev-parse", "HEAD")
-    changes = _git(checkout, "status", "--porcelain", "--", str(PACKAGE))
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def _git(checkout: Path, *arguments: str) -> str | None:
-    """What a git command prints, or None if it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+def _git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
 
 
 _maker: list[str] = []

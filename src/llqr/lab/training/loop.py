@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +30,7 @@ from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint, spectrum
-from llqr.lab.training.log_results import best_record, results_of, seconds_per_step
+from llqr.lab.training.results import best_record, layer_effects, result_of
 from llqr.lab.training.tensorboard import Board
 
 
@@ -65,7 +64,7 @@ class Interval:
 
 
 class Training:
-    """A run in progress."""
+    """A run in progress: model, optimizer and batches, and where they are."""
 
     def __init__(self, planned: PlannedRun, task: Task, execution: Execution) -> None:
         self.planned, self.task, self.execution = planned, task, execution
@@ -104,8 +103,120 @@ class Training:
         self.closure: Pass = make(task, forward_model, self.precision)
         self.current = Interval(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
-        self.board: Board | None = None
-        self._effects: dict[str, dict[str, float]] = {}
+        self.effects: dict[str, dict[str, float]] = {}
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
+        """Train until the end or until asked to stop, and leave a checkpoint; return the result if this is the end."""
+        wants_board = self.execution.tensorboard and self.team.first
+        board = Board(self.folder.path, self.optimizer.steps) if wants_board else None
+        saved = time.monotonic()
+        display.begin(self.planned.label, self.total_steps, self.optimizer.steps)
+        while not self.finished:
+            interval_ended = self.train_interval(stop, display)
+            if interval_ended:
+                record = self.evaluate_interval(display)
+                if board is not None:
+                    board.write(record)
+            stopping = not interval_ended or stop.requested
+            if stopping or self.finished or self.team.by_first(partial(self._checkpoint_due, saved)):
+                self.save()
+                saved = time.monotonic()
+            if stopping and not self.finished:
+                return None
+        if board is not None:
+            board.close()
+        if self.best is not None:
+            self.team.by_first(partial(checkpoint.save, self.best, self.folder.best))
+        result = result_of(self)
+        return self.team.by_first(lambda: self.folder.finish(result))
+
+    def train_interval(self, stop: Stop, display: Display) -> bool:
+        """Train until the next evaluation; return False if asked to stop before."""
+        started = time.perf_counter()
+        current, end = self.current, self.next_evaluation
+        for batch in endless(self.batches):
+            self.step(batch)
+            display.advance(self.optimizer.steps)
+            if self.optimizer.steps == end or stop.requested:
+                break
+        current.loss = self.team.mean(current.loss)
+        current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
+        current.seconds += time.perf_counter() - started
+        current.refreshes += [asdict(report) for report in self._reports]
+        self._reports.clear()
+        return self.optimizer.steps == end
+
+    def step(self, batch: Batch) -> None:
+        """One step of the optimizer and of the learning rate."""
+        self.closure.load(batch)
+        try:
+            self.current.loss += self.optimizer.step(self.closure, batch=self._next_inner if self.inner else None)
+        except RefreshError as error:
+            raise Diverged(f"{self.planned.label}: {error}.") from error
+        self.scheduler.step()
+        self.current.count += self.task.size(batch)
+
+    def _next_inner(self) -> Batch:
+        """This process's share of the next batch to learn the metric from."""
+        return self.strategy.share(next(self._inner_batches))
+
+    def evaluate_interval(self, display: Display) -> dict[str, Any]:
+        """Evaluate, and log what happened since the last evaluation."""
+        current, task = self.current, self.task
+        self._check_finite("training loss", current.mean_loss)
+        started = time.perf_counter()
+        found = self.measure(task.evaluate)
+        self._check_finite(f"{task.split} {task.metric}", found[task.metric])
+        record = {
+            "epoch": self.epochs,
+            "step": self.optimizer.steps,
+            "lr": self.planned.run.base.lr * self.planned.run.schedule.factor(current.first, self.total_steps),
+            "train": {"loss": current.mean_loss},
+            task.split: found,
+            "seconds": {
+                "train": current.seconds,
+                "eval": time.perf_counter() - started,
+                "refresh": sum(report["seconds"] for report in current.refreshes),
+            },
+            "rate": current.count / current.seconds,
+            "refreshes": current.refreshes,
+            "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
+        }
+        self.current = Interval(self.execution.device, self.optimizer.steps)
+        self.team.by_all(lambda: self.folder.log.append(record))
+        records = self.folder.log.records
+        if task.split == "valid" and best_record(records, task) is records[-1]:
+            weights = checkpoint.to_host(self.strategy.weights(self.model))
+            self.best = {"step": self.optimizer.steps, "model": weights, "data": task.data_key}
+        display.evaluated(self._position, f"{task.metric} {spread(found[task.metric])}", current.mean_loss)
+        return record
+
+    def measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
+        """Compute metrics of the current weights, in eval mode."""
+
+        def measured() -> dict[str, float]:
+            self.model.eval()
+            try:
+                with torch.no_grad(), self.precision.autocast():
+                    return metrics(self.model)
+            finally:
+                self.model.train()
+
+        return self.strategy.measured(self.model, measured)
+
+    def test(self) -> dict[str, float]:
+        """Compute the test metrics of the best weights; then restore the current ones."""
+        assert self.best is not None
+        current = checkpoint.to_host(self.strategy.weights(self.model))
+        self.strategy.load_weights(self.model, self.best["model"])
+        try:
+            return self.measure(self.task.test)
+        finally:
+            self.strategy.load_weights(self.model, current)
+
+    # -- where it is ---------------------------------------------------------------------------------------------------
 
     @property
     def geometry(self) -> Geometry | None:
@@ -129,190 +240,22 @@ class Training:
         between = self.planned.run.training.evaluate_every or len(self.batches)
         return min(self.total_steps, self.current.first + between)
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
-
-    def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
-        """Train until the end or until asked to stop, and leave a checkpoint; the result if this is the end."""
-        if self.execution.tensorboard and self.team.first:
-            self.board = Board(self.folder.path, self.optimizer.steps)
-        saved = time.monotonic()
-        display.begin(self.planned.label, self.total_steps, self.optimizer.steps)
-        while not self.finished:
-            if not self._train(stop, display):
-                self.save()
-                return None
-            self._close_interval(display)
-            stopping = stop.requested
-            if self.finished or stopping or self.team.by_first(partial(self._checkpoint_due, saved)):
-                self.save()
-                saved = time.monotonic()
-            if stopping and not self.finished:
-                return None
-        if self.board is not None:
-            self.board.close()
-        if self.best is not None:
-            self._write(self.best, self.folder.best)
-        result = self.result()
-        return self.team.by_first(lambda: self.folder.finish(result))
-
-    def _checkpoint_due(self, saved: float) -> bool:
-        return time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes
-
-    def _train(self, stop: Stop, display: Display) -> bool:
-        """The rest of the current interval; False if it was asked to stop before its end."""
-        started = time.perf_counter()
-        current, end = self.current, self.next_evaluation
-        for batch in endless(self.batches):
-            self._step(batch)
-            display.advance(self.optimizer.steps)
-            if self.optimizer.steps == end or stop.requested:
-                break
-        current.loss = self.team.mean(current.loss)
-        current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
-        current.seconds += time.perf_counter() - started
-        current.refreshes += [asdict(report) for report in self._reports]
-        self._reports.clear()
-        return self.optimizer.steps == end
-
-    def _step(self, batch: Batch) -> None:
-        inner = None if self.inner is None else self._next_inner
-        self.closure.load(batch)
-        try:
-            self.current.loss += self.optimizer.step(self.closure, batch=inner)
-        except RefreshError as error:
-            raise Diverged(f"{self.planned.label}: {error}.") from error
-        self.scheduler.step()
-        self.current.count += self.task.size(batch)
-
-    def _next_inner(self) -> Batch:
-        """This process's share of the next batch to learn the metric from."""
-        return self.strategy.share(next(self._inner_batches))
-
-    def _close_interval(self, display: Display) -> None:
-        """Evaluate, and log what happened since the last evaluation."""
-        current = self.current
-        self._check_finite("training loss", current.mean_loss)
-        started = time.perf_counter()
-        found = self.evaluate()
-        self._check_finite(f"{self.task.split} {self.task.metric}", found[self.task.metric])
-        record = {
-            "epoch": self.epochs,
-            "step": self.optimizer.steps,
-            "lr": self.learning_rate(current.first),
-            "train": {"loss": current.mean_loss},
-            self.task.split: found,
-            "seconds": {
-                "train": current.seconds,
-                "eval": time.perf_counter() - started,
-                "refresh": sum(report["seconds"] for report in current.refreshes),
-            },
-            "rate": current.count / current.seconds,
-            "refreshes": current.refreshes,
-            "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
-        }
-        self.current = Interval(self.execution.device, self.optimizer.steps)
-        self.team.by_all(lambda: self.folder.log.append(record))
-        records = self.folder.log.records
-        if self.task.split == "valid" and best_record(records, self.task) is records[-1]:
-            weights = checkpoint.to_host(self.strategy.weights(self.model))
-            self.best = {"step": self.optimizer.steps, "model": weights, "data": self.task.data_key}
-        if self.board is not None:
-            self.board.write(record)
-        display.evaluated(self._position, f"{self.task.metric} {spread(found[self.task.metric])}", current.mean_loss)
+    @property
+    def _position(self) -> str:
+        return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise Diverged(f"{self.planned.label}: the {what} of {self._position} is {value}.")
 
-    @property
-    def _position(self) -> str:
-        """The progress of the run, in words."""
-        return f"epoch {self.epochs}" if isinstance(self.epochs, int) else f"step {self.optimizer.steps}"
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, float]:
-        """The metrics of the current weights."""
-        return self.strategy.measured(self.model, lambda: self._measure(self.task.evaluate))
-
-    def test(self) -> tuple[dict[str, float], float]:
-        """The test metrics of the best weights, and how many seconds that took; then restores the current weights."""
-        assert self.best is not None
-        started = time.perf_counter()
-        current = checkpoint.to_host(self.strategy.weights(self.model))
-        self.strategy.load_weights(self.model, self.best["model"])
-        try:
-            found = self.strategy.measured(self.model, lambda: self._measure(self.task.test))
-            return found, time.perf_counter() - started
-        finally:
-            self.strategy.load_weights(self.model, current)
-
-    def _measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.precision.autocast():
-                return metrics(self.model)
-        finally:
-            self.model.train()
-
-    def learning_rate(self, step: int) -> float:
-        """That of the base optimizer, at a step of the whole run."""
-        run = self.planned.run
-        return run.base.lr * run.schedule.factor(step, self.total_steps)
-
-    # -- what is left behind -------------------------------------------------------------------------------------------
-
-    def result(self) -> dict[str, Any]:
-        """The summary of a finished run."""
-        run, task, records = self.planned.run, self.task, self.folder.log.records
-        device = self.execution.device
-        result: dict[str, Any] = {
-            "recipe": self.planned.recipe,
-            "title": self.planned.title,
-            "task": run.task.name,
-            "data": run.data.name,
-            "model": run.model.name,
-            "method": run.method,
-            "seed": self.planned.seed,
-            "metric": task.metric,
-            "larger_is_better": task.larger_is_better,
-            "split": task.split,
-            **results_of(records, task, len(self.batches)),
-            "counted_in": run.training.counted_in,
-            "epochs": self.epochs,
-            "steps": self.optimizer.steps,
-            "unit": task.unit,
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "metric_bytes": 0,
-            "metric_fallbacks": {},
-            "device_peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-            "layers": None,
-            "layer_effects": None,
-        }
-        if self.geometry is not None and run.geometry is not None:
-            result["metric_bytes"] = self.geometry.memory()["allocated"]
-            result["metric_fallbacks"] = run.geometry.fallbacks(self.geometry.metric.whole)
-            result["layers"] = spectrum.layer_means(self.geometry)
-            result["layer_effects"] = self.layer_effects()
-        if run.probe is not None and run.probe.start_after:
-            result["probing_step_seconds"] = seconds_per_step(records, since=run.probe.start_after)
-        if task.split == "valid":
-            result["test_of_best"], result["seconds"]["test"] = self.test()
-        return result | task.facts()
-
-    def layer_effects(self) -> dict[str, dict[str, float]]:
-        """What `U` did to each layer's part of a gradient at the last accepted refresh, before a resume or after it."""
-        found = {} if self.geometry is None else self.geometry.layer_effects()
-        if found:
-            self._effects = {
-                layer: {"change": round(effect.change, 4), "cosine": round(effect.cosine, 4)}
-                for layer, effect in found.items()
-            }
-        return self._effects
+    def _checkpoint_due(self, saved: float) -> bool:
+        return time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes
 
     def save(self) -> None:
-        self._write(self.state_dict(), self.folder.checkpoint)
-
-    def _write(self, state: dict[str, Any], path: Path) -> None:
-        self.team.by_first(lambda: checkpoint.save(state, path))
+        state = self.state_dict()
+        self.team.by_first(lambda: checkpoint.save(state, self.folder.checkpoint))
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint, if it has one."""
@@ -332,6 +275,7 @@ class Training:
             raise ConfigurationError(f"--out: {self.folder.checkpoint} does not fit this run: {reason}") from error
 
     def state_dict(self) -> dict[str, Any]:
+        self.effects = layer_effects(self.geometry) or self.effects
         return {
             "model": self.strategy.weights(self.model),
             "optimizer": self.strategy.optimizer_state(self.optimizer),
@@ -341,7 +285,7 @@ class Training:
             "epoch": self.optimizer.steps // len(self.batches),
             "current": vars(self.current),
             "best": self.best,
-            "layer_effects": self.layer_effects(),
+            "layer_effects": self.effects,
             "log": self.folder.log.records,
             "data": self.task.data_key,
             "random": self.team.gathered(checkpoint.random_state(self.execution.device)),
@@ -357,7 +301,7 @@ class Training:
         if self.inner is not None:
             self.inner.load_state_dict(state["inner"])
         self.best = state["best"]
-        self._effects = state["layer_effects"]
+        self.effects = state["layer_effects"]
         vars(self.current).update(state["current"])
         self.team.by_all(lambda: self.folder.log.restore(state["log"]))
         # Each rank gets its own random state back; a rank that did not exist then begins a new stream.
