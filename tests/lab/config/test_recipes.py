@@ -13,7 +13,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, OptimizerSettings, Probe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain
-from llqr.lab.tasks.tokens import ASSUMED_VOCABULARY
+from llqr.lab.tasks.sequences import ASSUMED_VOCABULARY
 from llqr.lab.text.prepared import ParallelText
 from tiny_text import reversal
 

@@ -22,8 +22,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.tokens import TokenCrossEntropy, token_metrics
-from llqr.lab.tasks.translation import bleu
+from llqr.lab.tasks.sequences import TokenCrossEntropy, bleu, token_metrics
 from llqr.lab.text.pair_batches import token_batches
 from llqr.lab.text.prepared import ParallelText
 from llqr.lab.text.subwords import PAD
@@ -195,7 +194,7 @@ def test_the_curvature_counts_the_tokens_that_the_loss_counts():
 def test_token_error_and_perplexity_are_those_of_the_real_tokens():
     logits = torch.tensor([[[9.0, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 9, 0], [0, 0, 9], [9, 0, 0]]])
     targets = torch.tensor([[1, 1, 2], [1, 0, 0]])
-    found = token_metrics(None, lambda model, inputs: inputs, [(logits, targets)], PAD, CPU)
+    found = token_metrics([(logits, targets)], CPU)
     assert found["token_error"] == pytest.approx(25.0)
     real = [(logits[i, j], targets[i, j]) for i, j in ((0, 0), (0, 1), (0, 2), (1, 0))]
     expected = sum(F.cross_entropy(z, t).item() for z, t in real) / 4

@@ -8,8 +8,8 @@ __all__ = ["TASKS", "Batch", "Task", "task_type"]
 
 TASKS: dict[str, str | type[Task]] = {
     "classification": "llqr.lab.tasks.classification:ClassificationTask",
-    "translation": "llqr.lab.tasks.translation:TranslationTask",
-    "language": "llqr.lab.tasks.language:LanguageTask",
+    "translation": "llqr.lab.tasks.sequences:TranslationTask",
+    "language": "llqr.lab.tasks.sequences:LanguageTask",
     "own": "llqr.lab.own.task:OwnTask",
     "image-folder": "llqr.lab.own.task:ImageFolderTask",
 }
