@@ -211,7 +211,6 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (2, "less than or equal to 18446744073709551615", ["train", "digits/mlp", "--seed", str(2**64)]),
         (2, "recipe must be", ["train", "digits/nothing"]),
         (2, "got 'digits/mlp-noisey@short'; did you mean digits/mlp-noisy?", ["train", "digits/mlp-noisey@short"]),
-        (2, "a folder that is there, got './images'.", ["compare", "./images"]),
         (2, "no such file", ["train", "missing.toml"]),
         (2, "--method must be one of sgdm", ["train", "digits/mlp", "--method", "sgd"]),
         (2, "--methods must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),

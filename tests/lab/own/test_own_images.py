@@ -1,7 +1,7 @@
-"""A folder of images is compared without writing a task, and is a data set for a model of one's own."""
+"""A folder of images is a data set for a model of your own."""
 
 import gc
-import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,14 +9,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from llqr.lab import compare, image_folder
-from llqr.lab.cli.app import main
+from llqr.lab import compare, image_folder, models
 from llqr.lab.data.decode import decode
-from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import DataError
-from llqr.lab.machine import cores
 from llqr.lab.own.data import seeded
-from llqr.lab.own.images import experiment
 
 
 def write_images(folder, classes, count, size=12):
@@ -36,22 +32,16 @@ def flowers(tmp_path, monkeypatch):
     return tmp_path / "flowers"
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as exit_:
-        main(list(arguments))
-    return exit_.value.code
+def compared(folder, workers=0):
+    train, test = image_folder(folder, 8)
+    model = partial(models.build, "cnn", classes=2, image_size=8, channels=3)
+    given = {"model": model, "loss": nn.functional.cross_entropy, "train": train, "test": test, "workers": workers}
+    return compare(**given, epochs=1, batch_size=8, methods=["sgdm"], seeds=1, device="cpu", samples=0, quiet=True)
 
 
-def test_a_folder_is_trained_on_with_a_network_of_the_laboratory(flowers, tmp_path, capsys):
-    size = ("--set", "data.options.image_size=8", "--set", "data.options.workers=0", "--set", "training.epochs=1")
-    quick = ("--methods", "sgdm", "--seeds", "1", "--device", "cpu", "--quiet", "--set", "training.batch_size=8")
-    assert run("compare", "flowers", "--model", "cnn", *size, *quick) == 0
-    config = json.loads((tmp_path / "runs/flowers/sgdm/seed0/config.json").read_text())["run"]
-    assert (config["model"]["name"], config["data"]["options"]["image_size"]) == ("cnn", 8)
-    result = json.loads((tmp_path / "runs/flowers/sgdm/seed0/result.json").read_text())
+def test_a_network_of_the_laboratory_is_trained_on_a_folder(flowers):
+    result = compared(flowers).runs[0].result
     assert (result["metric"], result["steps"]) == ("accuracy", 2)
-    assert run("compare", "flowers", "--model", "cnm", *quick) == 2
-    assert "model must be one of mlp, cnn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["bmp", "GIF", "ppm", "tiff", "webp"])
@@ -91,21 +81,13 @@ def test_images_of_unknown_scale_are_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_named_in_one_sentence(flowers, capsys, workers, monkeypatch):
+def test_a_damaged_image_is_named_in_one_sentence(flowers, workers, monkeypatch):
     # A loader whose worker failed waits so long for it when it is collected: otherwise 5 s, in some later test.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     (flowers / "rose/3.png").write_bytes(b"no image")
-    size = ("--set", "data.options.image_size=8", "--set", f"data.options.workers={workers}")
-    assert run("compare", "flowers", "--model", "cnn", *size, "--seeds", "1", "--device", "cpu", "--quiet") == 3
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"llqr: {flowers}/rose/3.png is not a readable image: ")
+    with pytest.raises(DataError, match=r"rose/3.png is not a readable image: "):
+        compared(flowers, workers)
     gc.collect()
-
-
-def test_no_more_processes_than_cores_read_images(flowers):
-    """Torch warns of more whenever a loader is made, which is in every epoch."""
-    options = FileOptions(image_size=8, workers=1000)
-    assert 1 <= experiment(flowers, options, "cnn", {}).workers <= cores()
 
 
 def test_images_are_divided_once_and_for_all(flowers):

@@ -239,7 +239,7 @@ def test_ranks_stop_and_fail_together(ranks):
     assert first["diverged"] == second["diverged"]
     assert first["diverged"][0] == Diverged.__name__
     assert first["locked"][0] == ConfigurationError.__name__
-    assert "is in use by process" in first["locked"][1]
+    assert "is in use by another process" in first["locked"][1]
     assert second["locked"] == [FailureElsewhere.__name__, 2]
     assert first["one of all"] == [FailureElsewhere.__name__, 3]
     assert second["one of all"] == [DataError.__name__, "gone"]

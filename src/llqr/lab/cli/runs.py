@@ -20,7 +20,7 @@ from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import check_known, suggestion
-from llqr.lab.own import is_file, is_folder
+from llqr.lab.own import is_file
 from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
@@ -48,10 +48,7 @@ def complete_methods(ctx: Any, incomplete: str) -> list[str]:
     return [f"{listed}{comma}{method}" for method in sorted(known) if method.startswith(last)]
 
 
-WHAT = (
-    "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py, file.py:function, or a folder of "
-    "images."
-)
+WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py or file.py:function."
 RecipeName = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=complete_recipes),
@@ -121,7 +118,7 @@ class RunOptions:
 
     def load(self, name: str, *overrides: str) -> Recipe:
         """A recipe with ``overrides`` and then the changes from the command line."""
-        if is_file(name) or is_folder(name):
+        if is_file(name):
             from llqr.lab.own import recipe as own
 
             if self.data_dir is not None:
@@ -130,7 +127,7 @@ class RunOptions:
         plain, known = name.partition("@")[0], recipe.names()
         if plain not in known and not plain.endswith(".toml"):
             raise ConfigurationError(
-                "recipe must be one that `llqr recipes` lists, a .toml file, file.py or a folder that is there, "
+                "recipe must be one that `llqr recipes` lists, a .toml file or file.py, "
                 f"got {name!r}{suggestion(plain, known)}"
             )
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
@@ -244,7 +241,7 @@ def reproduce(
 
 def _filed_under(name: str) -> str:
     """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
-    if is_file(name) or is_folder(name):
+    if is_file(name):
         from llqr.lab.own import recipe as own
 
         return own.label(name)
@@ -257,7 +254,7 @@ def _recipes_for(names: Sequence[str], model: str | None, how: RunOptions) -> di
     found: dict[str, Recipe] = {}
     for name in names:
         label = _filed_under(name)
-        if model is not None and not is_folder(name):
+        if model is not None:
             plain, at, variant = label.partition("@")
             label = f"{plain}-{model}{at}{variant}"
         if label in found:

@@ -4,16 +4,7 @@ In reading order: `experiment` (what a user gives, and where it comes from), `re
 `data` and `task` (how the training loop sees it), `comparison` (`llqr.lab.compare`).
 """
 
-from pathlib import Path
-
-from llqr.lab.config.layers import names
-
 
 def is_file(name: str) -> bool:
     """Whether a name on the command line is that of a Python file, or of one of its functions."""
     return name.endswith(".py") or ".py:" in name
-
-
-def is_folder(name: str) -> bool:
-    """Whether it is that of a folder of images; a built-in recipe comes before a folder of the same name."""
-    return Path(name).is_dir() and name.partition("@")[0] not in names()

@@ -17,7 +17,7 @@ from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.number_table import decimals, spread
 from llqr.lab.own import experiment as experiments
-from llqr.lab.own import is_file, is_folder
+from llqr.lab.own import is_file
 from llqr.lab.own import recipe as recipes
 from llqr.lab.own.experiment import Experiment
 from llqr.lab.progress import Display
@@ -129,8 +129,8 @@ def compare(
     """Train several methods with several seeds on your own model and data.
 
     Args:
-        experiment: an `Experiment`, a Python file or a folder of images. Instead of it, the arguments of `Experiment`
-            may be given: `compare(model=..., loss=..., train=..., test=...)`.
+        experiment: an `Experiment` or a Python file. Instead of it, the arguments of `Experiment` may be
+            given: `compare(model=..., loss=..., train=..., test=...)`.
         methods: such as `["sgdm", "sam", "llqr+sam"]`, the default with SGD as base.
         seeds: how many, counted from 0.
         out: the folder for the folders of the runs. The same call finds finished runs there and resumes others.
@@ -164,8 +164,8 @@ def _recipe(
 ) -> tuple[str, Recipe]:
     if isinstance(experiment, str | Path):
         name = str(experiment)
-        if given or not (is_file(name) or is_folder(name)):
-            raise ConfigurationError(f"experiment must be a Python file or a folder of images by itself, got {name!r}.")
+        if given or not is_file(name):
+            raise ConfigurationError(f"experiment must be a Python file by itself, got {name!r}.")
         return recipes.label(name), recipes.load(name, settings=settings)
     known = [field.name for field in fields(Experiment)]
     for name in given:

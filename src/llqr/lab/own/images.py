@@ -1,18 +1,15 @@
-"""A folder of images, one folder per class, as data sets and as an experiment with a network of the laboratory."""
+"""A folder of images, one folder per class, as data sets for an experiment."""
 
 import random
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from llqr.lab import models
 from llqr.lab.data.streaming import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
-    FileOptions,
     Files,
     central_box,
     images_in,
@@ -20,11 +17,7 @@ from llqr.lab.data.streaming import (
     square,
 )
 from llqr.lab.errors import DataError
-from llqr.lab.machine import cores
-from llqr.lab.own.experiment import Experiment
 
-MODEL = "resnet18"
-"""The network for a folder of images, if none is named."""
 HELD_OUT = ("val", "valid", "validation", "test")
 ONE_IN = 5
 """Of the images of a folder without a test set, one in so many is held out."""
@@ -53,7 +46,7 @@ class FolderImages(Dataset[tuple[Tensor, int]]):
         return ((image - IMAGENET_MEAN) / IMAGENET_DEVIATION).permute(2, 0, 1).contiguous(), label
 
 
-def image_folder(folder: Path | str, image_size: int = FileOptions.image_size) -> tuple[FolderImages, FolderImages]:
+def image_folder(folder: Path | str, image_size: int = 64) -> tuple[FolderImages, FolderImages]:
     """Return the training and the test images of a folder.
 
     It holds ``train/<class>/*`` and ``val/<class>/*`` (or ``valid``, ``validation``, ``test``), or only ``<class>/*``;
@@ -94,17 +87,3 @@ def _classes(folder: Path) -> list[str]:
 
 def _files(folder: Path, classes: list[str]) -> Files:
     return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
-
-
-def experiment(folder: Path, options: FileOptions, model: str, model_options: dict[str, object]) -> Experiment:
-    """Return a network of the laboratory on the images of a folder, as an experiment."""
-    train, test = image_folder(folder, options.image_size)
-    sizes = {"classes": len(train.classes), "image_size": options.image_size, "channels": 3}
-    return Experiment(
-        model=partial(models.build, model, **sizes | model_options),
-        loss=F.cross_entropy,
-        train=train,
-        test=test,
-        workers=min(options.workers, cores()),  # torch warns of more, in every epoch
-        title=f"{folder.name}: {len(train):,} images of {len(train.classes)} classes",
-    )

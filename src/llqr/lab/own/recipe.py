@@ -1,6 +1,5 @@
 """An experiment as a recipe of the laboratory: the settings it gives, over defaults, under those of the caller."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ from torch.utils.data import DataLoader
 from llqr import PROBES, SOLVERS, Inner
 from llqr.lab.config.layers import Table, merge, nested, parse_override
 from llqr.lab.config.recipe import Recipe, build
-from llqr.lab.config.strict import make
-from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, check_known
 from llqr.lab.own import experiment as experiments
-from llqr.lab.own import images, is_folder
 from llqr.lab.own.data import Samples, read, rows, understood
 from llqr.lab.own.experiment import Experiment
 
@@ -39,9 +35,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {"ngd": {"ema": 0.95}, "newton": {"ema":
 
 
 def label(name: str) -> str:
-    """Return what the runs are filed under: the name of the experiment, or that of its folder or file."""
-    if is_folder(name):
-        return Path(name).resolve().name
+    """Return what the runs are filed under: the name of the experiment, or that of its file."""
     source = experiments.source_of(name)
     file, _, function = source.rpartition(":")
     own = Path(file).stem + ("" if function == experiments.FUNCTION else f"-{function}")
@@ -49,10 +43,8 @@ def label(name: str) -> str:
 
 
 def load(name: str, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe of a file or folder; ``key=value`` overrides or ``settings`` by dotted keys come last."""
+    """Return the recipe of a file; ``key=value`` overrides or ``settings`` by dotted keys come last."""
     layers = [*map(parse_override, overrides), *as_layers(settings or {})]
-    if is_folder(name):
-        return _of_folder(Path(name).resolve(), layers)
     source = experiments.source_of(name)
     experiments.import_file(source)
     return of_experiment(experiments.of_seed(source, 0), label(name), source, layers)
@@ -75,26 +67,6 @@ def of_experiment(experiment: Experiment, filed_under: str, source: str, layers:
     for layer in layers:
         if fixed := parts.keys() & layer.keys():
             raise ConfigurationError(f"{filed_under}: {min(fixed)} is what the experiment gives; change it there.")
-    return _recipe(experiment, parts, layers)
-
-
-def _of_folder(folder: Path, layers: list[Table]) -> Recipe:
-    parts: Table = {
-        "task": {"name": "image-folder"},
-        "data": {"name": folder.name, "root": str(folder), "options": {}},
-        "model": {"name": images.MODEL, "options": {}},
-    }
-    chosen = {"data": {"options": {}}, "model": dict(parts["model"])}
-    for layer in layers:
-        merge(chosen, {part: layer[part] for part in chosen if part in layer})
-    options = make(FileOptions, chosen["data"]["options"], "data.options", folder.name)
-    parts["data"]["options"] = dataclasses.asdict(options)
-    made = images.experiment(folder, options, chosen["model"]["name"], chosen["model"]["options"])
-    return _recipe(made, parts, layers)
-
-
-def _recipe(experiment: Experiment, parts: Table, layers: list[Table]) -> Recipe:
-    filed_under = parts["data"]["name"]
     check_folder_name("name", filed_under)
     table = defaults(experiment.base)
     for layer in [parts, _given(experiment, filed_under), *as_layers(experiment.settings), *layers]:

@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,12 +14,9 @@ from torch.utils import _pytree as pytree
 
 from llqr.curvature.batch import call_model, ignore_index
 from llqr.lab.data.batches import Batches
-from llqr.lab.data.streaming import FileOptions
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.own import experiment as experiments
-from llqr.lab.own import images
 from llqr.lab.own.data import LoaderBatches, Pair, Place, SampleBatches, Samples, read, rows, seeded, understood
-from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.experiment import Experiment, of_seed
 from llqr.lab.tasks.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -68,11 +64,6 @@ class OwnTask(Task):
     # -- before any data is read ---------------------------------------------------------------------------------------
 
     @classmethod
-    def experiment_of(cls, run: Run, seed: int) -> Experiment:
-        """Return what the user gives for this seed."""
-        return experiments.of_seed(run.data.root, seed)
-
-    @classmethod
     def data_options(cls, name: str) -> type:
         return NoOptions
 
@@ -80,19 +71,19 @@ class OwnTask(Task):
     def build_model(cls, run: Run) -> nn.Module:
         wanted = torch.get_default_device()
         with torch.device("cpu"), seeded(0):
-            model = cls.experiment_of(run, 0).new_model()
+            model = of_seed(run.data.root, 0).new_model()
         return model.to("meta") if wanted.type == "meta" else model
 
     @classmethod
     def steps_per_epoch(cls, run: Run) -> int:
-        data = understood("train", cls.experiment_of(run, 0).train)
+        data = understood("train", of_seed(run.data.root, 0).train)
         return len(_batches(data, run, run.training.batch_size, 0, Place(torch.device("cpu"))))
 
     # -- with the data -------------------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:
-        return cls(cls.experiment_of(run, seed), run, device)
+        return cls(of_seed(run.data.root, seed), run, device)
 
     def new_model(self, run: Run) -> nn.Module:
         return self.experiment.new_model()
@@ -179,18 +170,6 @@ class OwnTask(Task):
                 if not isinstance(loss, Tensor) or loss.ndim:
                     raise ConfigurationError("loss must return one number, the mean over the batch.")
         return outputs, targets
-
-
-class ImageFolderTask(OwnTask):
-    """The classes of a folder of images, learned by a network of the laboratory."""
-
-    @classmethod
-    def data_options(cls, name: str) -> type:
-        return FileOptions
-
-    @classmethod
-    def experiment_of(cls, run: Run, seed: int) -> Experiment:
-        return images.experiment(Path(run.data.root), run.data_options, run.model.name, run.model.options)
 
 
 def class_axis(outputs: Any, targets: Any) -> int | None:

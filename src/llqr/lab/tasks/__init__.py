@@ -11,7 +11,6 @@ TASKS: dict[str, str | type[Task]] = {
     "translation": "llqr.lab.tasks.sequences:TranslationTask",
     "language": "llqr.lab.tasks.sequences:LanguageTask",
     "own": "llqr.lab.own.task:OwnTask",
-    "image-folder": "llqr.lab.own.task:ImageFolderTask",
 }
 """The tasks by name: classes, or where to import them from when they are needed. A new task is one more line."""
 

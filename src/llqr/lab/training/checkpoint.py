@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 
-from llqr.lab.errors import DataError
+from llqr.lab.errors import CannotWrite, DataError
 from llqr.lab.writing import replacing
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
     """Replace ``path`` atomically: after a crash at any time, the file is the old or the new one."""
     with replacing(path) as file:
-        torch.save(dict(state), file)
+        try:
+            torch.save(dict(state), file)
+        except RuntimeError as error:  # torch's, about a position in the file, if the disk is full
+            reason = getattr(error.__context__, "strerror", None) or error
+            raise CannotWrite(f"{path} cannot be written: {reason}.") from error
 
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:
