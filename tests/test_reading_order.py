@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "llqr"
-ROOMS = ["geometry", "metric", "curvature", "refresh", "solvers", "lab/bench", "lab/training", "lab/ranks"]
+ROOMS = ["metric", "curvature", "lab/bench", "lab/training", "lab/ranks"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

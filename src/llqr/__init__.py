@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         Runtime,
         ShiftedCrossEntropy,
     )
+    from llqr.inner import SOLVERS, Inner
     from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
     from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
     from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
-    from llqr.solvers import SOLVERS, Inner
     from llqr.state import joined_state, split_state
 
 __version__ = "0.1.0"
@@ -61,7 +61,7 @@ __all__ = [
 
 if not TYPE_CHECKING:
     #: In the order of what they import: `llqr.SAM` needs no metric and no curvature.
-    HOMES = ("probes", "state", "sam", "metric", "curvature", "solvers", "geometry")
+    HOMES = ("probes", "state", "sam", "metric", "curvature", "inner", "geometry")
 
     def __getattr__(name):
         """Import a part of the library when one of its names is first used: `llqr --help` must not wait for torch."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
+from llqr.schedule import check, plain
 
 if TYPE_CHECKING:
-    from llqr.geometry import GeometryLike
+    from llqr.geometry import GeometryLike, Runtime
+    from llqr.inner import Inner, Solver
+    from llqr.metric import Metric
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
@@ -170,3 +174,74 @@ def _check_own(
             f"state_dict: the base optimizer's state of {missing} parameters is missing; for a fresh optimizer, call "
             "its make_state() before torch.distributed.checkpoint loads into its state_dict()"
         )
+
+
+# -- what a geometry is made of ----------------------------------------------------------------------------------------
+# The optimizer imports this module, but neither metric nor curvature: checks that need these import them when called.
+
+
+def check_inner(inner: Inner, solvers: Mapping[str, type[Solver]]) -> None:
+    from llqr.curvature.divergence import check_scale
+
+    if not isinstance(inner.solver, str) or inner.solver not in solvers:
+        raise ValueError(f"solver: unknown {inner.solver!r}; choose one of {', '.join(solvers)}")
+    check("lr", inner.lr, 0)
+    for name, lower in (("steps", 1), ("product_every", 1), ("momentum", 0), ("clip", 0)):
+        value, whole = getattr(inner, name), lower == 1
+        if not hasattr(value, "__index__" if whole else "__float__"):
+            raise TypeError(f"{name}: expected a {'whole ' if whole else ''}number, got {value!r}")
+        if not value >= lower:
+            raise ValueError(f"{name}: expected a number >= {lower}, got {value!r}")
+    for name in ("normalise", "debias"):
+        if not isinstance(getattr(inner, name), bool):
+            raise ValueError(f"{name}: expected True or False, got {getattr(inner, name)!r}")
+    if inner.product_every > 1 and not solvers[inner.solver].extrapolates:
+        raise ValueError(f"product_every: not with solver={inner.solver!r}, whose steps are made of their products")
+    check_scale(inner.curvature_scale)
+
+
+def check_runtime(runtime: Runtime, engines: Collection[str]) -> None:
+    if not isinstance(runtime.engine, str) or runtime.engine not in ("auto", *engines):
+        raise ValueError(f"engine: unknown {runtime.engine!r}; choose auto or one of {', '.join(engines)}")
+    for name in ("capture", "compile"):
+        if not isinstance(getattr(runtime, name), bool):
+            raise TypeError(f"{name}: expected True or False, got {getattr(runtime, name)!r}")
+    for name in ("autocast", "dtype", "apply_dtype"):
+        dtype = getattr(runtime, name)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{name}: expected a torch.dtype, such as torch.float32, got {dtype!r}")
+    for name in ("max_side", "max_failures", "micro_batch"):
+        number = getattr(runtime, name)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
+            raise ValueError(f"{name}: expected {kind}, got {number!r}")
+    if runtime.micro_batch is not None:
+        if runtime.engine == "linearised":
+            raise ValueError(
+                f"micro_batch: not with engine={runtime.engine!r}, which keeps a whole batch's activations"
+            )
+        if runtime.capture:
+            raise ValueError("capture: not with micro_batch")
+
+
+def check_geometry_settings(inner: Any, runtime: Any, damping: Any, on_refresh: Any) -> None:
+    from llqr.geometry import Runtime
+    from llqr.inner import Inner
+
+    for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
+        if not (given is None or isinstance(given, kind)):
+            raise TypeError(f"{name}: expected a llqr.{kind.__name__}, got {given!r}")
+    if on_refresh is not None and not callable(on_refresh):
+        raise TypeError(f"on_refresh: expected a function of a report, got {type(on_refresh).__name__}")
+    is_share = isinstance(damping, str) and re.fullmatch(r"\s*\d+(\.\d*)?\s*%\s*", damping)
+    number = plain(damping)
+    if not is_share and not (number is not None and number >= 0):
+        raise ValueError(f"damping: expected a number >= 0, or a share of the curvature such as '10%', got {damping!r}")
+
+
+def check_capture(metric: Metric, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse what cannot be replayed as CUDA graphs."""
+    if metric.whole is not metric:
+        raise ValueError("capture: not with shards, because the ranks exchange vectors in every inner step")
+    if not all(parameter.is_cuda for parameter in parameters.values()):
+        raise ValueError("capture: CUDA graphs need every parameter on a CUDA device")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import llqr
 from geometries import flat_geometry
 from llqr import STRUCTURES, Flat, Metric, Stacked
-from llqr.solvers.objective import Objective
+from llqr.inner import Objective
 from metric.test_metric import perturbed, random_like
 from quadratics import setting, shaken, slopes_of
 from references import dense_metric, flat, relative_error, trainable

@@ -18,8 +18,8 @@ from llqr.distributed.ranks import RankError
 
 cross_entropy = nn.functional.cross_entropy
 FORMS = ("closure", "two calls")
-REFRESHES = ("whole", "spread")
-CAPTURED = ("captured", "captured and spread")
+REFRESHES = ("whole",)
+CAPTURED = ("captured",)
 EXCEPTIONS = (RuntimeError, MemoryError, ValueError, KeyboardInterrupt, torch.OutOfMemoryError, SystemExit)
 
 
@@ -67,7 +67,6 @@ class Training:
                 lr=0.01,
                 engine="forward" if refresh in CAPTURED else "double-backward",
                 capture=refresh in CAPTURED,
-                spread="spread" in refresh,
                 process_group=dist.group.WORLD if dist.is_initialized() else None,
             )
         self.opt = llqr.build(method, base, model=self.model, **settings)

@@ -3,15 +3,14 @@
 import torch
 
 from llqr import Metric
-from llqr.refresh.inner_loop import InnerLoop, InnerProblem
+from llqr.inner import SOLVERS, Objective
+from llqr.inner import solve as solve_inner
 from references import dense_metric, flat, trainable, unflat
 from small_models import mlp
 
 
 class Quadratic:
     """`g` and `H` written out."""
-
-    gradients = ()
 
     def __init__(self, parameters, seed=0, definite=True):
         generator = torch.Generator().manual_seed(seed)
@@ -42,20 +41,13 @@ def setting(kind, definite=True):
 
 
 def solve(metric, quadratic, inner, damping=0.0, precision=None):
-    """The inner loop to its end, on a quadratic model that is given."""
-    return solution_of(InnerProblem(metric, inner, damping, precision), quadratic)
+    """The inner loop on a quadratic model that is given."""
+    return solve_inner(Objective(metric, quadratic, damping, precision), inner, inner.lr)
 
 
-def solution_of(problem, quadratic):
-    loop = InnerLoop(problem, quadratic)
-    while loop.done < len(loop.plan):
-        loop.advance()
-    return loop.solution()
-
-
-def solver_for(metric, inner, **options):
+def solver_for(metric, inner):
     """A solver at the metric's factors, as the inner loop makes it."""
-    return InnerProblem(metric, inner, **options).solver(inner.lr)
+    return SOLVERS[inner.solver](metric, inner, inner.lr)
 
 
 def shaken(metric, seed=0):

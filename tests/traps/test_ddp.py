@@ -17,7 +17,6 @@ CASES = {
     "sam": {},
     "fsam": {},
     "llqr+sam": {"structure": "kfac"},
-    "spread llqr+sam": {"structure": "kfac", "spread": True},
     "own sam": {"own": True},
     "own llqr+sam": {"structure": "diagonal", "own": True},
 }
@@ -28,7 +27,7 @@ def optimizer(case: str, model: nn.Module, ddp: nn.Module) -> llqr.Optimizer:
     options = CASES[case]
     settings: dict = {"rho": 0.5}
     if "structure" in options:
-        settings["geometry"] = quick_geometry(ddp, options["structure"], spread=options.get("spread", False))
+        settings["geometry"] = quick_geometry(ddp, options["structure"])
     if "own" in options:
         settings["no_sync"] = ddp.no_sync
     return llqr.build(case.split()[-1], sgd(model), **settings)

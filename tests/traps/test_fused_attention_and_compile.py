@@ -139,9 +139,8 @@ def test_a_geometry_sees_through_compile():
     assert_same_bits(weights(geometry.model), weights(model))
 
 
-@pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("saved_compiled", [False, True])
-def test_a_run_goes_on_with_parts_compiled_or_no_longer(saved_compiled, spread):
+def test_a_run_goes_on_with_parts_compiled_or_no_longer(saved_compiled):
     """Of `torch.compile(part)`, whose parameters have other names than those of the part."""
     data = batches(5)
 
@@ -150,7 +149,7 @@ def test_a_run_goes_on_with_parts_compiled_or_no_longer(saved_compiled, spread):
         model = mlp()
         if compiled:
             model[0] = torch.compile(model[0], backend="eager")
-        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", every=4, spread=spread))
+        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", every=4))
 
     model, opt = start(saved_compiled)
     train(opt, model, data[:2])

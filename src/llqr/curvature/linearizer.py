@@ -23,11 +23,11 @@ from llqr.distributed.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.distributed.fsdp import check_fsdp, fsdp_group
 from llqr.distributed.placement import Placement
 from llqr.distributed.ranks import Ranks
-from llqr.refresh.report import RefreshWarning
+from llqr.report import RefreshWarning
 
 if TYPE_CHECKING:
     from llqr.curvature.traced import Traces
-    from llqr.geometry.runtime import Runtime
+    from llqr.runtime import Runtime
 
 T = TypeVar("T")
 

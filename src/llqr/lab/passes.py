@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from llqr.cuda_graphs import capturing, warming_up
+from llqr.cuda import capturing, warming_up
 from llqr.lab.tasks.task import Batch, Task
 from llqr.passes import Snapshot
 

@@ -2,7 +2,7 @@
 
 In reading order: `block` (the unit of `U`) and `layout` (from parameters to blocks, and from blocks to groups);
 `structure` (what a structure must define), `stacked` and `flat` (how its blocks are stored), and one file per
-structure, listed in `structures`; `metric` (all groups with their factors) and `captured` (its action as a CUDA graph).
+structure, listed in `structures`; `metric` (all groups with their factors).
 Used by these: `copying`, `packed`, `clipping` and `spectrum`. `llqr.distributed` shares a metric out among ranks.
 """
 

@@ -6,12 +6,11 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from llqr.cuda_graphs import Branches
 from llqr.distributed.assembled import assembled
 from llqr.distributed.placement import Placement
 from llqr.metric.block import Block
@@ -27,6 +26,9 @@ from llqr.metric.layout import (
 )
 from llqr.metric.packed import Packed, dot, quick_dot
 from llqr.metric.structure import Bounds, Factors, Structure
+
+if TYPE_CHECKING:
+    from llqr.cuda import Branches
 
 T = TypeVar("T")
 

@@ -91,14 +91,14 @@ class Everywhere(library.SAMProbe):
         return [g.sign() for g in point.grads]
 
 
-class SignDescent(library.solvers.Solver):
+class SignDescent(library.inner.Solver):
     name = "sign"
 
     def step(self, objective):
         here = objective.at(self.factors)
         for own, slopes in zip(self.factors, here.slopes(), strict=True):
             for name, slope in slopes.items():
-                own[name] -= self.settings.lr * slope.sign()
+                own[name] -= self.lr * slope.sign()
         return here.value
 
 

@@ -102,7 +102,7 @@ class Output:
 
 # Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
 # whether it is captured depends on the device, and there is one process.
-DECIDED = ("autocast", "capture", "max_failures", "process_group", "spread")
+DECIDED = ("autocast", "capture", "max_failures", "process_group")
 GeometryOptions = Annotated[RefreshSettings, Fields(omit=DECIDED)]
 Capture = Annotated[
     bool | None,

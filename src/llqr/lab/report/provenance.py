@@ -8,7 +8,7 @@ from llqr.lab.report.refreshes import last_effect
 from llqr.lab.report.section import Part, Section, result_of, sources
 from llqr.lab.runs.json_files import flatten
 from llqr.lab.runs.stored import StoredRun
-from llqr.refresh.effect import percent
+from llqr.report import percent
 
 FILES = ("config.json", "log.jsonl", "result.json", "analysis.json", "checkpoint.pt", "best.pt")
 

@@ -8,7 +8,7 @@ from llqr.lab.report.html_table import EMPTY, HtmlCell, HtmlTable, Sourced
 from llqr.lab.report.plots import Plot
 from llqr.lab.report.section import Part, Section, sources
 from llqr.lab.runs.stored import StoredRun
-from llqr.refresh.effect import WEAK, percent
+from llqr.report import WEAK, percent
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from launches import Launches
 from llqr import Inner, Metric
-from llqr.solvers import Objective
+from llqr.inner import Objective
 from quadratics import solver_for
 
 PRODUCTS = {"bmm", "baddbmm", "baddbmm_"}
@@ -14,8 +14,6 @@ PRODUCTS = {"bmm", "baddbmm", "baddbmm_"}
 
 class Unit:
     """`H = I` and a random gradient."""
-
-    gradients = ()
 
     def __init__(self, model):
         self.gradient = {name: torch.randn_like(p) for name, p in model.named_parameters()}
@@ -35,10 +33,10 @@ def of_one_step(model, kind):
     metric, unit = Metric(model, structure=kind), Unit(model)
     with torch.no_grad():
         objective, descent = Objective(metric, unit), solver_for(metric, Inner())
-        descent.optimizer.step = lambda: None
-        descent.advance(objective)
+        descent._update = lambda slopes: None
+        descent.advance(objective, product=True)
         with Launches() as operators:
-            descent.advance(objective)
+            descent.advance(objective, product=True)
     return metric, operators
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from geometries import flat_geometry
 from llqr import Inner
-from llqr.solvers import Objective
-from llqr.solvers.extrapolation import DIRECTIONS, Extrapolation
+from llqr.inner import Objective
+from llqr.inner.objective import DIRECTIONS, Extrapolation
 from quadratics import setting, shaken, solve
 from references import relative_error
 from small_models import case
@@ -201,7 +201,7 @@ def test_on_a_network_it_learns_nearly_the_same(network, structure):
         ({"product_every": "5"}, TypeError, "product_every: expected a whole number, got '5'"),
         ({"steps": 10.5}, TypeError, "steps: expected a whole number, got 10.5"),
         ({"momentum": "0.9"}, TypeError, "momentum: expected a number, got '0.9'"),
-        ({"solver": "cg", "product_every": 5}, ValueError, "product_every: not with solver='cg'"),
+        ({"solver": "pcg", "product_every": 5}, ValueError, "product_every: not with solver='pcg'"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, error, message):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from llqr.checks import check_runtime
 from llqr.curvature.derivatives import ENGINES
 from llqr.metric.layout import MAX_SIDE
 
@@ -21,12 +22,7 @@ class Runtime:
         capture: replay refreshes, and the matrix products of U g, as CUDA graphs: few launches from the host. Needs a
             CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; each U g
             overwrites the one before.
-        compile: hand the traced product (of engine="linearised"), and the inner steps on large stacks of matrices, to
-            torch.compile.
-        spread: share the products of a refresh evenly among the optimizer steps until the next one is due, so that no
-            step is long. It is linearised at once, at copies of the weights and buffers, and U changes at its end;
-            until the first one ends, U is the identity. The copies and the activations of the inner batch stay in
-            memory between the steps.
+        compile: hand the traced product (of engine="linearised") to torch.compile.
         autocast: run a refresh under autocast of this dtype (default: full precision, whatever the caller's context);
             the factors' matrix products too, unless it is float16, which is too narrow for gradients.
         micro_batch: compute a refresh in pieces of this many samples: the same result with less memory.
@@ -45,7 +41,6 @@ class Runtime:
     engine: str = "auto"
     capture: bool = False
     compile: bool = False
-    spread: bool = False
     autocast: torch.dtype | None = None
     micro_batch: int | None = None
     dtype: torch.dtype | None = None
@@ -55,24 +50,4 @@ class Runtime:
     process_group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.engine, str) or self.engine not in ("auto", *ENGINES):
-            raise ValueError(f"engine: unknown {self.engine!r}; choose auto or one of {', '.join(ENGINES)}")
-        for name in ("capture", "compile", "spread"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        for name in ("autocast", "dtype", "apply_dtype"):
-            dtype = getattr(self, name)
-            if dtype is not None and not isinstance(dtype, torch.dtype):
-                raise TypeError(f"{name}: expected a torch.dtype, such as torch.float32, got {dtype!r}")
-        for name in ("max_side", "max_failures", "micro_batch"):
-            number = getattr(self, name)
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-                kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
-                raise ValueError(f"{name}: expected {kind}, got {number!r}")
-        if self.micro_batch is not None:
-            if self.engine == "linearised":
-                raise ValueError(
-                    f"micro_batch: not with engine={self.engine!r}, which keeps a whole batch's activations"
-                )
-            if self.capture:
-                raise ValueError("capture: not with micro_batch")
+        check_runtime(self, ENGINES)

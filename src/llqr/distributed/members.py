@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from llqr.caller_warnings import warn
 from llqr.distributed.dtensors import drop_gathered
 from llqr.metric import Block, Metric
-from llqr.refresh.report import RefreshWarning
+from llqr.report import RefreshWarning
 
 #: A warning gives the first names of many: a backbone has hundreds of parameters.
 NAMED = 5

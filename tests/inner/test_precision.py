@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from llqr import Inner, Metric
+from llqr.inner import Objective
 from llqr.metric import STRUCTURES
-from llqr.solvers import Objective
 from quadratics import solve, solver_for
 from references import relative_error
 
@@ -16,8 +16,6 @@ LOWERED = [kind for kind in KINDS if STRUCTURES[kind].multiplies]
 
 class Model:
     """`H = diag(h) + 5 u u^T` on a two-layer network in float32, large enough for typical rounding."""
-
-    gradients = ()
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
@@ -99,21 +97,13 @@ def test_factors_momentum_and_what_is_not_multiplied_stay_in_float32(kind):
     descent = solver_for(metric, Inner())
     descent.step(lowered)
     assert {factor.dtype for group in descent.factors for factor in group.values()} == {torch.float32}
-    buffers = [state["momentum_buffer"] for state in descent.optimizer.state.values()]
-    assert {buffer.dtype for buffer in buffers} == {torch.float32}
+    assert {momentum.dtype for momentum in descent._momenta} == {torch.float32}
 
 
-@pytest.mark.parametrize("solver", ["heavy-ball", "adam", "line-search", "cg"])
+@pytest.mark.parametrize("solver", ["heavy-ball", "adam"])
 def test_every_solver_takes_it(solver):
     model = Model()
     metric = Metric(model.network, structure="kfac")
     solution = solve(metric, model, Inner(solver, steps=10), precision=torch.bfloat16)
     assert float(solution.after) < float(solution.before)
     assert {factor.dtype for group in solution.factors for factor in group.values()} == {torch.float32}
-
-
-@pytest.mark.parametrize("precision", [torch.float16, torch.int8])
-def test_other_dtypes_are_refused(precision):
-    metric, model = Metric(Model().network), Model()
-    with pytest.raises(ValueError, match=f"precision: .* one of torch.bfloat16, .*, got {precision}"):
-        Objective(metric, model, 0.0, precision)

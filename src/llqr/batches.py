@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from llqr.curvature import Batch
+from llqr.random_state import vary
 
 Batches = Iterable[Any] | Callable[[], Any]
 
@@ -49,8 +50,19 @@ class BatchSource:
             self.load(self._saved)
             self._saved = None
 
-    def draw(self, device: torch.device) -> Batch:
-        """The next batch, its tensors moved to the device. Advances the host's random state."""
+    def draw(self, given: Batch | Callable[[], Batch] | None, device: torch.device, seed: int) -> Batch:
+        """The batch that is given, what a function returns, or the next one here, with its tensors on the device.
+
+        Leaves the random state as it was. Adds the seed to it while it draws, or a function would draw the same batch
+        again and again.
+        """
+        if given is not None and not callable(given):
+            return given
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            vary(device, seed)
+            return self._next_batch(device) if given is None else given()
+
+    def _next_batch(self, device: torch.device) -> Batch:
         if self._own is None:
             raise TypeError(
                 "batch: expected (inputs, targets), a mapping with targets, or a callable that returns one of these; "

@@ -1,4 +1,4 @@
-"""A captured `U g` equals the eager one for every gradient and metric; real graphs are tested in test_captured.py."""
+"""A captured `U g` equals the eager one for every gradient and metric; real graphs are tested in test_cuda.py."""
 
 import copy
 
@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from geometries import flat_geometry
-from llqr import Metric
-from llqr.metric import captured
+from llqr import Metric, cuda
 from metric.test_metric import KINDS, perturbed
 from references import trainable
 from small_models import batch_norm_cnn, vit
@@ -30,7 +29,7 @@ def replays(monkeypatch):
         made.append(0)
         return replay, results
 
-    monkeypatch.setattr(captured, "capture", capture)
+    monkeypatch.setattr(cuda, "capture", capture)
     return made
 
 
@@ -44,7 +43,7 @@ def gradients(model):
 def test_every_gradient_and_every_metric(kind, model, apply_dtype, replays):
     network = model().float().to(memory_format=torch.channels_last)
     metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
-    apply = captured.CapturedApply(metric, gradients(network))
+    apply = cuda.CapturedApply(metric, gradients(network))
     for seed in range(3):
         for _ in range(2):
             grads = gradients(network)
@@ -63,7 +62,7 @@ def test_captured_once_and_only_where_it_helps(structure, times, replays, monkey
     model = vit().float()
     batch = torch.randn(4, 1, 4, 4), torch.randint(3, (4,))
     geometry = flat_geometry(model, F.cross_entropy, structure=structure, steps=2, engine="forward")
-    metric = captured.CapturedMetric(geometry.metric)
+    metric = cuda.CapturedMetric(geometry.metric)
     grads = gradients(model)
     assert metric.apply(grads) == grads  # nothing is learned yet, nothing is captured
     for _ in range(3):
@@ -81,7 +80,7 @@ def test_inside_a_callers_graph_nothing_is_replayed(replays, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     model = vit().float()
     metric, grads = perturbed(Metric(model, structure="kfac")), gradients(model)
-    Ug, expected = captured.CapturedMetric(metric).apply(grads), metric.apply(grads)
+    Ug, expected = cuda.CapturedMetric(metric).apply(grads), metric.apply(grads)
     assert all(Ug[name].equal(expected[name]) for name in grads)
     assert replays == []
 
@@ -90,7 +89,7 @@ def test_a_copy_captures_its_own_graph(replays, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     model = vit().float()
     metric, grads = perturbed(Metric(model, structure="kfac")), gradients(model)
-    original = captured.CapturedMetric(metric)
+    original = cuda.CapturedMetric(metric)
     expected = original.apply(grads)
     twin = copy.deepcopy(original).apply(grads)
     assert all(twin[name].equal(expected[name]) and twin[name] is not expected[name] for name in grads)

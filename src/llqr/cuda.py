@@ -1,0 +1,239 @@
+"""CUDA graphs: the inner loop of a refresh, and `U g`, with few launches from the host.
+
+The inner loop is one graph that linearises at the parameters, read in place, and one more for every kind of step in the
+plan, on static factors and on the activations that the first graph saved. A refresh copies the batch in, replays the
+first graph once and then the graph of each step, and reads the results at the end. The graphs have their memory to
+themselves, so that anything may run on the device between two replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from math import inf
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from llqr.curvature.batch import Batch, batch_signature, tensors_of
+from llqr.curvature.quadratic import QuadraticModel
+from llqr.inner import SOLVERS, Inner, Objective, Solution, Step, perform
+from llqr.metric import Metric
+from llqr.metric.copying import copy_each
+from llqr.schedule import at
+
+T = TypeVar("T")
+NamedTensors = dict[str, Tensor]
+
+
+class CapturedLoop:
+    """`llqr.inner.solve`, captured for one shape of batch; `fits` says whether it can be replayed for a batch.
+
+    Args:
+        linearise: from a batch to its quadratic model.
+        step: the optimizer step that a scheduled `inner.lr` is read at.
+    """
+
+    def __init__(
+        self,
+        metric: Metric,
+        inner: Inner,
+        damping: float | str,
+        precision: torch.dtype | None,
+        linearise: Callable[[Batch], QuadraticModel],
+        batch: Batch,
+        step: int = 0,
+    ) -> None:
+        self._metric, self._inner, self._plan = metric, inner, inner.plan()
+        self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
+        self._lr = self._rate(step)
+        self._solver = SOLVERS[inner.solver](metric, inner, self._lr)
+        branches = Branches()
+        kinds = list(dict.fromkeys(self._plan))
+
+        def objective() -> Objective:
+            return Objective(metric, linearise(self._batch), damping, precision, branches)
+
+        with warming_up():  # library handles, workspaces and the solver's state are made outside the graphs
+            for _ in range(2):
+                warm = objective()
+                for kind in kinds:
+                    perform(kind, self._solver, warm)
+        with capturing() as self._linearise:
+            self._objective = objective()
+        self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}
+        self._values: dict[Step, Tensor] = {}
+        # In the plan's order: what an engine makes at its first product only, and keeps, is made in the graph of the
+        # first step, which is always replayed first.
+        for kind in kinds:
+            with capturing(self._linearise.pool()) as self._graphs[kind]:
+                value = perform(kind, self._solver, self._objective)
+            if value is not None:
+                self._values[kind] = value
+
+    def _rate(self, step: int) -> float | Tensor:
+        """A tensor if it changes from refresh to refresh, so that the graphs need not be captured again."""
+        if not callable(self._inner.lr):
+            return float(self._inner.lr)
+        device = self._metric.blocks[0].device
+        return torch.tensor(at(self._inner.lr, step, "lr", 0), dtype=torch.float32, device=device)
+
+    def fits(self, batch: Batch) -> bool:
+        return bool(batch_signature(batch) == batch_signature(self._batch))
+
+    def solve(self, batch: Batch, step: int = 0) -> Solution:
+        """The inner loop on this batch; the next one overwrites the solution."""
+        for static, given in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
+            static.copy_(given)
+        for static_factors, factors in zip(self._solver.factors, self._metric.factors(), strict=True):
+            for name, factor in factors.items():
+                static_factors[name].copy_(factor)
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(at(self._inner.lr, step, "lr", 0))
+        self._solver.restart()
+        self._linearise.replay()
+        for kind in self._plan:
+            self._graphs[kind].replay()
+        values = self._values
+        return Solution(self._solver.factors, values[Step.FIRST], values[Step.LAST], self._objective.quadratic)
+
+
+class CapturedMetric:
+    """A metric whose `U g` is captured at the first call and replayed from then on.
+
+    For training loops whose host is slower than their device. It falls back to the metric itself for a subset of the
+    parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices, and where
+    there are no matrix products (`U g` is then one launch).
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._names = {block.parameter for block in metric.blocks}
+        multiplies = any(group.multiplies for group in metric.groups)
+        self._worth_it = multiplies and len({block.device for block in metric.blocks}) == 1
+        self._captured: CapturedApply | None = None
+
+    def apply(self, grads: Mapping[str, Tensor]) -> NamedTensors:
+        """`U g`; the next call overwrites it."""
+        whole = self._metric.learned and grads.keys() == self._names
+        if not (self._worth_it and whole) or torch.cuda.is_current_stream_capturing():
+            return self._metric.apply(grads)
+        if self._captured is None:
+            self._captured = CapturedApply(self._metric, grads)
+        return self._captured(grads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph, which cannot be copied and is captured again."""
+        return self.__dict__ | {"_captured": None}
+
+
+class CapturedApply:
+    """`U g` for gradients of all parameters, captured once; new factors of the metric are copied to static memory.
+
+    The graph owns its memory: the factors and the gradients in the dtype they are multiplied in, the intermediate
+    products, and `U g`.
+
+    Args:
+        grads: a gradient of every parameter, in the dtype and memory order that `U g` is to have.
+    """
+
+    def __init__(self, metric: Metric, grads: Mapping[str, Tensor]) -> None:
+        self._metric = metric
+        self._learned = metric.factors()
+        self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
+        inboxes = metric.inboxes(self._factors)
+        self._blocks = [block for group in metric.groups for block in group.blocks]
+        self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
+        branches = Branches() if inboxes[0].is_cuda else None
+        self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
+
+    def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
+        if self._metric.factors() is not self._learned:
+            self._learned = self._metric.factors()
+            for group, own, learned in zip(self._metric.groups, self._factors, self._learned, strict=True):
+                copy_each(list(own.values()), list(group.for_inbox(learned).values()))
+        copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
+        self._replay()
+        return self._Ug
+
+
+def capture(compute: Callable[[], NamedTensors]) -> tuple[Callable[[], None], NamedTensors]:
+    """A function that repeats `compute` in the same memory, and the tensors it writes its results to."""
+    with warming_up():
+        compute()
+    with capturing() as graph:
+        results = compute()
+    return graph.replay, results
+
+
+# -- how graphs are captured -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def warming_up(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Run here first what is to be captured: library handles and workspaces must be made outside a graph."""
+    stream = stream or torch.cuda.Stream()
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+class Branches:
+    """Streams on which parts of a graph that do not depend on each other run side by side.
+
+    Products of small matrices leave most of a device idle. All graphs share a few streams, since each stream has a
+    workspace of its own for matrix products.
+    """
+
+    def __init__(self, count: int = 8) -> None:
+        self._streams = _streams(torch.cuda.current_device(), count)
+        self._used: list[torch.cuda.Stream] = []
+
+    def run(self, each: Sequence[Callable[[], T]], sizes: Sequence[int], alone: float = inf) -> list[T]:
+        """What these functions return; those of at least the size `alone` run one by one.
+
+        The smallest begin first: behind large products, which fill the device, their many short kernels would each
+        have to wait, and they would go on when the large ones are done.
+        """
+        found: dict[int, T] = {}
+        for i in sorted(range(len(each)), key=sizes.__getitem__):
+            if sizes[i] >= alone:
+                self.join()
+            with self.one() if sizes[i] < alone else nullcontext():
+                found[i] = each[i]()
+        self.join()
+        return [found[i] for i in range(len(each))]
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """What runs inside waits for the current stream, but not for what runs in other branches."""
+        stream = self._streams[len(self._used) % len(self._streams)]
+        self._used.append(stream)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            yield
+
+    def join(self) -> None:
+        """The current stream waits for all branches."""
+        for stream in dict.fromkeys(self._used):
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._used.clear()
+
+
+@cache
+def _streams(device: int, count: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(count)]
+
+
+@contextmanager
+def capturing(pool: Any = None, stream: torch.cuda.Stream | None = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """The graph of what runs inside, with its own memory or that of another graph's pool."""
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread's errors count, because a loader may be pinning memory in another.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        yield graph

@@ -1,0 +1,494 @@
+"""What a user holds: the metric `U`, the curvature it is learned from, and when.
+
+A refresh, from top to bottom in `Geometry.refresh`: batch -> quadratic model -> inner loop -> moving average -> accept
+or keep the old metric -> report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from llqr.batches import Batches, BatchSource
+from llqr.caller_warnings import warn
+from llqr.checks import check_capture, check_geometry_settings
+from llqr.cuda import CapturedLoop, CapturedMetric
+from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
+from llqr.curvature.batch import ShiftedCrossEntropy, opened, split_batch
+from llqr.curvature.linearizer import Linearizer
+from llqr.distributed.members import Members
+from llqr.distributed.shards import Shards, own_part
+from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
+from llqr.metric import Metric, StructureSpec
+from llqr.metric.structure import Bounds, Factors
+from llqr.report import (
+    WEAK,
+    Effect,
+    Findings,
+    Refresh,
+    RefreshError,
+    RefreshWarning,
+    examine,
+    structures_of,
+    summarise,
+    weak_metric,
+)
+from llqr.runtime import Runtime
+from llqr.schedule import Schedule, at, check
+
+__all__ = [
+    "FixedGeometry",
+    "Geometry",
+    "GeometryLike",
+    "Refresh",
+    "RefreshError",
+    "RefreshWarning",
+    "Runtime",
+    "ShiftedCrossEntropy",
+]
+
+#: The paper's inner loop with fewer products; what it learns differs from that of all products by less than a per cent.
+DEFAULT_INNER = Inner(product_every=3)
+#: What the factors' matrix products in a refresh may run in: float16 is too narrow for gradients.
+PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
+#: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
+WEAK_REFRESHES = 3
+NO_MINIMUM = (
+    "loss_fn: the curvature along -Ug is negative, so that the objective has no minimum and U grows from refresh to "
+    "refresh; a loss that is not convex in the outputs is a reason (let forward= return what a convex one takes, such "
+    "as similarities for a cross-entropy), divergence='newton' another; bounds= limits U (said once)"
+)
+
+
+class GeometryLike(Protocol):
+    """What the optimizer needs of a geometry: `llqr.Geometry`, `llqr.FixedGeometry`, or one of your own."""
+
+    @property
+    def due(self) -> bool: ...
+    @property
+    def model(self) -> nn.Module | None: ...
+    def refresh_if_due(self, batch: Any) -> None: ...
+    def advance(self) -> None: ...
+    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Geometry:
+    """A learned inverse metric `U`, the curvature it is learned from, and its schedule.
+
+    Args:
+        model: the network; `torch.compile`d and DDP-wrapped models are seen through. `U` acts on its parameters that
+            require a gradient now.
+        loss_fn: `loss_fn(outputs, targets)` -> mean loss.
+        structure: one of `llqr.STRUCTURES` ("diagonal", "scalar", "kfac", "e-kfac", ...), or patterns -> names.
+        divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
+        every: steps between refreshes (the first comes before step 0), a number or a function of the step; those of
+            all optimizers that share the geometry count.
+        ema: `beta` of the moving average (default: the divergence's, 0.95 for ngd and 0.9 for newton), likewise.
+        damping: weight of `1/2 |delta|^2` in the objective: a number, or a share of the curvature along the gradient,
+            such as `"10%"` of `g.Hg / g.g`.
+        bounds: `(u_min, u_max)` that the spectrum of `U` is kept in.
+        inner: how a refresh minimises the objective, see `llqr.Inner` (default: the paper's heavy ball, with a product
+            in every third step: 19 products per refresh).
+        runtime: how a refresh is computed (engine, precision, CUDA graphs, memory), see `llqr.Runtime`.
+        forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
+        shards: among how many of the ranks that train the model (DDP, or `Runtime.process_group`) the metric is shared
+            out: "all", or a number that divides them. Each holds, learns and applies its own blocks only, and `metric`
+            is that part. By default every rank holds all of it.
+        on_refresh: called with the report of every refresh.
+
+    Attributes:
+        metric: `U`.
+        refreshes, failures: how many refreshes there were, and how many of them kept the old metric.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> geometry = Geometry(model, nn.functional.cross_entropy, structure="kfac", every=500)
+        >>> batch = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> geometry.due, geometry.refresh(batch).accepted, geometry.due
+        (True, True, False)
+
+    `geometry.batches = loader` lets it draw its own batches. Models that are not called as `model(inputs)` have an
+    adapter, `forward`, which returns the outputs that `loss_fn` takes, never the loss itself: for a model that computes
+    its own loss `lambda model, inputs: model(**inputs).logits` (the labels are not among the inputs), for one with
+    several outputs `lambda model, inputs: torch.cat(model(inputs), -1)` and a `loss_fn` that takes them apart. A causal
+    language model, whose targets are its inputs one place further, has `loss_fn=llqr.ShiftedCrossEntropy()`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        *,
+        structure: StructureSpec = "e-kfac",
+        divergence: str | Divergence = "ngd",
+        every: Schedule = 500,
+        ema: Schedule | None = None,
+        damping: float | str = 0.0,
+        bounds: Bounds = None,
+        inner: Inner | None = None,
+        runtime: Runtime | None = None,
+        forward: Forward | None = None,
+        shards: Shards = None,
+        on_refresh: Callable[[Refresh], None] | None = None,
+    ) -> None:
+        check_geometry_settings(inner, runtime, damping, on_refresh)
+        self.divergence = divergence_named(divergence)
+        self.inner = inner = inner or DEFAULT_INNER
+        self.runtime = runtime = runtime or Runtime()
+        self._every, self._ema = every, self.divergence.ema if ema is None else ema
+        check("every", self._every, 1)
+        check("ema", self._ema, 0, 1)
+        self._damping = damping if isinstance(damping, str) else float(damping)
+        self._on_refresh = on_refresh
+        self.linearizer = Linearizer(
+            model, loss_fn, self.divergence, runtime, scale=inner.curvature_scale, forward=forward
+        )
+        whole = Metric(
+            self.model,
+            self.parameters,
+            structure,
+            bounds=bounds,
+            dtype=runtime.dtype,
+            apply_dtype=runtime.apply_dtype,
+            max_side=runtime.max_side,
+        )
+        self.metric = own_part(whole, self.parameters, shards, self.linearizer.ranks.group)
+        if self.metric is not whole:
+            self.linearizer.share_out(self.metric.placement)
+        SOLVERS[inner.solver].check(self.metric)
+        if inner.normalise:
+            self.metric.check_scalable()
+        if runtime.capture:
+            check_capture(self.metric, self.parameters)
+        self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
+        self._captured: CapturedLoop | None = None
+        self._members = Members(self.model, self.parameters, self.metric)
+        self._batches = BatchSource()
+        self.refreshes = self.failures = 0
+        self._failures_in_a_row = self._weak_in_a_row = 0
+        self._warned_of_growth = False
+        self._step = self._next = 0
+        self._identity = 1.0  # the share of the identity in the moving average
+        self._found: Findings | None = None  # by the last accepted refresh
+
+    @property
+    def model(self) -> nn.Module:
+        """The network inside `torch.compile` and DDP."""
+        return self.linearizer.model
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """What `U` acts on, by name."""
+        return self.linearizer.parameters
+
+    @property
+    def shards(self) -> int:
+        """Among how many ranks the metric is shared out."""
+        return self.metric.placement.shards
+
+    @property
+    def engine(self) -> str:
+        """What multiplies by `H`; "auto" until the first refresh has chosen."""
+        return self.linearizer.engine
+
+    @property
+    def due(self) -> bool:
+        """Whether the next optimizer step begins with a refresh, which needs a batch."""
+        return self._step >= self._next
+
+    def advance(self) -> None:
+        """Count an optimizer step."""
+        self._step += 1
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the factors per structure, planned and allocated."""
+        return self.metric.memory()
+
+    @property
+    def batches(self) -> Batches | None:
+        """Where refreshes take their batches from if a step is given none: an iterable such as a `DataLoader`, which
+        starts over when it ends, or a function. Tensors move to the model's device.
+
+        A state dictionary has the position: batches go on where they were in an iterable whose order is fixed or drawn
+        from torch's generator, and in one that has a `state_dict` of its own. Load it before or after setting this.
+
+        Example:
+            >>> model = nn.Linear(4, 3)
+            >>> geometry = Geometry(model, nn.functional.cross_entropy)
+            >>> geometry.batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+            >>> geometry.refresh().accepted
+            True
+        """
+        return self._batches.source
+
+    @batches.setter
+    def batches(self, batches: Batches | None) -> None:
+        self._batches.draw_from(batches)
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def refresh_if_due(self, batch: Any) -> None:
+        """Called before every optimizer step."""
+        if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
+            self._members.check()
+        if not self.due:
+            return
+        if batch is None and self.batches is None:
+            raise ValueError(
+                f"batch: a refresh is due at step {self._step}; pass step(closure, batch=(inputs, targets)), "
+                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
+            )
+        self.refresh(batch)
+
+    @torch._disable_dynamo
+    def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
+        """Learn `U` on one batch (default: the next of `batches`) and report what happened.
+
+        On a numerical failure the old metric stays.
+        """
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
+
+        def learned() -> Solution:
+            drawn = self.linearizer.agreed(lambda: self._drawn(batch))
+            if self.runtime.capture and self.metric.stored():
+                return self._replayed(drawn)
+            return self._solved(self._objective(self._linearised(drawn)))  # frees the first copy of the gradient
+
+        return self._refresh(learned)
+
+    @torch._disable_dynamo
+    def learn_from(self, quadratic: QuadraticModel) -> Refresh:
+        """A refresh on a quadratic model of your own."""
+        return self._refresh(lambda: self._solved(self._objective(quadratic)))
+
+    @contextmanager
+    def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:
+        """The quadratic model that a refresh on this batch would learn from; freezes the model while entered.
+
+        Of a metric that is shared out, its vectors are those of this rank's blocks, by their names.
+        """
+        with self.linearizer.frozen():
+            yield self._linearised(batch)
+
+    def _refresh(self, learned: Callable[[], Solution]) -> Refresh:
+        started = time.perf_counter()
+        self._members.check()
+        next_step = self._step + max(1, round(at(self._every, self._step, "every", 0)))
+        beta = self._beta()
+        averaged: list[Factors] = []
+        try:
+            with self.linearizer.frozen():
+                solution = learned()
+                averaged = self._averaged(solution, beta)
+                found = examine(self.metric, solution, averaged)
+            reason = found.objection
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            found, reason = Findings(), f"a decomposition failed ({error})"
+        if not reason:
+            self.metric.assign(averaged)
+            self._found = found
+            self._identity *= beta
+        self.refreshes += 1
+        self.failures += bool(reason)
+        self._failures_in_a_row = self._failures_in_a_row + 1 if reason else 0
+        self._next = next_step
+        report = Refresh(
+            step=self._step,
+            accepted=not reason,
+            reason=reason,
+            objective_before=found.before,
+            objective_after=found.after,
+            loss=found.loss,
+            gradient_norm=found.gradient_norm,
+            change=found.effect.change,
+            cosine=found.effect.cosine,
+            engine=self.engine,
+            seconds=time.perf_counter() - started,
+        )
+        if self._on_refresh is not None:
+            self._on_refresh(report)
+        self._warn(report, found)
+        return report
+
+    def _drawn(self, batch: Batch | Callable[[], Batch] | None) -> Batch:
+        given = self._batches.draw(batch, self.linearizer.device, self.refreshes)
+        split = split_batch(given)  # raises here, where other ranks do not wait for this one yet
+        return opened(split) if self.runtime.capture else given
+
+    def _linearised(self, batch: Batch) -> QuadraticModel:
+        return self.linearizer.linearise(self.linearizer.problem(batch))
+
+    def _objective(self, quadratic: QuadraticModel) -> Objective:
+        return Objective(self.metric, quadratic, self._damping, self._precision)
+
+    def _solved(self, objective: Objective) -> Solution:
+        return solve(objective, self.inner, at(self.inner.lr, self._step, "lr", 0))
+
+    def _replayed(self, batch: Batch) -> Solution:
+        if self._captured is None or not self._captured.fits(batch):
+            self._captured = None  # frees the old graphs before new ones are captured
+            self._captured = CapturedLoop(
+                self.metric, self.inner, self._damping, self._precision, self._linearised, batch, self._step
+            )
+        return self._captured.solve(batch, self._step)
+
+    @property
+    def _precision(self) -> torch.dtype | None:
+        """Of the factors' matrix products in a refresh. Autocast leaves float64 alone."""
+        narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
+        return self.runtime.autocast if narrow and self.runtime.autocast in PRECISIONS else None
+
+    def _beta(self) -> float:
+        """The weight of the old metric in the moving average."""
+        beta = at(self._ema, self._step, "ema", 0, 1)
+        accepted = self.refreshes - self.failures
+        return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
+
+    def _averaged(self, solution: Solution, beta: float) -> list[Factors]:
+        """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
+        metric, factors = self.metric, solution.factors
+        if self.inner.normalise and metric.stored():
+            g = (solution.quadratic.gradient,)
+            # Before, so that old and new weigh what `beta` says; after, because products of averages are other ones.
+            factors = metric.normalised(metric.average(metric.normalised(factors, g), beta), g)
+        else:
+            factors = metric.average(factors, beta)
+        return self.linearizer.agreed(lambda: metric.constrain(factors))
+
+    def _warn(self, report: Refresh, found: Findings) -> None:
+        """Of a rejected refresh, or of a metric that only grows or does nearly nothing; too many failures raise."""
+        if not report.accepted:
+            message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
+            if self.failures == 1:
+                warn(message + " (said once; see Geometry.failures)", RefreshWarning)
+            if self._failures_in_a_row >= self.runtime.max_failures:
+                limit = f"max_failures={self.runtime.max_failures}"
+                raise RefreshError(f"{message}; {self._failures_in_a_row} in a row ({limit})")
+        elif self.metric.stored():
+            if found.bottomless and not self._warned_of_growth:
+                self._warned_of_growth = True
+                warn(NO_MINIMUM, RefreshWarning)
+            self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
+            if self._weak_in_a_row == WEAK_REFRESHES:
+                warn(weak_metric(report.change, structures_of(self.metric)), RefreshWarning)
+
+    def summary(self) -> str:
+        """What `U` does to a gradient, in a sentence, and the layers that it changes most and least.
+
+        Measured on the inner gradient of the last accepted refresh.
+        """
+        if self._found is None and self.metric.learned:
+            return "U was learned before its state was loaded; what it does is measured at the next refresh."
+        return summarise(self._found, structures_of(self.metric), self.refreshes - self.failures, self._identity)
+
+    def layer_effects(self) -> dict[str, Effect]:
+        """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
+        return {} if self._found is None else dict(self._found.layers)
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    def claim(self, parameters: Iterable[Tensor]) -> None:
+        """Called by an optimizer with the parameters it moves. A refresh names those that no optimizer moves."""
+        self._members.claim(parameters)
+
+    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """`U g` for gradients that stand beside their parameters; parameters of other models pass unchanged."""
+        if not self.metric.learned:
+            return list(grads)
+        names = [self._members.names.get(parameter) for parameter in parameters]
+        known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
+        placement = self.metric.placement
+        try:
+            Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        except RuntimeError:
+            self._members.check()
+            raise
+        return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs to go on bit-exactly."""
+        return {
+            "metric": self.metric.state_dict(),
+            "engine": self.engine,
+            "counters": {
+                "step": self._step,
+                "next": self._next,
+                "refreshes": self.refreshes,
+                "failures": self.failures,
+                "failures_in_a_row": self._failures_in_a_row,
+                "identity": self._identity,
+            },
+            "batches": self._batches.state(),
+            "saved_by": self.linearizer.ranks.place,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The position in `batches` is each rank's own: where the state is another rank's, or of another number of
+        ranks (as `torch.distributed.checkpoint` gives it), batches begin again.
+        """
+        names = ("step", "next", "refreshes", "failures", "failures_in_a_row")
+        step, due, refreshes, failures, in_a_row = (int(state["counters"][name]) for name in names)
+        if state["engine"] not in ("auto", *ENGINES):
+            raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
+        self.metric.load_state_dict(state["metric"])
+        self.linearizer.resume(state["engine"])
+        place = self.linearizer.ranks.place
+        self._batches.load(state.get("batches") if state.get("saved_by", place) == place else None)
+        self._step, self._next = step, due
+        self.refreshes, self.failures, self._failures_in_a_row = refreshes, failures, in_a_row
+        self._identity = float(state["counters"].get("identity", 0.0))  # older states do not say
+        self._found, self._weak_in_a_row = None, 0  # the next refresh measures again what `U` does
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without CUDA graphs, which cannot be copied and are captured again."""
+        return self.__dict__ | {"_captured": None}
+
+
+class FixedGeometry:
+    """A metric that is given, not learned: pairs of a parameter and a function `gradient -> U gradient`.
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(2))
+        >>> geometry = FixedGeometry([(weight, lambda g: 3 * g)])
+        >>> geometry.transport([weight], [torch.ones(2)])[0].tolist()
+        [3.0, 3.0]
+    """
+
+    due = False
+    model = None
+    batches = None
+    shards = 1
+
+    def __init__(self, metric: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]]) -> None:
+        self._apply = dict(metric)
+
+    def refresh(self, batch: Any) -> Refresh:
+        raise RuntimeError("refresh: a fixed geometry is given, not learned")
+
+    def refresh_if_due(self, batch: Any) -> None:
+        pass
+
+    def advance(self) -> None:
+        pass
+
+    def claim(self, parameters: Iterable[Tensor]) -> None:
+        pass
+
+    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        return [self._apply[p](g) if p in self._apply else g for p, g in zip(parameters, grads, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError("state_dict: a fixed geometry holds no state, but the saved one does")

@@ -1,0 +1,228 @@
+"""The solvers of the inner problem by name. A new one is one more class in `SOLVERS`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from llqr.inner.objective import Evaluation, Extrapolation, Objective
+from llqr.metric import Factors, Metric
+from llqr.metric.clipping import clip
+from llqr.metric.packed import Packed
+from llqr.metric.structure import flattened
+
+if TYPE_CHECKING:
+    from llqr.inner.loop import Inner
+
+
+class Solver(ABC):
+    """Moves a copy of the metric's factors, in place, with at most one product with `H` per step.
+
+    Args:
+        lr: step size; a tensor where CUDA graphs change it between replays.
+    """
+
+    name: ClassVar[str]
+    #: Whether a step can do with an extrapolated product.
+    extrapolates: ClassVar[bool] = False
+    #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
+    tracks_residual: ClassVar[bool] = False
+
+    def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
+        self.check(metric)
+        self.metric, self.inner, self.lr = metric, inner, lr
+        self.factors: list[Factors] = [
+            {
+                name: factor.detach().to(metric.learning_dtype(group), copy=True).contiguous()
+                for name, factor in own.items()
+            }
+            for group, own in zip(metric.groups, metric.factors(), strict=True)
+        ]
+        self._flat = flattened(self.factors)
+
+    @classmethod  # noqa: B027 - most solvers learn any metric
+    def check(cls, metric: Metric) -> None:
+        """Raise for a metric that it cannot learn."""
+
+    @abstractmethod
+    def step(self, objective: Objective) -> Tensor:
+        """One step with a product; returns the objective it started from."""
+
+    def advance(self, objective: Objective, *, product: bool) -> None:
+        """One step without reading the objective; extrapolates unless it makes a product."""
+        self.step(objective)
+
+    def value(self, objective: Objective) -> Tensor:
+        """The objective at the current factors."""
+        return objective.exact.at(self.factors).value
+
+    def restart(self) -> None:
+        """Forget the steps so far; captured loops start every refresh with this."""
+        raise NotImplementedError(f"solver: {self.name!r} cannot be captured")
+
+
+class Descent(Solver):
+    """A first-order method of `torch.optim` on clipped slopes. Slopes that are not finite count as zero."""
+
+    extrapolates = True
+
+    def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
+        super().__init__(metric, inner, lr)
+        self._on_cuda = all(factor.is_cuda for factor in self._flat)
+        self._products = Extrapolation(metric.quick_dot) if inner.product_every > 1 else None
+
+    def step(self, objective: Objective) -> Tensor:
+        here = objective.at(self.factors, self._products)
+        self._move(here)
+        return here.value
+
+    def advance(self, objective: Objective, *, product: bool) -> None:
+        if product or self._products is None:
+            self._move(objective.at(self.factors, self._products))
+        else:
+            self._move(objective.extrapolated(self.factors, self._products))
+
+    def _move(self, here: Evaluation) -> None:
+        slopes = here.slopes(finite=True)
+        self._update(flattened(clip(self.metric.groups, slopes, self.inner.clip, here.objective.side_by_side)))
+
+    @abstractmethod
+    def _update(self, slopes: list[Tensor]) -> None: ...
+
+    def restart(self) -> None:
+        if self._products is not None:
+            self._products.forget()
+
+
+class HeavyBall(Descent):
+    """`m <- momentum m + clip(grad)`, `F <- F - lr m`: exactly torch's SGD with momentum."""
+
+    name = "heavy-ball"
+
+    def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
+        super().__init__(metric, inner, lr)
+        self._momenta: list[Tensor | None] = [torch.zeros_like(factor) for factor in self._flat]
+
+    def _update(self, slopes: list[Tensor]) -> None:
+        # The function, because the class around it takes longer than the arithmetic of a small network.
+        sgd(
+            self._flat,
+            slopes,
+            self._momenta,
+            foreach=not self._on_cuda,
+            fused=self._on_cuda,
+            weight_decay=0.0,
+            momentum=self.inner.momentum,
+            lr=self.lr,  # type: ignore[arg-type]  # SGD passes tensors on, too
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def restart(self) -> None:
+        super().restart()
+        for momentum in self._momenta:
+            assert momentum is not None
+            momentum.zero_()
+
+
+class Adam(Descent):
+    """torch's Adam on the clipped slopes."""
+
+    name = "adam"
+
+    def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
+        super().__init__(metric, inner, lr)
+        self._optimizer = torch.optim.Adam(self._flat, lr=lr, capturable=self._on_cuda, fused=self._on_cuda)
+
+    def _update(self, slopes: list[Tensor]) -> None:
+        for factor, slope in zip(self._flat, slopes, strict=True):
+            factor.grad = slope
+        self._optimizer.step()
+        self._optimizer.zero_grad()  # frees the gradients, which would lie beside the activations in the next product
+
+    def restart(self) -> None:
+        super().restart()
+        for state in self._optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+
+class PreconditionedCG(Solver):
+    """The exact minimiser for structures that scale entries (scalar, diagonal).
+
+    There `U g = u * g`, and `J` is quadratic in the factors `u`: `A u = b` with `b = g^2` and
+    `A u = g * (H + damping)(u * g)`, both summed over a layer for a scalar. Conjugate gradients (Polak-Ribiere),
+    preconditioned by `diag(b)`, start from the current factors times their best multiple.
+
+    One product with `H` per step; the first step evaluates `J`, and gives the best multiple for free. Reads nothing
+    from the device and keeps all memory in place, so that every step can be captured. Along a direction without
+    positive curvature the step has length zero.
+    """
+
+    name = "pcg"
+    tracks_residual = True
+
+    def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
+        super().__init__(metric, inner, lr)
+        self._weights, self._slopes, self._direction = ([torch.zeros_like(u) for u in self._flat] for _ in range(3))
+        self._size = torch.zeros((), dtype=torch.float64, device=self._flat[0].device)
+        self._residual: Packed = []
+
+    @classmethod
+    def check(cls, metric: Metric) -> None:
+        other = sorted({group.name for group in metric.whole.groups if group.shapes() and not group.scales_entries})
+        if other:
+            raise ValueError(
+                "solver: 'pcg' is for structures that scale entries (scalar, diagonal), which "
+                f"{', '.join(other)} does not; choose heavy-ball or adam"
+            )
+
+    def restart(self) -> None:
+        for tensor in (*self._slopes, *self._direction, self._size):
+            tensor.zero_()
+
+    def step(self, objective: Objective) -> Tensor:
+        """The first step: evaluate `J`, move to the best multiple of the factors, and set up the preconditioner."""
+        dot = self.metric.dot
+        here = objective.at(self.factors)
+        before, linear = here.value, dot(objective.g, here.Ug)
+        quadratic = dot(here.residual, here.Ug) + linear
+        multiple = torch.where((linear > 0) & (quadratic > 0), linear / quadratic, 1.0)
+        torch._foreach_mul_(self._flat, [multiple.to(u) for u in self._flat])
+        for residual, g in zip(here.residual, objective.g, strict=True):
+            residual.mul_(multiple.to(g)).addcmul_(g, (multiple - 1).to(g))
+        if not self._residual:
+            self._residual = [torch.empty_like(part) for part in here.residual]
+        torch._foreach_copy_(self._residual, here.residual)
+        torch._foreach_copy_(self._weights, flattened(objective.pulled(here.pulls, objective.g)))
+        return before
+
+    def value(self, objective: Objective) -> Tensor:
+        return objective.known(self.factors, self._residual).value
+
+    def advance(self, objective: Objective, *, product: bool) -> None:
+        """To the lowest point of `J` along a conjugate direction, with the residual there."""
+        dot = self.metric.dot
+        slopes = flattened(objective.known(self.factors, self._residual).slopes())
+        steepest = [torch.where(b > 0, slope / b, 0.0) for slope, b in zip(slopes, self._weights, strict=True)]
+        size = dot(slopes, steepest)
+        share = torch.where(self._size > 0, (size - dot(self._slopes, steepest)) / self._size, 0.0).clamp_min(0.0)
+        for direction, way in zip(self._direction, steepest, strict=True):
+            direction.mul_(share.to(direction)).sub_(way)
+        torch._foreach_copy_(self._slopes, slopes)
+        self._size.copy_(size)
+        directions = iter(self._direction)
+        Ug, HUg = objective.along([{name: next(directions) for name in own} for own in self.factors])
+        fall, curvature = -dot(slopes, self._direction), dot(Ug, HUg)
+        length = torch.where(curvature > 0, fall / curvature, 0.0)
+        for moving, ways in ((self._flat, self._direction), (self._residual, HUg)):
+            for tensor, way in zip(moving, ways, strict=True):
+                tensor.addcmul_(way, length.to(tensor))
+
+
+SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (HeavyBall, Adam, PreconditionedCG)}
