@@ -1,12 +1,5 @@
 """Errors of the laboratory that are not bugs, and their exit codes."""
 
-BAD_ARGUMENTS = 2
-BAD_DATA = 3
-DIVERGED = 4
-CANNOT_WRITE = 73  # EX_CANTCREAT of sysexits.h
-STOPPED = 75  # EX_TEMPFAIL: the same command resumes from the checkpoint
-INTERRUPTED = 130  # as shells report a process that SIGINT ended
-
 
 class ConfigurationError(ValueError):
     """A configuration that cannot be used; the message names the key and the file it is in."""
@@ -33,10 +26,10 @@ class Interrupted(RuntimeError):
 
 
 EXIT_CODES: dict[type[Exception], int] = {
-    ConfigurationError: BAD_ARGUMENTS,
-    DataError: BAD_DATA,
-    Diverged: DIVERGED,
-    CannotWrite: CANNOT_WRITE,
-    Stopped: STOPPED,
-    Interrupted: INTERRUPTED,
+    ConfigurationError: 2,
+    DataError: 3,
+    Diverged: 4,
+    CannotWrite: 73,  # EX_CANTCREAT of sysexits.h
+    Stopped: 75,  # EX_TEMPFAIL: the same command resumes from the checkpoint
+    Interrupted: 130,  # as shells report a process that SIGINT ended
 }

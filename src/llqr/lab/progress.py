@@ -4,45 +4,27 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 SECONDS_BETWEEN_UPDATES = 0.1
 SECONDS_BETWEEN_LINES = 30.0
-WIDE = 165
-"""Columns of a terminal in which everything about a run fits into one line."""
 
 
 class Display:
     """One bar for the run under way and, when there will be several ``runs``, one for all of them."""
 
     def __init__(self, runs: int = 1, *, quiet: bool = False) -> None:
-        console = Console(stderr=True, quiet=quiet, markup=False)  # brackets belong to a name
-        self._console = console
-        self._wide = console.width >= WIDE
-        self._bars = Progress(*self._columns(), console=console, disable=quiet or not console.is_terminal)
-        self._all = self._bars.add_task("all runs", total=runs, state="") if runs > 1 else None
+        self._console = Console(stderr=True, quiet=quiet, markup=False)  # brackets belong to a name
+        label = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+        counts = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+        hidden = quiet or not self._console.is_terminal
+        self._bars = Progress(label, counts, left, console=self._console, disable=hidden)
+        self._all = self._bars.add_task("all runs", total=runs) if runs > 1 else None
         self._run: TaskID | None = None
         self._label = ""
         self._shown = self._said = 0.0
-
-    def _columns(self) -> list[ProgressColumn]:
-        """Counts and time are whole on every terminal; on a narrow one the other texts are wrapped."""
-        counts = MofNCompleteColumn(table_column=Column(no_wrap=True))
-        left = TimeRemainingColumn(table_column=Column(no_wrap=True))
-        if not self._wide:
-            folded = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
-            return [folded, counts, left]
-        label, state = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[state]}"))
-        return [label, BarColumn(), counts, left, state]
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -54,7 +36,7 @@ class Display:
     def begin(self, label: str, total: int, done: int) -> None:
         """A run of ``total`` steps begins, or continues after ``done`` of them."""
         self._label, self._said = label, time.monotonic()
-        self._run = self._bars.add_task(label, total=total, completed=done, state="")
+        self._run = self._bars.add_task(label, total=total, completed=done)
 
     def advance(self, done: int) -> None:
         """``done`` steps are done. Cheap: most calls only look at the clock."""
@@ -67,8 +49,7 @@ class Display:
         """The model has been evaluated at this position of the run."""
         state = f"{position}: {metric}, train loss {loss:.4f}"
         if self._run is not None:
-            label = self._label if self._wide else f"{self._label}\n  {state}"
-            self._bars.update(self._run, description=label, state=state)
+            self._bars.update(self._run, description=f"{self._label}\n  {state}")
         now = time.monotonic()
         if self._bars.disable and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now

@@ -108,7 +108,7 @@ def test_a_bad_value_is_refused_by_name_or_can_be_trained_with(key, tmp_path):
         ("bases.sgdm.lr=-1", "digits/mlp: bases.sgdm: lr: expected a number in [0, 3.40282e+38]"),
         ("geometries.ngd.structure=e-kfca", "got 'e-kfca'; did you mean e-kfac?"),
         ('geometries.ngd.structure={"nothing.*"="diagonal"}', "geometries.ngd: structure: the pattern 'nothing.*'"),
-        ("bases.sgdm={nesterov=true, momentum=0.0}", "bases.sgdm: nesterov needs a momentum, got 0."),
+        ("bases.sgdm={nesterov=true, momentum=0.0}", "bases.sgdm: Nesterov momentum requires a momentum"),
     ],
 )
 def test_the_command_line_refuses_it_before_anything_is_trained(override, sentence, capsys, tmp_path):

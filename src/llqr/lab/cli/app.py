@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import llqr
 from llqr.lab.cli.options import PLAIN
-from llqr.lab.errors import BAD_DATA, CANNOT_WRITE, EXIT_CODES, ConfigurationError, Interrupted
+from llqr.lab.errors import EXIT_CODES, CannotWrite, ConfigurationError, DataError, Interrupted
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
@@ -25,29 +25,17 @@ COMMANDS = {
     "train": ("runs", "Train one method of a recipe with one seed, or resume a run that was stopped."),
     "compare": ("runs", "Train several methods with several seeds, print them side by side and write report.html."),
     "reproduce": ("runs", "Make the runs of a table of the paper, except those that are finished."),
-    "report": (
-        "report",
-        "Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration.",
-    ),
-    "table": (
-        "report",
-        "Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file.",
-    ),
+    "report": ("report", "Write an HTML page: results, curves, sharpness, refreshes, configuration."),
+    "table": ("report", "Print a table, measured beside paper; or rewrite the tables in a Markdown file."),
     "results": ("report", "Files of results."),
     "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
-    "sharpness": (
-        "sharpness",
-        "Measure a network that was trained elsewhere: sharpness, loss at SAM's probe, test metric.",
-    ),
+    "sharpness": ("sharpness", "Measure a network that was trained elsewhere: sharpness, test metric."),
     "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
-    "storage": (
-        "catalogue",
-        "Print the paper's storage table and cheaper structures, counted from the layout of the metric.",
-    ),
+    "storage": ("catalogue", "Print the paper's storage table and cheaper structures."),
     "bench": ("bench", "Time steps and refreshes, and measure their memory."),
     "toy": ("toy", "The two-scale pothole model: toy figures, phase diagrams, hovering and selection."),
 }
-"""By name: the module in this folder whose ``app`` has the command, and the first sentence of its help."""
+"""By name: the module in this folder whose ``app`` has the command, and what the list of commands says about it."""
 UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
@@ -111,7 +99,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno is None:
             raise
-        code = CANNOT_WRITE if error.errno in UNWRITABLE else BAD_DATA
+        code = EXIT_CODES[CannotWrite if error.errno in UNWRITABLE else DataError]
         _fail(f"{error.filename or 'a file'}: {error.strerror}.", code)
     finally:
         warnings.formatwarning = usual

@@ -121,24 +121,22 @@ def hold(experiment: Experiment, name: str) -> str:
 def import_file(source: str) -> None:
     """Import the file of a source, anew if it was imported before."""
     of_seed.cache_clear()
-    file, _, name = source.rpartition(":")
+    file, _, function = source.rpartition(":")
     path = Path(file)
     if not path.is_file():
         raise DataError(f"{path} is not there.")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as `python file.py` does
-    known = sys.modules.get(path.stem)
-    module_name = path.stem if known is None or getattr(known, "__file__", None) == str(path) else f"own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    name = path.stem if getattr(sys.modules.get(path.stem), "__file__", str(path)) == str(path) else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # worker processes look for the classes of samples here
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # workers look for classes of samples here
     with seeded(0):  # a module may draw its data
         spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise ConfigurationError(f"{path.name} has no function {name}.")
-    _held[source] = getattr(module, name)
+    if not callable(getattr(module, function, None)):
+        raise ConfigurationError(f"{path.name} has no function {function}.")
+    _held[source] = getattr(module, function)
 
 
 @lru_cache(maxsize=1)  # its data may be large

@@ -1,4 +1,4 @@
-"""Weights of a network that was trained elsewhere: a state that was saved in a file."""
+"""Weights of a network that was trained elsewhere."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,20 +18,16 @@ def load_into(model: nn.Module, path: Path, device: torch.device) -> None:
         raise DataError(f"{path} is not there.")
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
+        entries = [entry for entry in [saved, *saved.values()] if isinstance(entry, Mapping)]
     except Exception as error:  # a file of anything raises anything, and torch's advice is to load it unsafely
         raise DataError(
             f"{path} is not a readable file of weights ({type(error).__name__}); write it with "
             "torch.save(model.state_dict(), ...)."
         ) from error
-    entries = [saved, *saved.values()] if isinstance(saved, Mapping) else []
-    states = [entry for entry in entries if isinstance(entry, Mapping)]
-    weights = [{name: one for name, one in state.items() if isinstance(one, Tensor)} for state in states]
-    largest = max(weights, key=len, default={})
-    if not largest:
-        raise DataError(f"{path} holds no weights: save model.state_dict() in it.")
-    own = model.state_dict()
-    named = {_unwrapped(name, own): one for name, one in largest.items()}
-    if named.keys() & own.keys() - largest.keys():  # a wrapper may hold more, such as a loss
+    states = [{name: one for name, one in entry.items() if isinstance(one, Tensor)} for entry in entries]
+    saved, own = max(states, key=len), model.state_dict()
+    named = {_unwrapped(name, own): one for name, one in saved.items()}
+    if named.keys() & own.keys() - saved.keys():  # a wrapper may hold more, such as a loss
         named = {name: one for name, one in named.items() if name in own}
     try:
         model.load_state_dict(named)

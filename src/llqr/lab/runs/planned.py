@@ -1,17 +1,13 @@
 """Runs that are asked for, and what they would do: the resolved configuration and the size of the metric."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
-from llqr.lab.config.settings import GeometrySettings
 from llqr.lab.names import check_folder_name
 from llqr.lab.runs.json_files import flatten, plain
 
@@ -50,29 +46,27 @@ def plan(name: str, recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]
 
 
 def describe(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """Runs as plain data: their configuration, and sizes from models that take no memory."""
-    models: dict[str, nn.Module] = {}
-    metrics: dict[str, dict[str, Any]] = {}
+    """Return runs as plain data: their configuration, and sizes from models that take no memory."""
     described = []
     for one in planned:
-        name, run = one.recipe, one.run
-        if name not in models:
-            models[name] = run.build_without_memory()
+        run = one.run
+        model = run.build_without_memory()
         sizes: dict[str, Any] = {
-            "parameters": sum(parameter.numel() for parameter in models[name].parameters()),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "steps": steps(run),
         }
         if run.geometry is not None:
-            key = json.dumps(plain([name, run.geometry.structure, run.to_dict()["geometry"]["runtime"]]))
-            if key not in metrics:
-                metrics[key] = _metric(models[name], run.geometry)
-            sizes |= metrics[key]
+            with warnings.catch_warnings(action="ignore"):  # about the blocks that fall back, which are listed here
+                metric = run.geometry.metric(model)
+            sizes["metric_scalars"] = metric.stored()
+            sizes["metric_bytes"] = metric.memory()["total"]
+            sizes["metric_fallbacks"] = run.geometry.fallbacks(metric)
         described.append(plain(one.to_dict()) | {"folder": str(one.path)} | sizes)
     return described
 
 
 def steps(run: Run) -> int | None:
-    """How many steps a run takes, where that is known without reading its data."""
+    """Count the steps of a run, where that is known without reading its data."""
     if run.training.steps is not None:
         return run.training.steps
     steps_per_epoch = run.task_type.steps_per_epoch(run)
@@ -80,7 +74,7 @@ def steps(run: Run) -> int | None:
 
 
 def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
-    """The runs in words, recipe by recipe: what all methods share, then how they differ."""
+    """Describe the runs in words, recipe by recipe: what all methods share, then how they differ."""
     for name in dict.fromkeys(one.recipe for one in planned):
         own = [one for one in planned if one.recipe == name]
         seeds = list(dict.fromkeys(one.seed for one in own))
@@ -92,34 +86,16 @@ def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
         yield f"# {name}: {own[0].title}"
         yield f"# {found[0]['parameters']:,} parameters, {length}, seeds {', '.join(map(str, seeds))}"
         yield from (f"# {remark}" for remark in [run.task_type.remark(run)] if remark)
-        yield from _lines(shared)
+        yield from (f"{key} = {value!r}" for key, value in shared.items() if value is not None)
         for one, its_settings in zip(found, settings, strict=True):
-            if len(found) > 1:
-                yield f"\n## {one['run']['method']}"
-                yield from _lines({k: v for k, v in its_settings.items() if k not in shared})
-            yield from (f"# {line}" for line in _memory(one))
+            yield f"\n## {one['run']['method']}"
+            differing = {key: value for key, value in its_settings.items() if key not in shared}
+            yield from (f"{key} = {value!r}" for key, value in differing.items() if value is not None)
+            if "metric_bytes" in one:
+                yield f"# metric: {one['metric_scalars']:,} numbers, {one['metric_bytes'] / MIB:,.1f} MiB"
+            else:
+                yield "# no metric"
+            for block, kind in one.get("metric_fallbacks", {}).items():
+                yield f"# too large, and stored as {kind}: {block}"
             yield f"# files: {one['folder']}"
         yield ""
-
-
-def _metric(model: nn.Module, settings: GeometrySettings) -> dict[str, Any]:
-    """The size of a model's metric, and which blocks are stored differently from what was asked for."""
-    with warnings.catch_warnings(action="ignore"):  # about the blocks that fall back, which are listed here
-        metric = settings.metric(model)
-    return {
-        "metric_scalars": metric.stored(),
-        "metric_bytes": metric.memory()["total"],
-        "metric_fallbacks": settings.fallbacks(metric),
-    }
-
-
-def _lines(settings: dict[str, Any]) -> Iterator[str]:
-    return (f"{key} = {value!r}" for key, value in settings.items() if value is not None)
-
-
-def _memory(found: dict[str, Any]) -> Iterator[str]:
-    if "metric_bytes" not in found:
-        yield "no metric"
-        return
-    yield f"metric: {found['metric_scalars']:,} numbers, {found['metric_bytes'] / MIB:,.1f} MiB"
-    yield from (f"too large, and stored as {kind}: {name}" for name, kind in found["metric_fallbacks"].items())

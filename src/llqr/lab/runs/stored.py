@@ -171,29 +171,23 @@ def settings_apart(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
-    """The runs with methods that name what tells them apart, so that only seeds are averaged; and those left out.
+    """Rename methods by what tells their runs apart, so that only seeds are averaged; return also the runs left out.
 
     Of a run that several folders hold, one counts: a seed that counts twice makes a deviation too small.
     """
-    texts = {
-        name: {run.text for run in own if run.text is not None}
-        for name, own in grouped(runs, lambda run: run.recipe).items()
-    }
-    names: dict[Path, str] = {}
     counted: dict[tuple[str, str, int], StoredRun] = {}
-    for (name, method), own in grouped(runs, lambda run: (run.recipe, run.method)).items():
-        for run, setting in zip(own, settings_apart([_known(run) for run in own]), strict=True):
-            # Two methods on two texts differ in more than the method, which their settings do not show.
-            text = f"text={run.text or 'unknown'}" if len(texts[name]) > 1 else ""
-            names[run.path] = ", ".join(part for part in (method, setting, text) if part)
-            place = (name, names[run.path], run.seed)
-            if place not in counted or (counted[place].result is None and run.result is not None):
-                counted[place] = run
-    kept = {run.path for run in counted.values()}
-    return (
-        [run.renamed(names[run.path]) for run in runs if run.path in kept],
-        [run for run in runs if run.path not in kept],
-    )
+    for name, own in grouped(runs, lambda run: run.recipe).items():
+        texts = len({run.text for run in own} - {None})
+        for method, its in grouped(own, lambda run: run.method).items():
+            for run, setting in zip(its, settings_apart([_known(run) for run in its]), strict=True):
+                # Two methods on two texts differ in more than the method, which their settings do not show.
+                text = f"text={run.text or 'unknown'}" if texts > 1 else ""
+                place = (name, ", ".join(part for part in (method, setting, text) if part), run.seed)
+                if place not in counted or (counted[place].result is None and run.result is not None):
+                    counted[place] = run
+    labels = {run.path: label for (_, label, _), run in counted.items()}
+    kept = [run.renamed(labels[run.path]) for run in runs if run.path in labels]
+    return kept, [run for run in runs if run.path not in labels]
 
 
 def _known(run: StoredRun) -> dict[str, Any]:
