@@ -173,10 +173,10 @@ class CudaGraphs:
         with torch.random.fork_rng(devices=[self._device]):
             with warming_up(self._stream):
                 for _ in range(WARM_UP):
-                    self._drop_gradients()
+                    self._model.zero_grad()
                     compute()
             # Without gradients to add to, the captured backward pass allocates them in the pool and writes them.
-            self._drop_gradients()
+            self._model.zero_grad()
             with capturing(self._pool, self._stream) as graph:
                 loss = compute()
                 self._hand_over_gradients()
@@ -189,18 +189,12 @@ class CudaGraphs:
 
         return replay
 
-    def _drop_gradients(self) -> None:
-        for parameter in self._model.parameters():
-            parameter.grad = None
-
     def _hand_over_gradients(self) -> None:
         """Leave the gradients where those of the first graph are."""
         made = {parameter: parameter.grad for parameter in self._model.parameters() if parameter.grad is not None}
         self._gradients = self._gradients or made
         if made.keys() != self._gradients.keys():
-            raise RuntimeError(
-                "A batch gives gradients to other parameters than the first batch did; use --no-capture."
-            )
+            raise RuntimeError("Batches give gradients to different parameters; use --no-capture.")
         if made is not self._gradients:
             torch._foreach_copy_(list(self._gradients.values()), list(made.values()))
             for parameter, gradient in self._gradients.items():

@@ -99,7 +99,7 @@ class Eigenpair:
 
 
 def top_eigenpair(
-    h: Operator, start: Tensor, *, u: Operator | None = None, steps: int = 60, tolerance: float = 1e-3
+    h: Operator, start: Tensor, *, u: Operator = lambda v: v, steps: int = 60, tolerance: float = 1e-3
 ) -> Eigenpair:
     """The largest eigenvalue of a symmetric `H`, or of `U^1/2 H U^1/2` for a symmetric positive `U`.
 
@@ -110,12 +110,12 @@ def top_eigenpair(
     Args:
         h: `v -> H v` on flat vectors.
         start: a vector with a component along the eigenvector sought, such as a random one.
-        u: `v -> U v`; the identity if left out.
+        u: `v -> U v`; the identity by default.
         steps: the most products.
         tolerance: stop when the error bound is this fraction of the value.
     """
     basis: list[Tensor] = []
-    images: list[Tensor] = []  # U times the basis; the basis itself without U
+    images: list[Tensor] = []  # U times the basis
     diagonal: list[float] = []
     below: list[float] = []
     candidate, image, norm = _normalised(start, u)
@@ -135,32 +135,27 @@ def top_eigenpair(
         # Eigenvalues, ascending, and eigenvectors of the tridiagonal matrix.
         off = torch.diag(torch.tensor(below, dtype=torch.float64), 1)
         ritz, vectors = torch.linalg.eigh(torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + off + off.T)
-        error = norm * abs(vectors[-1, -1].item())
-        value = ritz[-1].item()
+        value, error = ritz[-1].item(), norm * abs(vectors[-1, -1].item())
         if len(diagonal) >= min(steps, start.numel()) or error <= tolerance * abs(value):
-            break
+            vector = torch.zeros_like(start)
+            for coefficient, its_image in zip(vectors[:, -1].tolist(), images, strict=True):
+                vector += coefficient * its_image
+            return Eigenpair(value, vector / vector.norm(), error, len(diagonal))
         below.append(norm)
-    vector = torch.zeros_like(start)
-    for coefficient, its_image in zip(vectors[:, -1].tolist(), images, strict=True):
-        vector = vector + coefficient * its_image
-    return Eigenpair(value, vector / vector.norm(), error, len(diagonal))
 
 
-def _normalised(vector: Tensor, u: Operator | None, floor: float = 0.0) -> tuple[Tensor, Tensor, float]:
+def _normalised(vector: Tensor, u: Operator, floor: float = 0.0) -> tuple[Tensor, Tensor, float]:
     """A vector of length 1 in the inner product, its image under `U`, and the length it had; 0 if below ``floor``."""
-    image = vector if u is None else u(vector)
+    image, length = u(vector), vector.norm().item()
     square = _dot(vector, image)
-    length = vector.norm().item()
-    if length <= floor:
-        return vector, image, 0.0
     if square < -1e-6 * length * image.norm().item():
         raise NotPositive("U is not positive: v.Uv < 0 for some v, so that U^1/2 does not exist.")
-    norm = max(square, 0.0) ** 0.5
+    norm = max(square, 0.0) ** 0.5 if length > floor else 0.0
     return (vector / norm, image / norm, norm) if norm > 0 else (vector, image, 0.0)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return torch.dot(a, b).item() if a.dtype == torch.float64 else torch.dot(a.double(), b.double()).item()
+    return torch.dot(a.double(), b.double()).item()
 
 
 @dataclass(frozen=True)
@@ -173,10 +168,11 @@ class Sharpness:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the vectors."""
-        pairs = {"top": self.top, "perceived": self.perceived}
-        keys = ("value", "error", "steps")
-        numbers = {name: pair and {key: getattr(pair, key) for key in keys} for name, pair in pairs.items()}
-        return numbers | {"reason": self.reason}
+
+        def numbers(pair: Eigenpair | None) -> dict[str, float] | None:
+            return pair and {"value": pair.value, "error": pair.error, "steps": pair.steps}
+
+        return {"top": numbers(self.top), "perceived": numbers(self.perceived), "reason": self.reason}
 
 
 def measure(

@@ -63,31 +63,21 @@ class Augmentation:
     def draw(self, count: int, height: int, width: int, generator: torch.Generator, batch_size: int = 1) -> Draws:
         """The random numbers for ``count`` samples; nothing is drawn for what is switched off."""
         device = generator.device
-        first_of_batch = torch.arange(count, device=device) // batch_size * batch_size
 
         def integers(high: int) -> Tensor:
+            if high == 1:
+                return torch.zeros(count, dtype=torch.int64, device=device)
             return torch.randint(high, (count,), generator=generator, device=device)
 
-        def absent(value: int) -> Tensor:
-            return torch.full((count,), value, device=device)
-
-        def shift() -> Tensor:
-            own = integers(2 * self.crop_padding + 1)
-            return own if self.crop_per == "sample" else own[first_of_batch]
-
-        # A hole this far outside the image covers no pixel.
-        outside = -2 * self.cutout - 1
-        row = integers(height) if self.cutout else absent(outside)
-        if self.cutout and self.cutout_probability < 1:
+        row = integers(height if self.cutout else 1)
+        if self.cutout_probability < 1:
             chosen = torch.rand(count, generator=generator, device=device) < self.cutout_probability
-            row = torch.where(chosen, row, outside)
-        return Draws(
-            top=shift() if self.crop_padding else absent(0),
-            left=shift() if self.crop_padding else absent(0),
-            flip=integers(2).bool() if self.flip else absent(0).bool(),
-            hole_row=row,
-            hole_column=integers(width) if self.cutout else absent(outside),
-        )
+            row = torch.where(chosen, row, -2 * self.cutout - 1)  # so far outside that it covers no pixel
+        top, left = integers(2 * self.crop_padding + 1), integers(2 * self.crop_padding + 1)
+        if self.crop_per == "batch":
+            first_of_batch = torch.arange(count, device=device) // batch_size * batch_size
+            top, left = top[first_of_batch], left[first_of_batch]
+        return Draws(top, left, integers(1 + self.flip).bool(), row, integers(width if self.cutout else 1))
 
     def apply(self, padded: Tensor, samples: Tensor, draws: Draws, scale: Tensor, shift: Tensor) -> Tensor:
         """Samples of ``padded`` as floats ``scale * pixel + shift``, shape ``(batch, height, width, channels)``.

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-SIXTEEN_BITS = ("PNG", "PPM")
-"""Formats without 32 bits per pixel, which Pillow nevertheless reads into them."""
-
-
 class UnreadableImage(DataError, ValueError):
     """An image file that cannot be used. A worker process hands it over with its traceback before the sentence."""
 
@@ -28,21 +24,15 @@ def decode(path: Path) -> "Image":
     pillow = extra("PIL.Image", "Reading image files needs Pillow")
     try:
         with pillow.open(path) as image:
-            found: Image = _in_eight_bits(image, path).convert("RGB")
+            # Pillow reads 16 bits per pixel of PNG and PPM into 32, and would cut off what is above 255.
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+                image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode in ("I", "F"):
+                raise UnreadableImage(f"{path} has 32 bits per pixel, whose scale is not known: save it with 8 or 16.")
+            found: Image = image.convert("RGB")
             return found
     except (FileNotFoundError, UnreadableImage):
         raise
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
     except (OSError, SyntaxError, ValueError) as error:
         raise UnreadableImage(f"{path} is not a readable image: {error}.") from error
-
-
-def _in_eight_bits(image: "Image", path: Path) -> "Image":
-    """Scaled where it has more: Pillow would cut off what is above 255."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):
-        pillow = extra("PIL.Image", "Reading image files needs Pillow")
-        scaled: Image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return scaled
-    if image.mode in ("I", "F"):
-        raise UnreadableImage(f"{path} has 32 bits per pixel, whose scale is not known: save it with 8 or 16.")
-    return image

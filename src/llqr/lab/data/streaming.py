@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches, ImageData
 from llqr.lab.data.decode import decode
-from llqr.lab.errors import DataError
 from llqr.lab.machine import cores
 
 # The usual statistics of ImageNet, scaled to bytes.
@@ -73,17 +72,11 @@ class StreamingOptions(FileOptions):
 def images_in(folder: Path) -> list[Path]:
     """The images of a class: every one below its folder, as torchvision's `ImageFolder` finds them, unless hidden."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+    for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = (Path(place, name) for name in names if not name.startswith("."))
         found += [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS]
     return sorted(found)
-
-
-def _refuse(error: OSError) -> None:
-    if isinstance(error, FileNotFoundError):  # a class without images, in this part of the data
-        return
-    raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
 def find_files(folder: Path, classes: list[str]) -> Files:
