@@ -17,7 +17,7 @@ def run(tmp_path):
     """The command, in a command line of its own, with a small vocabulary; gives what it printed."""
 
     def call(*arguments):
-        words = [*map(str, arguments), "--data-dir", str(tmp_path / "data"), "--quiet", "--merges", "50"]
+        words = [*map(str, arguments), "--data-dir", str(tmp_path / "data"), "--merges", "50"]
         result = CliRunner().invoke(cli_data.app, words)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -1,7 +1,6 @@
 """The command that prepares text: `llqr data`."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +42,6 @@ def data(
         typer.Option(min=0, max=0.4, help="With --text: the share of the lines for validation, and for the test."),
     ] = 0.02,
     data_dir: Annotated[Path, typer.Option(help="Folder in which the folder NAME is made.")] = Path("data"),
-    quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
     """Prepare text for translation or language modelling; files are plain, .xz or .gz.
@@ -57,19 +55,15 @@ def data(
     if languages[0] == languages[1]:
         raise ConfigurationError(f"--languages must be two different languages, got {languages[0]} twice.")
 
-    def say(stage: str) -> None:
-        if not quiet:
-            print(f"{name}: {stage}", file=sys.stderr)
-
     root = data_dir / name
     try:
         if text is not None:
-            made, new = prepare_stream(text, StreamSettings(merges, held_out), root, say=say)
+            made, new = prepare_stream(text, StreamSettings(merges, held_out), root)
         elif source is not None:
             settings = PairSettings(
                 languages, lowercase=lowercase, longest=longest, ratio=ratio, merges=merges, valid_every=valid_every
             )
-            made, new = prepare_pairs(corpus.read(source, languages), settings, root, say=say)
+            made, new = prepare_pairs(corpus.read(source, languages), settings, root)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise DataError(f"{'--source' if text is None else '--text'} {source or text}: {error}") from error
     facts = prepared.read(made, mmap=True)

@@ -6,7 +6,7 @@ A dropped pair is counted once, under the first reason that applies. Length and 
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -34,8 +34,6 @@ LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
 
 Pair = tuple[str, str, str]
 """The words of both sides, separated by spaces, and the target as it was written."""
-Say = Callable[[str], None]
-"""Told of every stage that begins."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,7 @@ class StreamSettings:
     held_out: float = 0.02
 
 
-def prepare_pairs(
-    corpus: Corpus, settings: PairSettings, root: Path, *, say: Say = lambda line: None
-) -> tuple[Path, bool]:
+def prepare_pairs(corpus: Corpus, settings: PairSettings, root: Path) -> tuple[Path, bool]:
     """Prepare ``corpus`` in a file under ``root`` unless it is there; the file, and whether it was made now."""
     facts = {
         "kind": ParallelText.KIND,
@@ -86,22 +82,19 @@ def prepare_pairs(
             for name, sides in corpus.items()
         },
     }
-    return prepared.make(root, facts, lambda: _prepare_pairs(corpus, settings, say))
+    return prepared.make(root, facts, lambda: _prepare_pairs(corpus, settings))
 
 
-def _prepare_pairs(corpus: Corpus, settings: PairSettings, say: Say) -> dict[str, Any]:
-    say("tokenising")
+def _prepare_pairs(corpus: Corpus, settings: PairSettings) -> dict[str, Any]:
     splits, counts = _cleaned(corpus, settings)
     missing = [name for name in SPLITS if name not in splits]
     splits |= hold_out(splits["train"], missing, settings.valid_every)
-    for name, pairs in splits.items():
-        if not pairs:
-            raise ValueError(f"{name} must have pairs that are kept, got none: {counts.get(name)}.")
     counts["train"] |= {"held_out": sum(len(splits[name]) for name in missing), "kept": len(splits["train"])}
     counts |= {name: _counts(len(splits[name]), {}, len(splits[name])) for name in missing}
-    say("learning subwords")
+    for name, pairs in splits.items():
+        if not pairs:
+            raise ValueError(f"{name} must have pairs that are kept, got none: {counts[name]}.")
     learned = subwords.learn([words for pair in splits["train"] for words in pair[:2]], settings.merges, "words")
-    say("encoding")
     saved = {}
     for name in SPLITS:
         source, target = (_joined(learned.encode([pair[side] for pair in splits[name]])) for side in range(2))
@@ -165,9 +158,7 @@ def hold_out(train: list[Pair], names: Sequence[str], every: int) -> dict[str, l
     return held | {"train": [pair for row, pair in enumerate(train) if row % every not in places.values()]}
 
 
-def prepare_stream(
-    path: Path, settings: StreamSettings, root: Path, *, say: Say = lambda line: None
-) -> tuple[Path, bool]:
+def prepare_stream(path: Path, settings: StreamSettings, root: Path) -> tuple[Path, bool]:
     """Prepare the file at ``path`` in a file under ``root`` unless it is there; the file, and whether it is new."""
     lines = read_lines(path)
     facts = {
@@ -176,10 +167,10 @@ def prepare_stream(
         "versions": {"tokenizers": version("tokenizers")},  # another one may give other tokens
         "inputs": {"text": _described(lines)},
     }
-    return prepared.make(root, facts, lambda: _prepare_stream(lines, settings, say))
+    return prepared.make(root, facts, lambda: _prepare_stream(lines, settings))
 
 
-def _prepare_stream(lines: list[bytes], settings: StreamSettings, say: Say) -> dict[str, Any]:
+def _prepare_stream(lines: list[bytes], settings: StreamSettings) -> dict[str, Any]:
     held = int(len(lines) * settings.held_out)
     if held < 1:
         raise ValueError(f"held_out must be at least one line, got {settings.held_out} of {len(lines)} lines.")
@@ -187,9 +178,7 @@ def _prepare_stream(lines: list[bytes], settings: StreamSettings, say: Say) -> d
     kept = {
         name: [f"{text}\n" for line in part if (text := _decoded(line)) is not None] for name, part in parts.items()
     }
-    say("learning subwords")
     learned = subwords.learn(kept["train"], settings.merges, "bytes")
-    say("encoding")
     saved, counts = {}, {}
     for name, texts in kept.items():
         saved[name] = torch.tensor(list(chain.from_iterable(learned.encode(texts))), dtype=torch.int32)

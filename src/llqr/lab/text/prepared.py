@@ -11,7 +11,6 @@ names the one that was requested last.
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,16 +68,38 @@ def read(root: Path, *, mmap: bool = False) -> dict[str, Any]:
     path = find(root)
     try:
         content: dict[str, Any] = torch.load(path, weights_only=True, mmap=mmap)
-        damage = None if mmap else ZipFile(path).testzip()  # torch does not compare the checksums
+        if not mmap and (damaged := ZipFile(path).testzip()):  # torch does not compare the checksums
+            raise ValueError(f"the checksum of {damaged} is wrong")
     except Exception as error:  # torch's zip reader and unpickler raise many kinds
         raise ValueError(f"{path} is damaged: {error}; remove it and prepare the text again.") from error
-    if damage is not None:
-        raise ValueError(f"{path} is damaged: {damage}; remove it and prepare the text again.")
     return content
 
 
+@dataclass(frozen=True)
+class SentencePairs:
+    """Parallel sentences: what to translate, and the translations.
+
+    Attributes:
+        source, target: the tokens of every sentence, int32, with the end token.
+        references: for validation and test the translations before tokenisation and lowercasing, which BLEU is measured
+            against; none for training.
+    """
+
+    source: Sequence[Tensor]
+    target: Sequence[Tensor]
+    references: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def lengths(self) -> Tensor:
+        """The numbers of tokens (pairs, 2) of both sides."""
+        return torch.tensor([[len(sentence) for sentence in side] for side in (self.source, self.target)]).T
+
+
 @dataclass(frozen=True, kw_only=True)
-class PreparedText(ABC, Generic[Split]):
+class PreparedText(Generic[Split]):
     """A text as tokens.
 
     Attributes:
@@ -111,51 +132,18 @@ class PreparedText(ABC, Generic[Split]):
         )
 
     @classmethod
-    @abstractmethod
-    def _split(cls, saved: Any) -> Split: ...
-
-
-class TokenStream(PreparedText[Tensor]):
-    """Any text file as one long sequence of tokens, int32, for language modelling.
-
-    Decoding the tokens reproduces the file. The ``counts`` include bytes and tokens, which turn a perplexity into bits
-    per byte, comparable across vocabularies.
-    """
-
-    KIND = "a stream of text"
-
-    @classmethod
-    def _split(cls, saved: Tensor) -> Tensor:
+    def _split(cls, saved: Any) -> Any:
         return saved
 
 
-@dataclass(frozen=True)
-class SentencePairs:
-    """Parallel sentences: what to translate, and the translations.
+class TokenStream(PreparedText[Tensor]):
+    """Any text file as one long sequence of tokens, int32; decoding them reproduces the file."""
 
-    Attributes:
-        source, target: the tokens of every sentence, int32, with the end token.
-        references: for validation and test the translations before tokenisation and lowercasing, which BLEU is measured
-            against; none for training.
-    """
-
-    source: Sequence[Tensor]
-    target: Sequence[Tensor]
-    references: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def lengths(self) -> Tensor:
-        """The numbers of tokens (pairs, 2) of both sides."""
-        return torch.tensor(
-            [[len(source), len(target)] for source, target in zip(self.source, self.target, strict=True)]
-        )
+    KIND = "a stream of text"
 
 
 class ParallelText(PreparedText[SentencePairs]):
-    """A parallel corpus; both languages share the vocabulary.
+    """A parallel corpus whose languages share the vocabulary.
 
     With ``settings["lowercase"]`` the target is lower case and the references are not, so that BLEU must be measured
     case-insensitively.

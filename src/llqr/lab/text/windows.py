@@ -26,13 +26,7 @@ class WindowBatches(Batches):
     """
 
     def __init__(
-        self,
-        tokens: Tensor,
-        rows: int,
-        context: int,
-        *,
-        seed: int | None = None,
-        device: torch.device | str = "cpu",
+        self, tokens: Tensor, rows: int, context: int, *, seed: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
         shuffle = seed is not None
         shortest = 2 * context if shuffle else 2
