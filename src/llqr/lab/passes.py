@@ -80,10 +80,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 class Pass:
-    """Loss and gradients of the batch that was loaded last, each time it is called.
-
-    Gradients are added to those that are there: `llqr.Optimizer` zeroes them before every call.
-    """
+    """Loss and gradients of the batch that was loaded last, each time it is called."""
 
     def __init__(self, task: Task, model: nn.Module, precision: Precision) -> None:
         self._task, self._model, self._precision = task, model, precision
@@ -95,7 +92,11 @@ class Pass:
     def __call__(self) -> Tensor:
         if self._batch is None:
             raise RuntimeError("load() must be given a batch before a pass can run.")
+        self._zero_gradients()
         return self._compute(self._batch)
+
+    def _zero_gradients(self) -> None:
+        self._model.zero_grad()
 
     def _compute(self, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -146,7 +147,13 @@ class CapturedPass(Pass):
             torch._foreach_copy_(fixed, leaves)
 
     def __call__(self) -> Tensor:
-        return super().__call__() if self._replay is None else self._replay()
+        if self._replay is None:
+            return super().__call__()
+        self._zero_gradients()
+        return self._replay()
+
+    def _zero_gradients(self) -> None:
+        self._model.zero_grad(set_to_none=False)  # a replay writes to their memory
 
 
 class CudaGraphs:
