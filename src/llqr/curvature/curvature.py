@@ -50,7 +50,7 @@ class Curvature:
             self._second = self._kept.second(self._scale * self._slope)
 
     def model(self) -> QuadraticModel:
-        return QuadraticModel(self.loss, self.gradient(), self.product, terms=self.terms)
+        return QuadraticModel(self.loss, self.gradient(), self.product, self.terms)
 
     def gradient(self) -> Named:
         """`g = J^T w`."""

@@ -84,16 +84,10 @@ class Linearizer:
 
     def problem(self, batch: Batch) -> Problem:
         """Model, loss and batch as a function of the parameters."""
-        runtime = self._runtime
-        return Problem(
-            self.model,
-            self._loss_fn,
-            opened(batch) if self.engine == "linearised" else batch,  # a trace must know every tensor of the batch
-            self.parameters,
-            forward=self._forward,
-            micro_batch=runtime.micro_batch,
-            autocast=runtime.autocast,
-        )
+        if self.engine == "linearised":  # a trace must know every tensor of the batch
+            batch = opened(batch)
+        given, runtime = (self.model, self._loss_fn, batch, self.parameters), self._runtime
+        return Problem(*given, forward=self._forward, micro_batch=runtime.micro_batch, autocast=runtime.autocast)
 
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; of several ranks, that of their joined batch."""
@@ -161,10 +155,6 @@ class Linearizer:
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""
         self.ranks = replace(self.ranks, exchange=placement, shared_out=True)
-
-    def on_any_rank(self, flag: bool) -> bool:
-        """Whether it is so on any of them."""
-        return bool(self.ranks.largest(flag, self.device))
 
     def agreed(self, action: Callable[[], T]) -> T:
         """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""

@@ -52,19 +52,17 @@ class Problem:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that outputs and loss depend on: parameters, frozen parameters, buffers, then the batch."""
-        return [*self.weights(), *tensors_of((self.inputs, self.targets))]
-
-    def weights(self) -> list[Tensor]:
-        return [*self.parameters.values(), *self._constants.values(), *self._buffers.values()]
+        weights = [*self.parameters.values(), *self._constants.values(), *self._buffers.values()]
+        return [*weights, *tensors_of((self.inputs, self.targets))]
 
     def at(self, tensors: Sequence[Tensor]) -> Problem:
         """The same problem with other tensors, given in the order of `tensors`."""
-        moved, rest = copy.copy(self), iter([*tensors, *self.tensors()[len(tensors) :]])
+        moved, rest = copy.copy(self), iter(tensors)
         moved.parameters = {name: next(rest) for name in self.parameters}
         moved._constants = {name: next(rest) for name in self._constants}
         moved._buffers = {name: next(rest) for name in self._buffers}
         moved.inputs, moved.targets = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.inputs, self.targets))
-        moved.pieces = [moved.inputs] if len(self.pieces) == 1 else self.pieces
+        moved.pieces = [moved.inputs]
         return moved
 
     @property

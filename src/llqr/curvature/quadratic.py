@@ -1,9 +1,8 @@
 """The quadratic model that a refresh learns from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 Named = dict[str, Tensor]
@@ -17,10 +16,7 @@ class QuadraticModel:
         loss: the mean loss.
         gradient: `g`, by parameter name.
         product: `v -> H v`, for vectors by parameter name.
-        gradients: `g_1 ... g_K`, the gradients of equal shares of the batch, whose mean is `g`; empty for `K = 1`.
-        terms: how many terms the mean loss averages; what a rank counts by beside others.
-        products: `product` for several vectors at once, each name's stacked along a new first dimension; None if they
-            have to be multiplied one after another.
+        terms: how many terms the mean loss averages; the weight of a rank beside others.
 
     Example (`H = 2 I`):
         >>> import torch
@@ -32,13 +28,4 @@ class QuadraticModel:
     loss: Tensor
     gradient: Named
     product: Callable[[Mapping[str, Tensor]], Named]
-    gradients: tuple[Named, ...] = ()
     terms: Tensor | None = None
-    products: Callable[[Mapping[str, Tensor]], Named] | None = None
-
-    def multiplied(self, vectors: Sequence[Mapping[str, Tensor]]) -> list[Named]:
-        """`H v` for each of the vectors."""
-        if self.products is None or len(vectors) == 1:
-            return [self.product(v) for v in vectors]
-        Hv = self.products({name: torch.stack([v[name] for v in vectors]) for name in vectors[0]})
-        return [{name: part[k] for name, part in Hv.items()} for k in range(len(vectors))]

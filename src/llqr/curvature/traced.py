@@ -90,7 +90,7 @@ class Trace:
         def product(v: Mapping[str, Tensor]) -> Named:
             return dict(zip(self._names, self._each(*saved, *(v[name] for name in self._names)), strict=True))
 
-        return QuadraticModel(loss, gradient, product, terms=terms)
+        return QuadraticModel(loss, gradient, product, terms)
 
 
 def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:

@@ -89,7 +89,7 @@ class Ranks:
             return mean(own, curvature_weight)
 
         loss = self._sum(local.loss * weight.to(local.loss))
-        return QuadraticModel(loss, mean(local.gradient, weight), product, terms=terms)
+        return QuadraticModel(loss, mean(local.gradient, weight), product, terms)
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
