@@ -1,10 +1,15 @@
 """Measured numbers: how many decimals they are printed with, and tables of them on a terminal."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.table import Table
+
+NOTHING = "-"
+IN_MIB = 2**-20
+"""Bytes times this are MiB."""
 
 
 def decimals(value: float) -> int:
@@ -14,14 +19,9 @@ def decimals(value: float) -> int:
 
 
 def spread(mean: float, std: float | None = None) -> str:
-    """A mean, with its standard deviation if there is one."""
+    """A mean, with its standard deviation unless that is None or NaN."""
     digits = decimals(mean)
-    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
-
-
-NOTHING = "-"
-IN_MIB = 2**-20
-"""Bytes times this are MiB."""
+    return f"{mean:.{digits}f}" if std is None or math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
 class Column(NamedTuple):

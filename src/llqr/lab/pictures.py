@@ -144,6 +144,19 @@ def check(option: str, path: Path | None) -> None:
     check_file(option, path)
 
 
+def inline(figure: "Figure", title: str) -> str:
+    """An SVG element for a page, without XML header and without ids that would clash with those of other pictures."""
+    import matplotlib as mpl
+
+    file = StringIO()
+    with mpl.rc_context({**STYLE, "svg.hashsalt": title}):
+        figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+    picture = file.getvalue()
+    picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
+    picture = re.sub(r'<g id="[^"]*"', "<g", picture)
+    return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", picture, count=1, flags=re.DOTALL)
+
+
 def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
     """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
     import matplotlib as mpl

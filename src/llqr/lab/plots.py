@@ -1,15 +1,21 @@
 """Every drawing of the laboratory, by matplotlib in the style of `pictures`."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
-from llqr.lab.results.paper_table import paper
+from llqr.lab.names import check_known
+from llqr.lab.results import curves
+from llqr.lab.results.tables import PaperTable, paper
+from llqr.lab.runs.stored import settings_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +23,181 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+WIDEST = 66
+"""Characters on a line of a title."""
+
+
+def save_table(table: PaperTable, path: Path) -> None:
+    """Draw the rows with a measured number, or all rows of the paper if there is none."""
+    cells = table.cells
+    if cells[["mean", "paper"]].isna().all(axis=None):
+        raise ConfigurationError(f"--plot: no run counts in {table.name} yet, so there is nothing to draw.")
+    if cells["n"].isna().all() and cells["paper_n"].isna().all():
+        raise ConfigurationError(f"--plot: {table.name} compares no methods, so there is nothing to draw.")
+    title = f"{table.name}: {table.metric}"
+    pictures.save(draw_table(table.of_rows(list(table.measured["row"]))), path, title, table_digest(table))
+
+
+def table_digest(table: PaperTable) -> str:
+    """A table by its name and numbers, to be named as the source of its picture."""
+    return f"{table.name} sha256:{hashlib.sha256(table.to_json().encode()).hexdigest()[:16]}"
+
+
+@pictures.styled
+def draw_table(table: PaperTable) -> "Figure":
+    """Measured numbers beside the printed ones: one panel per row of the table, one line per method."""
+    shown = table.cells[table.cells["mean"].notna() | table.cells["paper"].notna()]
+    beside = ", beside another experiment of the paper"
+    rows = {fill(row + beside * (row in table.caveats), WIDEST): own for row, own in shown.groupby("row", sort=False)}
+    heights = [0.36 * len(own) + 0.5 + 0.15 * title.count("\n") for title, own in rows.items()]
+    figure, panels = pictures.column(heights)
+    for axes, (title, own) in zip(panels, rows.items(), strict=True):
+        _points(axes, own[["paper", "paper_std", "paper_n"]], 0.17, "paper", pictures.BLUE, "none")
+        _points(axes, own[["mean", "std", "n"]], -0.17, "measured", pictures.ORANGE, pictures.ORANGE)
+        axes.set_yticks(range(len(own)), [pictures.literal(method) for method in own["method"]])
+        axes.set_ylim(len(own) - 0.4, -0.6)
+        axes.margins(x=0.22)
+        axes.grid(visible=False, axis="y")
+        axes.set_title(pictures.literal(title))
+    panels[-1].set_xlabel(pictures.literal(table.metric))
+    pictures.legend_above(figure, panels[0])
+    pictures.note_below(figure, "mean ± standard deviation over n seeds")
+    return figure
+
+
+def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, colour: str, face: str) -> None:
+    """A point for every mean, with its standard deviation, and the mean and n beside it."""
+    placed = numbers.set_axis(["mean", "std", "n"], axis=1).assign(y=[place + shift for place in range(len(numbers))])
+    placed = placed[placed["mean"].notna()]
+    if placed.empty:
+        return
+    means, stds = placed["mean"].astype(float), placed["std"].astype(float).fillna(0.0)
+    look = {"color": colour, "markersize": 5, "markerfacecolor": face, "label": label}
+    axes.errorbar(means, placed["y"], xerr=stds, fmt="o", **look)
+    for mean, std, n, y in zip(means, stds, placed["n"], placed["y"], strict=True):
+        beside = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": colour}
+        axes.annotate(f"{mean:.2f}, n = {n}", (mean + std, y), (6, 0), **beside)
+
+
+# -- kept curves -------------------------------------------------------------------------------------------------------
+
+CHANGE = "refresh_change"
+LONG = 28
+"""Characters of a name, of which two do not stand side by side in a legend."""
+
+
+def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
+    """Draw the curves of these files, or only those of some methods."""
+    lines = [line for file in files for line in curves.read(file).values()]
+    known = list(dict.fromkeys(line["run"]["method"] for line in lines))
+    for method in methods:
+        check_known("--method", method, known)
+    chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
+    if not chosen:
+        raise ConfigurationError("FILES hold no curve.")
+    title = ", ".join(_named(chosen, several_recipes=True))
+    pictures.save(draw_curves(chosen), path, title, ", ".join(map(pictures.digest, files)))
+
+
+@pictures.styled
+def draw_curves(lines: Rows) -> "Figure":
+    """One panel per quantity, one line per run, one colour per method and setting."""
+    named = _named(lines, several_recipes=len({line["recipe"] for line in lines}) > 1)
+    panels = _quantities(lines)
+    figure, places = pictures.column([1.9] * len(panels))
+    for axes, (column, label) in zip(places, panels.items(), strict=True):
+        for number, (name, runs) in enumerate(named.items()):
+            _runs(axes, column, name, number, [run for run in runs if column in run])
+        axes.set_ylabel(pictures.literal(label))
+        # Without the first steep quarter, beside which the differences at the end could not be seen.
+        late = [value for line in lines if column != CHANGE for value in line[column][len(line[column]) // 4 :]]
+        if shown := [value for value in late if value is not None]:
+            pictures.focus(axes, shown)
+        axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
+    places[-1].set_xlabel("epoch")
+    pictures.legend_above(figure, places[0], columns=2 if max(map(len, named)) <= LONG else 1)
+    stopped = [
+        f"{name}, seed {run['seed']}, stopped at epoch {run['epoch'][-1]:g}"
+        for name, runs in named.items()
+        for run in runs
+        if not run["finished"]
+    ]
+    pictures.note_below(figure, pictures.literal("\n".join(["one line per run", *stopped])))
+    return figure
+
+
+def _named(lines: Rows, *, several_recipes: bool) -> dict[str, list[Row]]:
+    """The curves by what they are called: runs of one name differ in nothing but their seed."""
+    groups = grouped(lines, lambda line: (line["recipe"] if several_recipes else "", line["run"]["method"]))
+    named: dict[str, list[Row]] = {}
+    for recipe_and_method, own in groups.items():
+        name = " ".join(filter(None, recipe_and_method))
+        for line, setting in zip(own, settings_apart([line["run"] for line in own]), strict=True):
+            named.setdefault(f"{name}, {setting}" if setting else name, []).append(line)
+    return named
+
+
+def _quantities(lines: Rows) -> dict[str, str]:
+    """The columns to draw, and what their axes are called: what is evaluated beside the loss, or else that loss."""
+    kinds = {(line["split"], list(line)[list(line).index("step") + 1]) for line in lines}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{split} {column}" for split, column in kinds))
+        raise ConfigurationError(f"FILES: the runs were evaluated by {found}; draw them apart.")
+    split, evaluated = kinds.pop()
+    label = f"{split} loss" if evaluated == f"{split}_loss" else f"{split} {evaluated}"
+    change = {CHANGE: "|Ug - g| / |g|"} if any(CHANGE in line for line in lines) else {}
+    return {evaluated: label, "train_loss": "training loss", **change}
+
+
+def _runs(axes: "Axes", column: str, name: str, number: int, runs: Rows) -> None:
+    colour, dashes = pictures.look(number)
+    for place, run in enumerate(runs):
+        steps_per_epoch = run["step"][-1] / run["epoch"][-1]
+        x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
+        y = np.array(run[column], dtype=float)  # null, for a number that is not finite, becomes NaN
+        label = "_" if place else pictures.literal(fill(name, WIDEST))
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)
+
+
+# -- the figures of a report -------------------------------------------------------------------------------------------
+
+Curves = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
+"""By method: the positions on the x axis, and the values of every run there."""
+
+
+@pictures.styled
+def ranges(
+    title: str, x: str, y: str, methods: Sequence[str], several: Sequence[Curves], *, late: bool = False
+) -> "Figure":
+    """The mean over the runs of a method as a line, their range as a band; ``methods`` fixes the colours.
+
+    With ``late``, the axis is logarithmic, or shows only what the curves reach after their first quarter.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.4, 2.8), layout="constrained")
+    axes = figure.subplots()
+    drawn, after = [], []
+    for method, (at, values) in ((method, one) for lines in several for method, one in lines.items()):
+        colour, dashes = pictures.look(methods.index(method))
+        runs = np.array(values, dtype=float)
+        if len(runs) > 1:
+            axes.fill_between(at, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+        marker = "o" if len(at) == 1 else None
+        axes.plot(at, runs.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.6, marker=marker)
+        drawn += runs[np.isfinite(runs)].tolist()
+        after += [value for run in runs for value in run[len(at) // 4 :] if np.isfinite(value)]
+    if late and drawn and min(drawn) > 0 and max(drawn) > 20 * min(drawn):
+        axes.set_yscale("log")
+    elif late and after:
+        pictures.focus(axes, after)
+    axes.set(xlabel=pictures.literal(x), ylabel=pictures.literal(y), title=pictures.literal(title))
+    return figure
+
 
 # -- measurements of `llqr bench` ------------------------------------------------------------------------------------
 

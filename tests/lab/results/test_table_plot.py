@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 
 from llqr.lab.cli import app as cli
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results import build_table, measurements, plot
-from llqr.lab.results.paper_table import Number, PaperCell, PaperTable
 
 RESULTS = Path(__file__).parents[3] / "results"
 

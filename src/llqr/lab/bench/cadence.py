@@ -17,7 +17,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup, learns_metric, step_of
 from llqr.lab.number_table import Column, number_table
-from llqr.lab.results.paper_table import paper
+from llqr.lab.results.tables import paper
 
 METHODS = ("SGD", "AdamW", "SAM", "LLQR", "LLQR+SAM")
 EPOCH_STEPS = 1563

@@ -10,7 +10,7 @@ from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup, Workload
 from llqr.lab.number_table import Column, number_table
-from llqr.lab.results.paper_table import paper
+from llqr.lab.results.tables import paper
 
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,7 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +12,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from llqr.lab import machine, pictures
+from llqr.lab import machine, pictures, plots
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.report import markdown
-from llqr.lab.results import against as comparisons
-from llqr.lab.results import build_table, curves, measurements, plot
-from llqr.lab.results.build_table import Measure
-from llqr.lab.results.paper_table import PaperTable, footnotes, headings, texts
+from llqr.lab.results import curves, markdown, measurements, tables
+from llqr.lab.results.tables import Measure, PaperTable
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.writing import check_file, check_folder, write_text
@@ -114,58 +109,51 @@ def table(
         write_text(write, markdown.regenerate(write.read_text(), runs, folder))
         return
     assert name is not None
-    built = build_table.build(name, runs, measure)
+    built = tables.build(name, runs, measure)
     if picture is not None:
-        plot.save(built, picture)
+        plots.save_table(built, picture)
     if against is not None:
-        _show_comparison(built, against, as_json)
+        show_comparison(built, against, as_json)
     elif as_json:
-        print(json.dumps([cell.to_dict() for cell in built.cells], indent=1))
+        print(built.to_json())
     else:
         show_table(built)
 
 
 def show_table(built: PaperTable) -> None:
     """Print a table, and which runs do not count in it."""
-    rows = []
-    for cell in built.cells:
-        measured, *others = texts(cell, built)
-        rows.append((cell.row, cell.column, measured or "missing", *others))
-    show(_table(built, headings(built), rows))
-    for note in footnotes(built):
+    headings, rows = tables.texts(built)
+    _show(built, headings, [[row, method, measured or "missing", *others] for row, method, measured, *others in rows])
+    for note in tables.footnotes(built):
         print(note)
-    if built.missing:
+    if not built.missing.empty:
         print(f"{len(built.missing)} of {len(built.cells)} cells are missing.")
     for reason in built.left_out:
         print(f"Not counted: {reason}")
 
 
-def _show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
+def show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
     """Print how the methods of a table differ from one of them."""
-    try:
-        found = comparisons.compare(built, reference)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--{error}") from error  # it names the option without its dashes
+    found = tables.compare(built, reference)
     if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
-        return
-    if not found:
+        print(found.drop(columns="values").to_json(orient="records", indent=1, double_precision=15))
+    elif found.empty:
         print("Nothing is measured yet.")
-        return
-    rows = [(one.row, one.method, *one.texts()) for one in found]
-    show(_table(built, comparisons.headings(found[0].reference), rows))
-    print(comparisons.explanation(found[0].reference))
+    else:
+        _show(built, *tables.compared_texts(found))
+        print(tables.explanation(found["reference"].iloc[0]))
 
 
-def _table(built: PaperTable, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+def _show(built: PaperTable, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Rows begin with their name, which is shown once, and the method."""
     title = f"{built.name}: {built.metric}" if built.metric else built.name
-    shown = Table("row", "method", *(Column(heading, justify="right") for heading in columns), box=SIMPLE, title=title)
+    columns = (Column(heading, justify="right") for heading in headings[2:])
+    shown = Table(*headings[:2], *columns, box=SIMPLE, title=title)
     previous = ""
     for row, *cells in rows:
         shown.add_row("" if row == previous else row, *cells)
         previous = row
-    return shown
+    show(shown)
 
 
 @results_app.command()
@@ -214,5 +202,5 @@ def draw(
         if not file.is_file():
             wrong = "a folder; name the files in it" if file.is_dir() else "not there"
             raise ConfigurationError(f"FILES: {file} is {wrong}.")
-    curves.save(files, to, method or ())
+    plots.save_curves(files, to, method or ())
     print(to)

@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -230,13 +229,13 @@ def reproduce(
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop) and how.keep is not None:
         from llqr.lab.cli.report import show_table
-        from llqr.lab.results import build_table, measurements
+        from llqr.lab.results import measurements, tables
 
         _report(planned, how, stop)
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"
-            show_table(build_table.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
+            show_table(tables.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
 def _filed_under(name: str) -> str:
@@ -293,10 +292,11 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
         return False
     summaries = summarise(results)
     if how.as_json:
-        print(json.dumps({"runs": results, "summaries": [asdict(summary) for summary in summaries]}, indent=1))
+        listed = json.loads(summaries.drop(columns="best").to_json(orient="records", double_precision=15))
+        print(json.dumps({"runs": results, "summaries": listed}, indent=1))
         return True
-    for _, rows in groupby(summaries, key=lambda summary: summary.recipe):
-        show(as_table(list(rows)))
+    for _, rows in summaries.groupby("recipe", sort=False):
+        show(as_table(rows))
     return True
 
 

@@ -21,8 +21,7 @@ from llqr.lab.own import is_file
 from llqr.lab.own import recipe as recipes
 from llqr.lab.own.experiment import Experiment
 from llqr.lab.progress import Display
-from llqr.lab.results.against import welch
-from llqr.lab.results.summary import summarise
+from llqr.lab.results.summary import summarise, welch
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
@@ -49,17 +48,18 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table as plain numbers, for `pandas.DataFrame` and the like."""
-        first, *_ = summaries = summarise(run.result for run in self.runs if run.result is not None)
+        summaries = summarise(run.result for run in self.runs if run.result is not None)
+        first = next(summaries.itertuples())
         found = []
-        for one in summaries:
+        for one in summaries.itertuples():
             measured = (run.analysis for run in self.runs if run.method == one.method and run.analysis is not None)
             sharpness = [analysis["sharpness"]["top"]["value"] for analysis in measured]
-            other = one is not first
+            other = one.method != first.method
             found.append(
                 {
                     "method": one.method,
                     f"best {one.metric}": one.best_mean,
-                    "std": one.best_std,
+                    "std": one.best_std if one.n > 1 else None,
                     f"last {one.metric}": one.last_mean,
                     "n": one.n,
                     f"- {first.method}": one.best_mean - first.best_mean if other else None,

@@ -1,25 +1,19 @@
 """`llqr report`: runs as one self-contained HTML page."""
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import pandas as pd
 
+from llqr.lab import pictures
 from llqr.lab.grouping import grouped
-from llqr.lab.pictures import dark_rules
-from llqr.lab.report.conclusion import conclusion
-from llqr.lab.report.outcomes import curves, summary
-from llqr.lab.report.provenance import configuration, every_run
-from llqr.lab.report.refreshes import refreshes
-from llqr.lab.report.section import Section
-from llqr.lab.report.solutions import sharpness, slices
+from llqr.lab.report import parts
+from llqr.lab.report.parts import Link, Part
 from llqr.lab.runs.stored import StoredRun, told_apart
 from llqr.lab.writing import make_folder, write_text
 
 __all__ = ["render", "write"]
-
-PARTS = (summary, curves, sharpness, slices, refreshes, every_run, configuration)
-"""The parts of a recipe's section, in this order; a part with nothing to show is left out."""
 
 
 def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
@@ -29,18 +23,77 @@ def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = 
 
 
 def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None = None) -> str:
-    """The page as HTML; links to the files of the runs are relative to the folder ``home``.
+    """The page as HTML; links to the folders of the runs are relative to the folder ``home``.
 
     ``notes`` say why the solution of a run, given by its path, was not measured.
     """
-    runs, repeated = told_apart(runs)
-    groups = grouped(runs, lambda run: run.recipe)
-    sections = [Section(name, own, home, notes or {}, repeated) for name, own in groups.items()]
-    finished = sum(run.result is not None for run in runs)
-    counts = f"{len(runs)} runs" if finished == len(runs) else f"{len(runs)} runs, {finished} of them finished"
-    environment = Environment(loader=PackageLoader("llqr.lab.report", "."), autoescape=True, undefined=StrictUndefined)
-    shown = [(one, conclusion(one), [part for make in PARTS if (part := make(one)) is not None]) for one in sections]
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    return environment.get_template("page.html").render(
-        title=title, counts=counts, sections=shown, dark_figures=dark_rules()
-    )
+    counted, repeated = told_apart(runs)
+    sections = grouped(counted, lambda run: run.recipe)
+    titles = {name: next((run.result["title"] for run in own if run.result), name) for name, own in sections.items()}
+    title = next(iter(titles.values())) if len(titles) == 1 else f"{len(titles)} experiments"
+    body = [f"<h1>{escape(title)}</h1>"]
+    for name, own in sections.items():
+        if len(titles) > 1:
+            body.append(f"<h2>{escape(titles[name])} <small>{escape(name)}</small></h2>")
+        body.append(f'<p class="conclusion">{escape(parts.conclusion(own))}</p>')
+        methods = list(dict.fromkeys(run.method for run in own))
+        again = [run for run in repeated if run.recipe == name]
+        made = [
+            parts.results(own),
+            parts.curves(own, methods),
+            parts.solutions(own, methods, notes or {}),
+            parts.refreshes(own, methods),
+            parts.every_run(own, again, home),
+            parts.configuration(own),
+        ]
+        body += [_html(part, methods) for part in made if part is not None]
+    style = (Path(__file__).parent / "style.css").read_text()
+    dark = f"@media screen and (prefers-color-scheme: dark) {{ {pictures.dark_rules()} }}"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{style}{dark}</style>
+</head>
+<body>
+{chr(10).join(body)}
+</body>
+</html>
+"""
+
+
+def _html(part: Part, methods: Sequence[str]) -> str:
+    made = [f"<h3>{part.title}</h3>", *(f"<p>{escape(sentence)}</p>" for sentence in part.sentences)]
+    made += [_table(frame) for frame in part.tables]
+    if part.figures:
+        made += [_legend(methods), '<div class="plots">']
+        for label, figure in part.figures.items():
+            drawn = pictures.inline(figure, label)
+            made.append(f'<figure role="img" aria-label="{escape(label)}">{drawn}</figure>')
+        made.append("</div>")
+    for name, frame in part.folded.items():
+        made.append(f"<details><summary>{escape(name)}</summary>{_table(frame)}</details>")
+    return "\n".join([*made, *(f"<pre>{escape(listing)}</pre>" for listing in part.listings)])
+
+
+def _table(frame: pd.DataFrame) -> str:
+    """The cells as text; a `Link` is HTML already."""
+    shown = frame.map(lambda cell: cell if isinstance(cell, Link) else escape(str(cell)))
+    shown.columns = [escape(str(name)) for name in frame.columns]
+    with pd.option_context("display.max_colwidth", None):
+        table = shown.to_html(index=False, escape=False, border=0)
+    return f'<div class="wide">{table}</div>'
+
+
+def _legend(methods: Sequence[str]) -> str:
+    items = []
+    for number, method in enumerate(methods):
+        colour, dashes = pictures.look(number)
+        dasharray = "" if isinstance(dashes, str) else " ".join(f"{2 * length:g}" for length in dashes[1])
+        line = f'<line x1="0" y1="4" x2="26" y2="4" style="stroke: {colour}" stroke-width="3"'
+        line = f'<svg viewBox="0 0 26 8" aria-hidden="true">{line} stroke-dasharray="{dasharray}"/></svg>'
+        items.append(f"<li>{line}{escape(method)}</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'

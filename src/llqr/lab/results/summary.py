@@ -1,94 +1,71 @@
-"""Methods side by side: results over several seeds, gathered into one table."""
+"""Statistics over seeds: the methods of a comparison side by side, and Welch's test between two of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from statistics import fmean, median, stdev
 from typing import Any
 
+import pandas as pd
 from rich.box import SIMPLE
 from rich.table import Column, Table
 
-from llqr.lab.grouping import grouped
 from llqr.lab.number_table import spread
-from llqr.lab.results.paper_table import Number
 
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One method of one recipe over its seeds. ``seconds`` are those of an epoch, or of a step if the runs count steps.
+def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """The two-sided p of equal means, by Welch's test on the seeds of two methods.
 
-    ``relative_time`` is relative to the first method; ``test_mean`` is there where the best weights were tested.
+    None with fewer than two seeds, or if no seed differs from another.
     """
+    if min(len(one), len(other)) < 2 or (len(set(one)) == 1 and len(set(other)) == 1):
+        return None
+    from scipy.stats import ttest_ind
 
-    recipe: str
-    method: str
-    metric: str
-    n: int
-    best_mean: float
-    best_std: float | None
-    last_mean: float
-    last_std: float | None
-    test_mean: float | None
-    test_std: float | None
-    counted_in: str
-    seconds: float
-    relative_time: float
-
-    @property
-    def best(self) -> Number:
-        return Number(self.best_mean, self.best_std, self.n)
+    return float(ttest_ind(one, other, equal_var=False).pvalue)
 
 
-def summarise(results: Iterable[dict[str, Any]]) -> list[Summary]:
-    """Results by recipe and method, in the order in which these first appear."""
-    first_seconds: dict[str, float] = {}
-    summaries = []
-    for (recipe, method), group in grouped(results, itemgetter("recipe", "method")).items():
-        metric, counted_in = group[0]["metric"], group[0].get("counted_in", "epoch")
-        seconds = median(result[TIMES[counted_in][0]] for result in group)
-        best, last = ([result[key] for result in group] for key in ("best", "last"))
-        tested = [result["test_of_best"][metric] for result in group if "test_of_best" in result]
-        summaries.append(
-            Summary(
-                recipe=recipe,
-                method=method,
-                metric=metric,
-                n=len(group),
-                best_mean=fmean(best),
-                best_std=_deviation(best),
-                last_mean=fmean(last),
-                last_std=_deviation(last),
-                test_mean=fmean(tested) if tested else None,
-                test_std=_deviation(tested),
-                counted_in=counted_in,
-                seconds=seconds,
-                relative_time=seconds / first_seconds.setdefault(recipe, seconds),
-            )
-        )
-    return summaries
+def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """One row per recipe and method, in the order in which these first appear; a missing number is NaN.
+
+    ``best`` has the values of the seeds, ``best_mean`` and ``best_std`` their statistics, as ``last`` and, where the
+    best weights were tested, ``test``. ``seconds`` is the median time of an epoch, or of a step if the runs count
+    steps, and ``relative_time`` that time over the first method's.
+    """
+    rows = []
+    for result in results:
+        unit = result.get("counted_in", "epoch")
+        tested = result.get("test_of_best", {}).get(result["metric"])
+        numbers = {"best": result["best"], "last": result["last"], "test": tested, "seconds": result[TIMES[unit][0]]}
+        rows.append({key: result[key] for key in ("recipe", "method", "metric")} | {"counted_in": unit} | numbers)
+    groups = pd.DataFrame(rows).astype({"test": float}).groupby(["recipe", "method"], sort=False)
+    found = groups.agg(
+        metric=("metric", "first"),
+        n=("best", "size"),
+        best=("best", list),
+        best_mean=("best", "mean"),
+        best_std=("best", "std"),
+        last_mean=("last", "mean"),
+        last_std=("last", "std"),
+        test_mean=("test", "mean"),
+        test_std=("test", "std"),
+        counted_in=("counted_in", "first"),
+        seconds=("seconds", "median"),
+    ).reset_index()
+    found["relative_time"] = found["seconds"] / found.groupby("recipe")["seconds"].transform("first")
+    return found
 
 
-def as_table(summaries: Sequence[Summary]) -> Table:
+def as_table(found: pd.DataFrame) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
-    first = summaries[0]
-    tested = first.test_mean is not None
-    headings = [f"best {first.metric}", f"last {first.metric}"]
-    headings += [f"test {first.metric} of the best"] if tested else []
-    headings += ["n", f"s / {first.counted_in}", f"time / {first.method}"]
-    columns = (Column(heading, justify="right") for heading in headings)
-    table = Table("method", *columns, title=first.recipe, box=SIMPLE)
-    for row in summaries:
-        pairs: list[tuple[float, float | None]] = [(row.best_mean, row.best_std), (row.last_mean, row.last_std)]
-        if row.test_mean is not None:
-            pairs.append((row.test_mean, row.test_std))
-        time = TIMES[row.counted_in][1].format(row.seconds)
-        table.add_row(row.method, *(spread(*pair) for pair in pairs), f"{row.n}", time, f"{row.relative_time:.2f}x")
+    first = next(found.itertuples())
+    shown = {"best": f"best {first.metric}", "last": f"last {first.metric}", "test": f"test {first.metric} of the best"}
+    if found["test_mean"].isna().all():
+        del shown["test"]
+    headings = [*shown.values(), "n", f"s / {first.counted_in}", f"time / {first.method}"]
+    table = Table("method", *(Column(text, justify="right") for text in headings), title=first.recipe, box=SIMPLE)
+    for _, row in found.iterrows():
+        means = [spread(row[f"{key}_mean"], row[f"{key}_std"]) for key in shown]
+        time = TIMES[row["counted_in"]][1].format(row["seconds"])
+        table.add_row(row["method"], *means, str(row["n"]), time, f"{row['relative_time']:.2f}x")
     return table
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None

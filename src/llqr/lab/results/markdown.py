@@ -1,0 +1,88 @@
+"""Tables in a Markdown file, between ``<!-- table:NAME -->`` and ``<!-- /table -->``, written by `llqr table --write`.
+
+``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
+table of a variant of the recipes. With ``against=sam`` it shows the differences to that method instead of the paper's
+numbers, and with ``measure=last`` the last evaluation of every run counts, not the best.
+``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
+``results/bench/FILE.json``, which a command of `llqr bench` wrote.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.grouping import grouped
+from llqr.lab.names import check_known
+from llqr.lab.results import tables
+from llqr.lab.results.tables import PaperTable
+from llqr.lab.runs.stored import RunRecord
+
+BLOCK = re.compile(r"(<!-- table:([^\s>]+)((?: [^\s>]+)*) -->)(.*?)(<!-- /table -->)", re.DOTALL)
+MARK = re.compile(r"<!-- (?:table:[^>]*|/table) -->")
+
+
+def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
+    """The text with every marked block rewritten from these runs and the benchmarks in a folder of results."""
+
+    def made(block: re.Match[str]) -> str:
+        start, name, words, content, end = block.groups()
+        if MARK.search(content):
+            raise ConfigurationError(f"{start} is not closed by <!-- /table -->.")
+        if name.startswith("bench/"):
+            from llqr.lab.bench import record  # imports every bench
+
+            table = record.markdown(results / f"{name}.json", words.split())
+        else:
+            table = _table(name, words.split(), runs)
+        return f"{start}\n{table}\n{end}"
+
+    if stray := MARK.search(BLOCK.sub("", text)):
+        raise ConfigurationError(f"{stray.group()} has no matching mark.")
+    return BLOCK.sub(made, text)
+
+
+def _table(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
+    """One of the paper's tables as its mark asks for it: rows, and options with an equals sign."""
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    for key in options:
+        check_known(f"table:{name}: option", key, ("against", "measure"))
+    measure = options.get("measure", "best")
+    check_known(f"table:{name}: measure", measure, get_args(tables.Measure))
+    table = tables.build(name, runs, measure)  # type: ignore[arg-type]  # it is one of them
+    rows = [word for word in words if "=" not in word]
+    for row in rows:
+        check_known(f"table:{name}: row", row, dict.fromkeys(table.cells["row"]))
+    chosen = table.of_rows(rows)
+    if chosen.measured.empty:
+        return "Nothing is measured yet."
+    return compared(chosen, options["against"]) if "against" in options else markdown(chosen)
+
+
+def markdown(table: PaperTable) -> str:
+    """The measured cells beside the paper's, and a sentence on what is missing."""
+    headings, rows = tables.texts(table)
+    notes = [_what(table), *tables.footnotes(table)]
+    if not table.missing.empty:
+        missing = grouped(table.missing.itertuples(), lambda cell: cell.row)
+        listed = (f"{row}: {', '.join(cell.method for cell in cells)}" for row, cells in missing.items())
+        notes.append(f"Not measured yet: {'; '.join(listed)}.")
+    return "\n\n".join([_lines(headings, [row for row in rows if row[2]]), *notes])
+
+
+def compared(table: PaperTable, reference: str) -> str:
+    """The measured cells and their differences to one method."""
+    found = tables.compare(table, reference)
+    explained = f"{_what(table)} {tables.explanation(found['reference'].iloc[0])}"
+    return "\n\n".join([_lines(*tables.compared_texts(found)), explained])
+
+
+def _lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Row and method, aligned left, then columns of numbers."""
+    head = [f"| | | {' | '.join(headings[2:])} |", f"|:--|:--|{'--:|' * (len(headings) - 2)}"]
+    return "\n".join(head + [f"| {' | '.join(row)} |" for row in rows])
+
+
+def _what(table: PaperTable) -> str:
+    return f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."
