@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import llqr
 from llqr.lab.config import recipe
-from llqr.lab.results import against, build_table, measurements, summary
+from llqr.lab.results import measurements, summary, tables
 from llqr.lab.runs.planned import describe, plan
 from processes import one_rank
 
@@ -182,12 +182,12 @@ GAINS = [
 
 @pytest.mark.parametrize(("label", "table", "measure"), GAINS)
 def test_gains_are_those_of_the_tables(label, table, measure):
-    built = build_table.build(table, measurements.read(ROOT / "results"), measure=measure)
-    found = {one.method: one for one in against.compare(built, "sam") if one.row == "resnet18"}
-    both = found["llqr-ngd+sam"]
-    _, _, difference, p = both.texts()
-    cells = [label, found["sam"].measured, both.measured, difference, p, both.measured.n]
-    assert "| " + " | ".join(map(str, cells)) + " |" in (ROOT / "README.md").read_text()
+    built = tables.build(table, measurements.read(ROOT / "results"), measure=measure).of_rows(["resnet18"])
+    _, rows = tables.compared_texts(tables.compare(built, "sam"))
+    found = {method: texts for _, method, *texts in rows}
+    both, n, difference, p = found["llqr-ngd+sam"]
+    cells = [label, found["sam"][0], both, difference, p, n]
+    assert "| " + " | ".join(cells) + " |" in (ROOT / "README.md").read_text()
 
 
 def test_the_test_losses_are_those_of_the_runs():
@@ -217,6 +217,6 @@ def test_the_picture_of_the_terminal_shows_the_kept_runs_of_the_demo():
         "\xa0", " "
     )
     runs = [json.loads(line)["result"] for line in (ROOT / "results/demo/digits.jsonl").read_text().splitlines()]
-    for one in summary.summarise(runs):
+    for one in summary.summarise(runs).itertuples():
         assert f"{one.best_mean:.2f} ± {one.best_std:.2f}" in shown
     assert "http" not in (ROOT / "docs/figures/terminal.svg").read_text().replace("http://www.w3.org/2000/svg", "")

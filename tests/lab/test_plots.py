@@ -9,7 +9,8 @@ import pytest
 
 from llqr.lab import pictures, plots
 from llqr.lab.bench.record import BENCHES
-from llqr.lab.config.strict import ConfigurationError
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.results import measurements, tables
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "results/bench"
@@ -104,3 +105,39 @@ def test_the_pictures_of_the_site_are_those_of_the_measurements():
     assert drawn_from
     for name, path in drawn_from.items():
         assert pictures.digest(RECORDS / f"{name}.json") in path.read_text(), name
+
+
+def test_a_table_is_drawn_with_measured_and_printed_numbers(tmp_path):
+    runs = measurements.read(ROOT / "results")
+    table = tables.build("cifar100", runs)
+    own = table.of_rows(["resnet18"])
+    (axes,) = plots.draw_table(own).axes
+    printed, measured = (line.get_xdata() for line in axes.get_lines()[:2])
+    assert list(printed) == list(own.cells["paper"])
+    assert list(measured) == list(own.measured["mean"])
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(own.cells["method"])
+    for name, built, shown in (("x", table, False), ("y", tables.build("cifar100", []), True)):
+        plots.save_table(built, tmp_path / f"{name}.svg")  # rows of the paper alone, where nothing is measured
+        assert ("wrn28-10" in (tmp_path / f"{name}.svg").read_text()) is shown
+
+
+def test_long_names_and_dollar_signs_are_shown(tmp_path):
+    row = ", ".join(f"geometry.inner.$setting{number}$={number}" for number in range(6))
+    cells = tables._frame([{"row": row, "method": r"$\\frac$", "mean": 1.0, "n": 1}])
+    figure = plots.draw_table(tables.PaperTable("own", "accuracy", cells))
+    figure.draw_without_rendering()
+    box = figure.axes[0].title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(("name", "said"), [("storage", "compares no methods"), ("digits", "no run counts in digits")])
+def test_a_table_without_methods_or_runs_is_not_drawn(tmp_path, name, said):
+    with pytest.raises(ConfigurationError, match=said):
+        plots.save_table(tables.build(name, []), tmp_path / "x.svg")
+
+
+def test_the_picture_of_the_site_is_that_of_the_results():
+    """If this fails, run `make figures`."""
+    table = tables.build("cifar100", measurements.read(ROOT / "results"))
+    assert plots.table_digest(table) in (ROOT / "docs/figures/cifar100.svg").read_text()

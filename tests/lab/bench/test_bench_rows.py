@@ -12,7 +12,7 @@ from llqr.lab.bench import cadence, memory, scaling
 from llqr.lab.bench.measured_refresh import RefreshSettings
 from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
-from llqr.lab.results.paper_table import paper
+from llqr.lab.results.tables import paper
 from tiny_workloads import FP32, MLP
 
 PAPER = paper()["cadence"]["rows"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fake_runs import write_run
-from llqr.lab import pictures
+from llqr.lab import pictures, plots
 from llqr.lab.cli import app as cli
 from llqr.lab.results import curves
 
@@ -73,7 +73,7 @@ def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, capsys)
     assert keep(tmp_path / "runs", "--to", tmp_path / "curves") == 0
     path = tmp_path / "curves/digits-mlp-seed0.jsonl"
     lines = list(curves.read(path).values())
-    figure = curves.draw(lines)
+    figure = plots.draw_curves(lines)
     accuracy, loss, change = figure.axes
     for axes, column in ((accuracy, "accuracy"), (loss, "train_loss")):
         assert [list(line.get_ydata()) for line in axes.get_lines()] == [line[column] for line in lines]
@@ -97,7 +97,7 @@ def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own(tmp_path):
     write_run(tmp_path / "4", "sam", 1)
     assert keep(tmp_path / "4", tmp_path / "6", "--to", tmp_path / "curves") == 0
     lines = [line for seed in (0, 1) for line in curves.read(tmp_path / f"curves/digits-mlp-seed{seed}.jsonl").values()]
-    accuracy = curves.draw(lines).axes[0]
+    accuracy = plots.draw_curves(lines).axes[0]
     assert accuracy.get_legend_handles_labels()[1] == ["sam, training.epochs=4", "sam, training.epochs=6"]
     assert len({line.get_color() for line in accuracy.get_lines()}) == 2
 
@@ -108,7 +108,7 @@ def test_the_names_of_long_settings_stay_inside_the_picture(tmp_path):
         run = {"method": "llqr-ngd", "bounds": bounds, "structure": f"e-kfac {bounds}", "damping": f"share of {bounds}"}
         columns = {"epoch": [1], "step": [10], "accuracy": [90.0], "train_loss": [0.1]}
         lines.append({"recipe": "mine", "seed": 0, "run": run, "finished": True, "split": "test"} | columns)
-    figure = curves.draw(lines)
+    figure = plots.draw_curves(lines)
     figure.draw_without_rendering()
     (legend,) = figure.legends
     box = legend.get_window_extent()

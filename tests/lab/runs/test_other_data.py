@@ -9,7 +9,7 @@ from fake_runs import BLEU, write_run
 from llqr.lab.config import recipe
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.progress import Display
-from llqr.lab.results import build_table
+from llqr.lab.results import tables
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find, told_apart
 from llqr.lab.stop import Stop
@@ -68,7 +68,7 @@ def test_a_report_tells_them_apart(tmp_path):
 def test_a_row_of_a_table_holds_the_runs_on_one_text(tmp_path):
     old, new = (("adamw", 0, 30.0, "a"), ("sam", 0, 31.0, "a")), (("adamw", 1, 99.0, "b"), ("sam", 1, 98.0, "b"))
     runs = on_texts(tmp_path, *old, *new)
-    table = build_table.build("iwslt14", runs)
-    found = {cell.column: (cell.measured.mean, cell.measured.n) for cell in table.measured}
+    table = tables.build("iwslt14", runs)
+    found = {cell.method: (cell.mean, cell.n) for cell in table.measured.itertuples()}
     assert found == {"adamw": (30.0, 1), "sam": (31.0, 1)}
     assert ["another text (b) than that of the first run of its row" in one for one in table.left_out] == [True, True]

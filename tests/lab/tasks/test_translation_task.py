@@ -251,7 +251,7 @@ def test_a_run_is_not_resumed_with_other_data(texts, tmp_path):
 
 def test_the_report_shows_bleu_and_token_error_against_steps_and_time(trained):
     page = report.render(find([trained.path]), trained.path)
-    captions = re.findall("<figcaption>(.*?)</figcaption>", page)
+    captions = re.findall('aria-label="(.*?)"', page)
     for metric in ("BLEU", "token error"):
         assert {f"valid {metric}", f"valid {metric} over time"} <= set(captions)
     assert {">step<", ">minutes<"} <= set(re.findall(r">step<|>minutes<", page))

@@ -19,7 +19,8 @@ from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.results import curves, markdown, measurements, tables
+from llqr.lab.report import markdown
+from llqr.lab.results import curves, measurements, tables
 from llqr.lab.results.tables import Measure, PaperTable
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
