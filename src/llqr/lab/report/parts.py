@@ -22,7 +22,7 @@ from llqr.lab.plots import Curves, ranges
 from llqr.lab.results import summary
 from llqr.lab.runs.json_files import flatten
 from llqr.lab.runs.stored import StoredRun
-from llqr.refresh.effect import WEAK
+from llqr.report import WEAK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
