@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from llqr.theory.toys import NOISE_VARIANCE, ToyConstants, off_bottom_starts, run, shared_noise
+from llqr.lab.toy.ring import NOISE_VARIANCE, ToyConstants, off_bottom_starts, run, shared_noise
 
 LEARNING_RATE = 0.02
 VARIED = ("lambda_bar", "sharpness", "well_radius", "hardening", "edge", "rho")

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.theory import FIGURE_CONSTANTS, Pothole, PotholeOnSlope, RingLandscape
+from llqr.lab.toy.ring import FIGURE_CONSTANTS
+from llqr.theory import Pothole, PotholeOnSlope, RingLandscape
 
 wells = st.builds(
     Pothole,

@@ -14,13 +14,10 @@ from llqr.theory.landscapes import Pothole, PotholeOnSlope, RingLandscape
 from llqr.theory.noise_damping import one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.phase import PhaseDiagram, PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
 from llqr.theory.selection import Selection, flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound
-from llqr.theory.toys import FIGURE_CONSTANTS, ToyConstants, ToyRuns, ejection, escape
 from llqr.theory.trajectories import METHODS, Hovering, Method, Trajectory, hover, iterate, simulate
-from llqr.theory.transfer import Transfer, transfer
 from llqr.theory.two_scale import TwoScale, roll
 
 __all__ = [
-    "FIGURE_CONSTANTS",
     "METHODS",
     "Hovering",
     "Method",
@@ -30,14 +27,9 @@ __all__ = [
     "PotholeOnSlope",
     "RingLandscape",
     "Selection",
-    "ToyConstants",
-    "ToyRuns",
     "Trajectory",
-    "Transfer",
     "TwoScale",
     "amplification",
-    "ejection",
-    "escape",
     "escape_diagram",
     "escapes",
     "finite_rate_envelope",
@@ -57,7 +49,6 @@ __all__ = [
     "simulate",
     "simulate_mode",
     "stationary_variance",
-    "transfer",
     "two_cycle_amplitude",
     "vanilla_two_cycle_amplitude",
 ]

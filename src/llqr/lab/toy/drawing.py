@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llqr.theory import METHODS, ToyRuns
+from llqr.lab.toy.ring import ToyRuns
+from llqr.theory import METHODS
 from llqr.theory.arguments import Array
 
 # Okabe and Ito's palette; line styles and markers carry the same information in grey-scale print.

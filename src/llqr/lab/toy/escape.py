@@ -12,7 +12,8 @@ from torch import Tensor
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, ring_map, ring_slice, shared_legend
 from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, claims_sentence, quantiles, statistics
-from llqr.theory import FIGURE_CONSTANTS, METHODS, ToyRuns, escape, hovering_envelope
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
+from llqr.theory import METHODS, hovering_envelope
 
 
 def run_escape(

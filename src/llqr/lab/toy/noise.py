@@ -25,15 +25,8 @@ from llqr.lab.toy.experiment import (
     claims_sentence,
     statistics,
 )
-from llqr.theory import (
-    FIGURE_CONSTANTS,
-    METHODS,
-    ToyRuns,
-    ejection,
-    one_step_motion,
-    simulate_mode,
-    stationary_variance,
-)
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, ejection
+from llqr.theory import METHODS, one_step_motion, simulate_mode, stationary_variance
 from llqr.theory.arguments import Array
 
 

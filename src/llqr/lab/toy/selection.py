@@ -1,11 +1,13 @@
 """Selection between wells: the regenerative model, and mean exit times of the real optimizers."""
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
+import torch
 import typer
 from matplotlib.figure import Figure
 
@@ -13,7 +15,67 @@ from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, Seeds, ToyResult
 from llqr.theory import Selection, select
-from llqr.theory.phase import ExitSettings, ExitTimes, exit_times
+from llqr.theory.arguments import Array, positive
+from llqr.theory.phase import PhaseSettings, exit_steps
+from llqr.theory.phase import Progress as StepProgress
+from llqr.theory.trajectories import Method
+
+
+@dataclass(frozen=True)
+class ExitSettings(PhaseSettings):
+    """One pothole on a slope and one learning rate, for SAM and LLQR+SAM alike."""
+
+    lambda_eps: float = 20.0
+    eta: float = 0.005
+    steps: int = 2000
+    """Runs are cut off here: a mean that includes unfinished visits is a lower bound."""
+    lambda_bar: float = 0.25
+
+
+@dataclass(frozen=True)
+class ExitTimes:
+    """Exit times (in steps) at every pair of `rho` and `sigma`: the mean over seeds and the fraction cut off."""
+
+    rho: Array
+    sigma: Array
+    mean: Array
+    cut: Array
+
+
+def exit_times(
+    method: Method,
+    rho: npt.ArrayLike,
+    sigma: npt.ArrayLike,
+    *,
+    seeds: int = 64,
+    settings: ExitSettings = ExitSettings(),
+    seed: int = 0,
+    progress: StepProgress = lambda done, total: None,
+) -> ExitTimes:
+    """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
+
+    `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
+    """
+    radii, scales = (
+        np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma))
+    )
+    cells = radii.size
+    landscape = settings.landscape(settings.lambda_bar)
+    deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
+    times = exit_steps(
+        method,
+        landscape,
+        start,
+        torch.from_numpy(radii.ravel()).repeat_interleave(seeds),
+        settings,
+        progress,
+        noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
+    )
+    cut = (times > settings.steps).view(cells, seeds).double().mean(1)
+    mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
+    return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))
 
 
 def run_selection(

@@ -1,17 +1,142 @@
-"""Convergence transfer under a bounded, changing metric."""
+"""Convergence transfer: with a bounded, changing metric and decaying schedules, the mean of `g.U g` falls like T^-1/2.
 
-from collections.abc import Mapping
+The problem is smooth and non-convex: robust regression with the Cauchy loss `log(1 + r^2)`. The eigenvalues of the
+metric change from step to step inside `[u_min, u_max]`. Step size and radius decay as `(t + 1)^-1/2` and
+`(t + 1)^-power`: `power = 1/2` is the schedule of Euclidean SAM's analysis, `1/4` a slower decay of the radius (at the
+cost of a factor `log T` in the bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from matplotlib.figure import Figure
+from torch import Tensor
 
+import llqr
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
 from llqr.lab.toy.experiment import Progress, ToyResult
-from llqr.theory import Transfer, transfer
+from llqr.theory.arguments import Array, positive
+
+
+@dataclass(frozen=True)
+class RobustRegression:
+    """`L(theta) = mean_n phi(x_n . theta - y_n)` with `phi(r) = log(1 + r^2)`, and 20% of the targets outliers."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @staticmethod
+    def random(samples: int = 512, dim: int = 20, seed: int = 0) -> RobustRegression:
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(samples, dim, generator=generator, dtype=torch.float64)
+        truth = torch.randn(dim, generator=generator, dtype=torch.float64) / dim**0.5
+        outlier = torch.rand(samples, generator=generator, dtype=torch.float64) < 0.2
+        noise = torch.randn(samples, generator=generator, dtype=torch.float64)
+        return RobustRegression(inputs, inputs @ truth + torch.where(outlier, 4.0, 0.1) * noise)
+
+    def loss(self, theta: Tensor, samples: Tensor | None = None) -> Tensor:
+        chosen = slice(None) if samples is None else samples
+        residual = self.inputs[chosen] @ theta - self.targets[chosen]
+        return torch.log1p(residual**2).mean()
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """The gradient of the full loss, in closed form."""
+        residual = self.inputs @ theta - self.targets
+        return self.inputs.T @ (2 * residual / (1 + residual**2)) / len(self.targets)
+
+
+class OscillatingMetric:
+    """`U_t = Q diag(u_t) Q^T`: every eigenvalue oscillates in `[u_min, u_max]` at its own frequency."""
+
+    def __init__(self, dim: int, u_min: float, u_max: float, seed: int = 0) -> None:
+        if not 0 < u_min <= u_max:
+            raise ValueError(f"u_min and u_max must satisfy 0 < u_min <= u_max, got {u_min!r} and {u_max!r}.")
+        generator = torch.Generator().manual_seed(seed)
+        self.Q = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
+        self._phase = torch.rand(dim, generator=generator, dtype=torch.float64) * 2 * torch.pi
+        self._frequency = 0.002 + 0.02 * torch.rand(dim, generator=generator, dtype=torch.float64)
+        self._low, self._high = float(np.log(u_min)), float(np.log(u_max))
+        self.step = 0
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        wave = 0.5 + 0.5 * torch.sin(self._phase + self._frequency * self.step)
+        values: Tensor = torch.exp(self._low + (self._high - self._low) * wave)
+        return values
+
+    def apply(self, gradient: Tensor) -> Tensor:
+        """`U_t g`."""
+        Ug: Tensor = self.Q @ (self.eigenvalues * (self.Q.T @ gradient))
+        return Ug
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`g_t . U_t g_t` of the full gradient at every step, and the slope of its running mean."""
+
+    stationarity: Array
+
+    @property
+    def running_mean(self) -> Array:
+        return np.asarray(np.cumsum(self.stationarity) / np.arange(1, len(self.stationarity) + 1))
+
+    def slope(self, skip: float = 0.02) -> float:
+        """Slope of log(running mean) against log T over the run, without the first fraction `skip`."""
+        T = np.unique(np.geomspace(max(2, skip * len(self.stationarity)), len(self.stationarity), 60).astype(int))
+        return float(np.polyfit(np.log(T), np.log(self.running_mean[T - 1]), 1)[0])
+
+
+def transfer(
+    *,
+    steps: int = 4000,
+    lr: float = 1.0,
+    rho: float = 0.2,
+    power: float = 0.5,
+    batch: int | None = None,
+    u_min: float = 0.25,
+    u_max: float = 4.0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Transfer:
+    """Run `llqr.LLQRSAM` under the changing metric; `batch=None` uses the full gradient, a number draws minibatches."""
+    positive("lr", lr)
+    positive("rho", rho)
+    problem = RobustRegression.random(seed=seed)
+    dim = problem.inputs.shape[1]
+    generator = torch.Generator().manual_seed(seed + 1)
+    theta = torch.nn.Parameter(2 * torch.randn(dim, generator=generator, dtype=torch.float64) / dim**0.5)
+    metric = OscillatingMetric(dim, u_min, u_max, seed)
+    base = torch.optim.SGD([theta], lr=lr)
+    optimizer = llqr.LLQRSAM(
+        base, llqr.FixedGeometry([(theta, metric.apply)]), rho=lambda step: rho * (step + 1) ** -power, norm="metric"
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(base, lambda step: (step + 1) ** -0.5)
+    stationarity = np.empty(steps)
+    for step in range(steps):
+        metric.step = step
+        gradient = problem.gradient(theta.detach())
+        stationarity[step] = float(gradient @ metric.apply(gradient))
+        samples = None if batch is None else torch.randint(len(problem.targets), (batch,), generator=generator)
+
+        def closure(samples: Tensor | None = samples) -> Tensor:
+            theta.grad = None
+            loss = problem.loss(theta, samples)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        optimizer.step(closure)
+        schedule.step()
+        if (step + 1) % 100 == 0:
+            progress(step + 1, steps)
+    return Transfer(stationarity)
 
 
 def run_transfer(

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llqr.theory import FIGURE_CONSTANTS, ejection, escape
-from llqr.theory.toys import off_bottom_starts, shared_noise
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, ejection, escape, off_bottom_starts, shared_noise
 
 #: Half of what the figures show: the slowest path takes 438 of them to the flat basin, and nothing happens afterwards.
 STEPS = 600

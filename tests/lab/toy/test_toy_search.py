@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from llqr.theory import FIGURE_CONSTANTS
+from llqr.lab.toy.ring import FIGURE_CONSTANTS
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "figures" / "toy_search.py"
+SCRIPT = Path(__file__).parents[3] / "docs" / "figures" / "toy_search.py"
 
 
 @pytest.fixture(scope="module")

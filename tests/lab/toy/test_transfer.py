@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from llqr.theory import Transfer, transfer
-from llqr.theory.transfer import OscillatingMetric, RobustRegression
+from llqr.lab.toy.transfer import OscillatingMetric, RobustRegression, Transfer, transfer
 
 
 @pytest.mark.slow
