@@ -1,6 +1,6 @@
 """The laboratory: data, models and commands that run the library's methods on real problems.
 
-`Experiment`, `compare` and `image_folder` are for your own model and data; they are imported when they are asked for,
+`Experiment`, `compare` and `ImageFolder` are for your own model and data; they are imported when they are asked for,
 because the command line needs none of them for its help.
 """
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llqr.lab.own.comparison import Comparison, compare
     from llqr.lab.own.experiment import Experiment
-    from llqr.lab.own.images import image_folder
+    from llqr.lab.own.images import ImageFolder
 
-__all__ = ["Comparison", "Experiment", "compare", "image_folder"]
+__all__ = ["Comparison", "Experiment", "ImageFolder", "compare"]
 
-_MODULES = {"Comparison": "comparison", "Experiment": "experiment", "compare": "comparison", "image_folder": "images"}
+_MODULES = {"Comparison": "comparison", "Experiment": "experiment", "compare": "comparison", "ImageFolder": "images"}
 
 
 def __getattr__(name: str) -> Any:

@@ -41,8 +41,5 @@ class Stop:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.reason:
-            outside = self._previous[signal.SIGINT]
-            if callable(outside):  # it may have to know of the interrupt, too
-                outside(number, frame)
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name

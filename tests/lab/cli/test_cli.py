@@ -75,7 +75,9 @@ def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr
     assert "# 11,220,132 parameters, 78,200 steps, seeds 0, 1, 2" in out
     code, out, _ = llqr("train", "digits/mlp@short", "--method", "sam", "--set", "probes.sam.rho=0.3", "--dry-run")
     assert (code, "training.epochs = 5" in out, "probe.rho = 0.3" in out, "no metric" in out) == (0, True, True, True)
-    code, out, _ = llqr("compare", "digits/mlp-noisy", "--model", "cnn", "--dry-run", "--data-dir", "some where")
+    code, out, _ = llqr(
+        "compare", "digits/mlp-noisy", "--set", "model.name=cnn", "--dry-run", "--data-dir", "some where"
+    )
     assert (code, "model.name = 'cnn'" in out, "data.root = 'some where'" in out) == (0, True, True)
 
 
@@ -216,7 +218,7 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (2, "--methods must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),
         (2, "--methods must name", ["compare", "digits/mlp", "--methods", ","]),
         (2, "digits/mlp: unknown key training.epoch", ["train", "digits/mlp", "--set", "training.epoch=3"]),
-        (2, "model must be one of mlp", ["compare", "digits/mlp", "--model", "cnm"]),
+        (2, "model must be one of mlp", ["compare", "digits/mlp", "--set", "model.name=cnm"]),
         (2, "Missing argument 'RECIPE...'", ["compare"]),
         (2, "TABLE must be one of", ["reproduce", "imagnet"]),
         (2, "--row must be one of 0.2", ["reproduce", "label-noise", "--row", "0.5"]),

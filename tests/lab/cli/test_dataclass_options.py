@@ -88,7 +88,7 @@ def test_text_or_a_number(text, value):
     [
         (["--heat", "warm"], "command line: --heat must be an integer, got 'warm'."),
         (["--heat", "0"], "--heat: expected a number >= 1, got 0"),
-        (["--low-dtype", "nn"], "command line: --low-dtype must be the name of a torch dtype, got 'nn'."),
+        (["--low-dtype", "nn"], "command line: --low-dtype must be a torch.dtype, got 'nn'."),
     ],
 )
 def test_bad_values_are_named_by_their_option(arguments, sentence):

@@ -44,9 +44,6 @@ def test_ctrl_c_in_a_command_is_exit_code_130(llqr, monkeypatch):
         ("llqr re", "reproduce report results recipes"),
         ("llqr train digits/", "digits/mlp digits/mlp-clean digits/mlp-noisy"),
         ("llqr train cifar100/resnet18@s", "cifar100/resnet18@short"),
-        ("llqr train digits/mlp --method llqr-ngd+", "llqr-ngd+fsam llqr-ngd+sam"),
-        ("llqr compare digits/mlp --methods sam,llqr-ngd+", "sam,llqr-ngd+fsam sam,llqr-ngd+sam"),
-        ("llqr compare unknown --methods s", ""),
     ],
 )
 def test_the_shell_completes_commands_and_names(llqr, monkeypatch, line, offered):

@@ -122,9 +122,3 @@ def test_the_command_line_refuses_it_before_anything_is_trained(override, senten
     assert sentence in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["language/europarl-en", "iwslt14/transformer_iwslt_de_en"])
-def test_text_has_no_channels(name):
-    with pytest.raises(ConfigurationError, match=r"training\.channels_last is about images, which the task"):
-        recipe.load(name, ["training.channels_last=true"])

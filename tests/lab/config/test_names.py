@@ -19,7 +19,7 @@ def test_the_sentence_about_an_unknown_name():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("compare digits/mlp --model mpl", "model must be one of mlp, .*, got 'mpl'; did you mean mlp"),
+        ("compare digits/mlp --set model.name=mpl", "model must be one of mlp, .*, got 'mpl'; did you mean mlp"),
         ("train digits/mpl", "recipe must be .*, got 'digits/mpl'; did you mean digits/mlp"),
         ("train digits/mlp@shart", "digits/mlp: variant must be .*, got 'shart'; did you mean short"),
         ("train digits/mlp --method llqr-ngb", "--method must be .*, got 'llqr-ngb'; did you mean llqr-ngd"),

@@ -417,7 +417,7 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("geometries.ngd.inner.stepps=3", r"unknown key geometries.ngd.inner.stepps; known here: solver, steps"),
         ("geometries.ngd.inner.solver=bfgs", r"geometries.ngd.inner: solver: unknown 'bfgs'"),
         ("geometries.ngd.bounds=[1]", r"geometries.ngd.bounds must be a list of 2, got \[1\]"),
-        ("geometries.ngd.runtime.dtype=float31", r"runtime.dtype must be the name of a torch dtype, got 'float31'"),
+        ("geometries.ngd.runtime.dtype=float31", r"runtime.dtype must be a torch.dtype, got 'float31'"),
         ("geometries.ngd.runtime.capture=true", r"geometries.ngd: runtime.capture cannot be set .* from --capture"),
         ("geometries.ngd.runtime.compile=true", r"geometries.ngd: runtime.compile cannot be set .* from --compile"),
         ("geometries.ngd.runtime.autocast=bfloat16", r"runtime.autocast cannot be set .* from training.precision"),

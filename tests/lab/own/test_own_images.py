@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from llqr.lab import compare, image_folder, models
+from llqr.lab import ImageFolder, compare, models
 from llqr.lab.data.decode import decode
 from llqr.lab.errors import DataError
 from llqr.lab.own.data import seeded
@@ -33,7 +33,7 @@ def flowers(tmp_path, monkeypatch):
 
 
 def compared(folder, workers=0):
-    train, test = image_folder(folder, 8)
+    train, test = ImageFolder(folder, 8, augmented=True), ImageFolder(folder, 8)
     model = partial(models.build, "cnn", classes=2, image_size=8, channels=3)
     given = {"model": model, "loss": nn.functional.cross_entropy, "train": train, "test": test, "workers": workers}
     return compare(**given, epochs=1, batch_size=8, methods=["sgdm"], seeds=1, device="cpu", samples=0, quiet=True)
@@ -41,7 +41,7 @@ def compared(folder, workers=0):
 
 def test_a_network_of_the_laboratory_is_trained_on_a_folder(flowers):
     result = compared(flowers).runs[0].result
-    assert (result["metric"], result["steps"]) == ("accuracy", 2)
+    assert (result["metric"], result["steps"]) == ("accuracy", 3)
 
 
 @pytest.mark.parametrize("ending", ["bmp", "GIF", "ppm", "tiff", "webp"])
@@ -49,20 +49,20 @@ def test_no_class_is_left_out_for_the_format_of_its_images(flowers, ending):
     (flowers / "lily").mkdir()
     for number in range(2):
         Image.open(flowers / "rose/0.png").save(flowers / f"lily/{number}.{ending}")
-    train, _ = image_folder(flowers, 8)
+    train = ImageFolder(flowers, 8)
     assert train.classes == ["lily", "rose", "tulip"]
     assert train[0][0].shape == (3, 8, 8)
 
 
 def test_images_are_looked_for_below_the_folder_of_a_class(flowers):
     """As torchvision's `ImageFolder` does, links to folders included, but without what is hidden."""
-    expected = len(image_folder(flowers, 8)[0]) + len(image_folder(flowers, 8)[1]) + 4
+    expected = len(ImageFolder(flowers, 8)) + 4
     write_images(flowers / "rose", ("red", ".ipynb_checkpoints"), 2)
     write_images(flowers.parent, ("elsewhere",), 2)
     (flowers / "tulip/linked").symlink_to(flowers.parent / "elsewhere")
     (flowers / "rose/._1.png").write_bytes(b"what macOS leaves")
-    train, test = image_folder(flowers, 8)
-    assert (len(train) + len(test), train.classes) == (expected, ["rose", "tulip"])
+    train = ImageFolder(flowers, 8)
+    assert (len(train), train.classes) == (expected, ["rose", "tulip"])
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
@@ -90,11 +90,8 @@ def test_a_damaged_image_is_named_in_one_sentence(flowers, workers, monkeypatch)
     gc.collect()
 
 
-def test_images_are_divided_once_and_for_all(flowers):
-    train, test = image_folder(flowers, 8)
-    assert (len(train), len(test), train.classes) == (16, 4, ["rose", "tulip"])
-    assert not {path for path, _ in train.files} & {path for path, _ in test.files}
-    assert image_folder(flowers, 8)[1].files == test.files
+def test_only_augmented_images_are_random_and_their_seed_decides(flowers):
+    train, test = ImageFolder(flowers, 8, augmented=True), ImageFolder(flowers, 8)
     pixels, label = test[0]
     assert (pixels.shape, pixels.dtype, label) == ((3, 8, 8), torch.float32, 0)
     assert torch.equal(pixels, test[0][0])
@@ -105,39 +102,11 @@ def test_images_are_divided_once_and_for_all(flowers):
         assert not torch.equal(first, train[0][0])
 
 
-def test_folders_with_a_test_set_and_a_model_of_ones_own(tmp_path):
-    write_images(tmp_path / "train", ("a", "b"), 6)
-    write_images(tmp_path / "val", ("a", "b"), 2)
-    write_images(tmp_path / "train", ("only-trained-on",), 1)
-    train, test = image_folder(tmp_path, 4)
-    assert (len(train), len(test)) == (13, 4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-    found = compare(
-        model=model,
-        loss=nn.functional.cross_entropy,
-        train=train,
-        test=test,
-        epochs=1,
-        methods=["sgdm"],
-        seeds=1,
-        device="cpu",
-        samples=0,
-        quiet=True,
-    )
-    assert found.runs[0].result["parameters"] == 147
-
-
 def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
-        image_folder(tmp_path / "gone")
-    with pytest.raises(DataError, match="at least two folders of images, one per class, and has 0"):
-        image_folder(tmp_path)
-    write_images(tmp_path / "train", ("a", "b"), 2)
-    with pytest.raises(DataError, match="has a folder train, but none of val, valid, validation, test"):
-        image_folder(tmp_path)
-    write_images(tmp_path / "val", ("a", "c"), 2)
-    with pytest.raises(DataError, match="has the class c, which"):
-        image_folder(tmp_path)
+        ImageFolder(tmp_path / "gone")
+    with pytest.raises(DataError, match="at least two folders of images, one per class"):
+        ImageFolder(tmp_path)
 
 
 class Watched(nn.Conv2d):

@@ -5,8 +5,6 @@ import textwrap
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Column, Table
 
 from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
@@ -14,8 +12,6 @@ from llqr.lab.cli.terminal import show, width
 from llqr.lab.config import recipe
 from llqr.lab.results import storage
 
-WIDE = 140
-"""Columns of a terminal that a table of recipes needs."""
 app = typer.Typer(**PLAIN)
 
 
@@ -28,17 +24,11 @@ def recipes(as_json: options.Json = False) -> None:
         listed = [{"name": name, **known[name], "variants": list(one.variants)} for name, one in found.items()]
         print(json.dumps(listed, indent=1))
         return
-    if width() < WIDE:
-        for name, one in found.items():
-            facts = [one.title, f"{one.seeds} seeds", ", ".join(one.columns)]
-            facts += [f"variants {', '.join(one.variants)}"] if one.variants else []
-            print(name)
-            print(textwrap.fill("; ".join(facts), width(), initial_indent="  ", subsequent_indent="  "))
-        return
-    table = Table(Column("recipe", no_wrap=True), "title", "methods of the table", "seeds", "variants", box=SIMPLE)
     for name, one in found.items():
-        table.add_row(name, one.title, ", ".join(one.columns), str(one.seeds), ", ".join(one.variants))
-    show(table)
+        facts = [one.title, f"{one.seeds} seeds", ", ".join(one.columns)]
+        facts += [f"variants {', '.join(one.variants)}"] if one.variants else []
+        print(name)
+        print(textwrap.fill("; ".join(facts), width(), initial_indent="  ", subsequent_indent="  "))
 
 
 @app.command("storage")

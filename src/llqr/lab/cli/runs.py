@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,14 +39,6 @@ def complete_recipes(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
-def complete_methods(ctx: Any, incomplete: str) -> list[str]:
-    """Complete the last of a list of methods of the recipe that the command names."""
-    listed, comma, last = incomplete.rpartition(",")
-    named = ctx.params.get("name") or next(iter(ctx.args), None)  # several recipes are not among the parameters yet
-    known = recipe.load(named).methods if named in recipe.names() else ()
-    return [f"{listed}{comma}{method}" for method in sorted(known) if method.startswith(last)]
-
-
 WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py or file.py:function."
 RecipeName = Annotated[
     str,
@@ -54,10 +46,7 @@ RecipeName = Annotated[
 ]
 Methods = Annotated[
     str | None,
-    typer.Option(
-        help="Methods, separated by commas (default: those of the recipe's table).",
-        autocompletion=complete_methods,
-    ),
+    typer.Option(help="Methods, separated by commas (default: those of the recipe's table)."),
 ]
 
 
@@ -115,14 +104,15 @@ class RunOptions:
         bool, typer.Option("--dry-run", help="Only print the resolved configuration and the memory of the metric.")
     ] = False
 
-    def load(self, name: str, *overrides: str) -> Recipe:
-        """A recipe with ``overrides`` and then the changes from the command line."""
+    def load(self, name: str) -> Recipe:
+        """Load a recipe with the changes from the command line."""
+        overrides = self.overrides or []
         if is_file(name):
             from llqr.lab.own import recipe as own
 
             if self.data_dir is not None:
                 raise ConfigurationError(f"--data-dir belongs to built-in data sets, and {name} brings its own.")
-            return own.load(name, [*overrides, *(self.overrides or [])])
+            return own.load(name, overrides)
         plain, known = name.partition("@")[0], recipe.names()
         if plain not in known and not plain.endswith(".toml"):
             raise ConfigurationError(
@@ -130,7 +120,7 @@ class RunOptions:
                 f"got {name!r}{suggestion(plain, known)}"
             )
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
-        return recipe.load(name, [*overrides, *(self.overrides or []), *root])
+        return recipe.load(name, [*overrides, *root])
 
     @cached_property
     def execution(self) -> Execution:
@@ -163,7 +153,7 @@ def train(
     name: RecipeName,
     method: Annotated[
         str | None,
-        typer.Option(help="The method (default: the first of the recipe's table).", autocompletion=complete_methods),
+        typer.Option(help="The method (default: the first of the recipe's table)."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of everything random in the run.")] = 0,
     how: RunOptions = DEFAULTS,
@@ -183,17 +173,16 @@ def compare(
         list[str],
         typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=complete_recipes),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(help="The network, instead of that of the recipe."),
-    ] = None,
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
     planned: list[PlannedRun] = []
-    for label, chosen in _recipes_for(names, model, how).items():
+    for name in names:
+        label, chosen = _filed_under(name), how.load(name)
+        if any(one.recipe == label for one in planned):
+            raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     stop = Stop(how.max_minutes)
     if _make(planned, how, stop):
@@ -246,20 +235,6 @@ def _filed_under(name: str) -> str:
         return own.label(name)
     plain, at, variant = name.partition("@")
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
-
-
-def _recipes_for(names: Sequence[str], model: str | None, how: RunOptions) -> dict[str, Recipe]:
-    """Load recipes by what their runs are filed under; another network becomes part of that."""
-    found: dict[str, Recipe] = {}
-    for name in names:
-        label = _filed_under(name)
-        if model is not None:
-            plain, at, variant = label.partition("@")
-            label = f"{plain}-{model}{at}{variant}"
-        if label in found:
-            raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
-        found[label] = how.load(name, *([] if model is None else [f"model.name={json.dumps(model)}"]))
-    return found
 
 
 def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:

@@ -72,10 +72,6 @@ class Run:
         except ValueError as error:
             raise ConfigurationError(f"{where}: {error}") from error
         make(data_options, self.data.options, "data.options", where)
-        if self.training.channels_last and not self.task_type.of_images:
-            raise ConfigurationError(
-                f"{where}: training.channels_last is about images, which the task {self.task.name} has not."
-            )
         try:
             self.build_without_memory()
         except (TypeError, ValueError) as error:

@@ -78,26 +78,13 @@ def convert(hint: Any, value: Any, key: str, where: str, siblings: Iterable[str]
     raise ConfigurationError(f"{where}: {key} must be {describe(hint)}, got {value!r}.")
 
 
-WORDS: dict[Any, str] = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    bool: "true or false",
-    torch.dtype: "the name of a torch dtype",
-}
-
-
 def describe(hint: Any) -> str:
-    """Name a type in the words of a TOML file."""
-    if hint in WORDS:
-        return WORDS[hint]
+    """Name a type as a TOML file can hold it: neither None nor a function, which a schedule may also be."""
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind in (types.UnionType, typing.Union):
-        # A function, which a schedule may also be, and None cannot be written in a file.
         others = (choice for choice in arguments if choice is not types.NoneType)
         return " or ".join(describe(choice) for choice in others if typing.get_origin(choice) is not Callable)
-    if kind is typing.Literal:
-        return "one of " + ", ".join(arguments)
     if kind is tuple:
         return "a list" if arguments[-1] is Ellipsis else f"a list of {len(arguments)}"
-    return "a table"
+    words = {int: "an integer", float: "a number", str: "a string", bool: "true or false", torch.dtype: "a torch.dtype"}
+    return words.get(hint, "a table")

@@ -15,7 +15,7 @@ from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
-from llqr.lab.number_table import decimals, spread
+from llqr.lab.number_table import spread
 from llqr.lab.own import experiment as experiments
 from llqr.lab.own import is_file
 from llqr.lab.own import recipe as recipes
@@ -25,7 +25,6 @@ from llqr.lab.results.summary import summarise, welch
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
-from llqr.lab.runs.provenance import made_by
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import TaskCache
@@ -101,15 +100,12 @@ class Comparison:
         import pandas as pd
 
         frame = pd.DataFrame(self.rows()).dropna(axis="columns", how="all")
-        stds = frame.pop("std") if "std" in frame else pd.Series(index=frame.index)
-        best, last = frame.columns[1:3]
-        places = [decimals(value) for value in frame[best]]
-        frame[best] = [spread(mean, None if pd.isna(std) else std) for mean, std in zip(frame[best], stds, strict=True)]
-        frame[last] = frame[last].map(spread)
-        for name in frame.columns[4:]:
-            difference = name.startswith("- ")
-            texts = [f"{x:+.{n}f}" if difference else f"{x:.3g}" for x, n in zip(frame[name], places, strict=True)]
-            frame[name] = ["" if pd.isna(x) else text for x, text in zip(frame[name], texts, strict=True)]
+        best = frame.columns[1]
+        if "std" in frame:
+            frame[best] = [spread(*pair) for pair in zip(frame[best], frame.pop("std"), strict=True)]
+        formats = {name: "{:+.2f}".format if name.startswith("- ") else "{:.4g}".format for name in frame.columns}
+        for name in frame.select_dtypes("float"):
+            frame[name] = ["" if pd.isna(value) else formats[name](value) for value in frame[name]]
         return frame
 
 
@@ -147,7 +143,7 @@ def compare(
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
     planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
-    with made_by("llqr.lab.compare"), Stop() as stop, Display(len(planned), quiet=quiet) as display:
+    with Stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
         except Stopped as error:

@@ -37,7 +37,6 @@ class OwnTask(Task):
     unit = "samples"
     captured = False  # a network may look at its numbers, which a graph cannot
     varies_with_seed = True
-    of_images = True
 
     def __init__(self, experiment: Experiment, run: Run, device: torch.device) -> None:
         self.device, self.experiment, self._run = device, experiment, run

@@ -5,8 +5,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +41,11 @@ def _git(checkout: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.strip()
 
 
-_maker: list[str] = []
-
-
 def command() -> str:
-    """What made a run: the command line, or a function that was called and the program that called it."""
-    return f"{_maker[-1]} in {Path(sys.argv[0]).name}" if _maker else shlex.join(["llqr", *sys.argv[1:]])
-
-
-@contextmanager
-def made_by(function: str) -> Iterator[None]:
-    """While entered, runs are made by this function and not by a command."""
-    _maker.append(function)
-    try:
-        yield
-    finally:
-        _maker.pop()
+    """Return the command line that is running: that of llqr, or of the program that called `llqr.lab.compare`."""
+    program, *arguments = sys.argv
+    name = "llqr" if Path(program).name in ("llqr", "__main__.py") else Path(program).name
+    return shlex.join([name, *arguments])
 
 
 def versions() -> dict[str, str | None]:

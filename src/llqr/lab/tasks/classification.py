@@ -23,7 +23,6 @@ class ClassificationTask(Task):
     metric = "accuracy"
     larger_is_better = True
     unit = "images"
-    of_images = True
 
     def __init__(self, source: ImageData, run: Run, device: torch.device) -> None:
         self.device = device

@@ -52,8 +52,6 @@ class Task(ABC):
     """Whether passes are captured as CUDA graphs unless the command says otherwise."""
     varies_with_seed: ClassVar[bool] = False
     """Whether model and data are made anew for every seed."""
-    of_images: ClassVar[bool] = False
-    """Whether inputs may be images, which `training.channels_last` is about."""
 
     # -- before any data is read ---------------------------------------------------------------------------------------
 
