@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from llqr.curvature.batch import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner import SOLVERS, Inner, Objective, Solution, Step, perform
-from llqr.metric import Metric
+from llqr.metric import Factors, Metric
 from llqr.metric.copying import copy_each
 from llqr.schedule import at
 
@@ -98,7 +98,7 @@ class CapturedLoop:
         for kind in self._plan:
             self._graphs[kind].replay()
         values = self._values
-        return Solution(self._solver.factors, values[Step.FIRST], values[Step.LAST], self._objective.quadratic)
+        return Solution(self._solver.factors, values["first"], values["last"], self._objective.quadratic)
 
 
 class CapturedMetric:
@@ -107,6 +107,9 @@ class CapturedMetric:
     For training loops whose host is slower than their device. It falls back to the metric itself for a subset of the
     parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices, and where
     there are no matrix products (`U g` is then one launch).
+
+    The graph owns its memory: the factors and the gradients in the dtype they are multiplied in, the intermediate
+    products, and `U g`. New factors of the metric are copied to it.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -114,50 +117,42 @@ class CapturedMetric:
         self._names = {block.parameter for block in metric.blocks}
         multiplies = any(group.multiplies for group in metric.groups)
         self._worth_it = multiplies and len({block.device for block in metric.blocks}) == 1
-        self._captured: CapturedApply | None = None
+        self._replay: Callable[[], None] | None = None
+        self._learned: list[Factors] = []
+        self._factors: list[Factors] = []
+        self._blocks = [block for group in metric.groups for block in group.blocks]
+        self._places: list[Tensor] = []
+        self._Ug: NamedTensors = {}
 
     def apply(self, grads: Mapping[str, Tensor]) -> NamedTensors:
         """`U g`; the next call overwrites it."""
-        whole = self._metric.learned and grads.keys() == self._names
+        metric = self._metric
+        whole = metric.learned and grads.keys() == self._names
         if not (self._worth_it and whole) or torch.cuda.is_current_stream_capturing():
-            return self._metric.apply(grads)
-        if self._captured is None:
-            self._captured = CapturedApply(self._metric, grads)
-        return self._captured(grads)
+            return metric.apply(grads)
+        replay = self._replay = self._replay or self._captured(grads)
+        if metric.factors() is not self._learned:
+            self._learned = metric.factors()
+            for group, own, learned in zip(metric.groups, self._factors, self._learned, strict=True):
+                copy_each(list(own.values()), list(group.for_inbox(learned).values()))
+        copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
+        replay()
+        return self._Ug
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the graph, which cannot be copied and is captured again."""
-        return self.__dict__ | {"_captured": None}
-
-
-class CapturedApply:
-    """`U g` for gradients of all parameters, captured once; new factors of the metric are copied to static memory.
-
-    The graph owns its memory: the factors and the gradients in the dtype they are multiplied in, the intermediate
-    products, and `U g`.
-
-    Args:
-        grads: a gradient of every parameter, in the dtype and memory order that `U g` is to have.
-    """
-
-    def __init__(self, metric: Metric, grads: Mapping[str, Tensor]) -> None:
-        self._metric = metric
+    def _captured(self, grads: Mapping[str, Tensor]) -> Callable[[], None]:
+        """For gradients in the dtype and memory order that `U g` is to have."""
+        metric = self._metric
         self._learned = metric.factors()
         self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
         inboxes = metric.inboxes(self._factors)
-        self._blocks = [block for group in metric.groups for block in group.blocks]
         self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
         branches = Branches() if inboxes[0].is_cuda else None
-        self._replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
+        replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
+        return replay
 
-    def __call__(self, grads: Mapping[str, Tensor]) -> NamedTensors:
-        if self._metric.factors() is not self._learned:
-            self._learned = self._metric.factors()
-            for group, own, learned in zip(self._metric.groups, self._factors, self._learned, strict=True):
-                copy_each(list(own.values()), list(group.for_inbox(learned).values()))
-        copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
-        self._replay()
-        return self._Ug
+    def __reduce__(self) -> tuple[type[CapturedMetric], tuple[Metric]]:
+        """Copies have no graph, which cannot be copied, and capture their own."""
+        return CapturedMetric, (self._metric,)
 
 
 def capture(compute: Callable[[], NamedTensors]) -> tuple[Callable[[], None], NamedTensors]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from llqr.batches import Batches, BatchSource
 from llqr.caller_warnings import warn
@@ -29,12 +31,10 @@ from llqr.metric.structure import Bounds, Factors
 from llqr.report import (
     WEAK,
     Effect,
-    Findings,
     Refresh,
     RefreshError,
     RefreshWarning,
     examine,
-    structures_of,
     summarise,
     weak_metric,
 )
@@ -58,25 +58,6 @@ DEFAULT_INNER = Inner(product_every=3)
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
 #: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
 WEAK_REFRESHES = 3
-NO_MINIMUM = (
-    "loss_fn: the curvature along -Ug is negative, so that the objective has no minimum and U grows from refresh to "
-    "refresh; a loss that is not convex in the outputs is a reason (let forward= return what a convex one takes, such "
-    "as similarities for a cross-entropy), divergence='newton' another; bounds= limits U (said once)"
-)
-
-
-class GeometryLike(Protocol):
-    """What the optimizer needs of a geometry: `llqr.Geometry`, `llqr.FixedGeometry`, or one of your own."""
-
-    @property
-    def due(self) -> bool: ...
-    @property
-    def model(self) -> nn.Module | None: ...
-    def refresh_if_due(self, batch: Any) -> None: ...
-    def advance(self) -> None: ...
-    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Geometry:
@@ -173,10 +154,9 @@ class Geometry:
         self._batches = BatchSource()
         self.refreshes = self.failures = 0
         self._failures_in_a_row = self._weak_in_a_row = 0
-        self._warned_of_growth = False
         self._step = self._next = 0
-        self._identity = 1.0  # the share of the identity in the moving average
-        self._found: Findings | None = None  # by the last accepted refresh
+        self._last: Refresh | None = None  # that was accepted
+        self._layers: dict[str, Effect] = {}
 
     @property
     def model(self) -> nn.Module:
@@ -217,7 +197,7 @@ class Geometry:
         starts over when it ends, or a function. Tensors move to the model's device.
 
         A state dictionary has the position: batches go on where they were in an iterable whose order is fixed or drawn
-        from torch's generator, and in one that has a `state_dict` of its own. Load it before or after setting this.
+        from torch's generator. Load it before or after setting this.
 
         Example:
             >>> model = nn.Linear(4, 3)
@@ -234,7 +214,6 @@ class Geometry:
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo
     def refresh_if_due(self, batch: Any) -> None:
         """Called before every optimizer step."""
         if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
@@ -248,7 +227,7 @@ class Geometry:
             )
         self.refresh(batch)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
         """Learn `U` on one batch (default: the next of `batches`) and report what happened.
 
@@ -265,7 +244,7 @@ class Geometry:
 
         return self._refresh(learned)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def learn_from(self, quadratic: QuadraticModel) -> Refresh:
         """A refresh on a quadratic model of your own."""
         return self._refresh(lambda: self._solved(self._objective(quadratic)))
@@ -289,34 +268,20 @@ class Geometry:
             with self.linearizer.frozen():
                 solution = learned()
                 averaged = self._averaged(solution, beta)
-                found = examine(self.metric, solution, averaged)
-            reason = found.objection
+                report, layers = examine(self.metric, solution, averaged, self._step)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            found, reason = Findings(), f"a decomposition failed ({error})"
-        if not reason:
+            report, layers = Refresh(self._step, accepted=False, reason=f"a decomposition failed ({error})"), {}
+        report = replace(report, engine=self.engine, seconds=time.perf_counter() - started)
+        if report.accepted:
             self.metric.assign(averaged)
-            self._found = found
-            self._identity *= beta
+            self._last, self._layers = report, layers
         self.refreshes += 1
-        self.failures += bool(reason)
-        self._failures_in_a_row = self._failures_in_a_row + 1 if reason else 0
+        self.failures += not report.accepted
+        self._failures_in_a_row = 0 if report.accepted else self._failures_in_a_row + 1
         self._next = next_step
-        report = Refresh(
-            step=self._step,
-            accepted=not reason,
-            reason=reason,
-            objective_before=found.before,
-            objective_after=found.after,
-            loss=found.loss,
-            gradient_norm=found.gradient_norm,
-            change=found.effect.change,
-            cosine=found.effect.cosine,
-            engine=self.engine,
-            seconds=time.perf_counter() - started,
-        )
         if self._on_refresh is not None:
             self._on_refresh(report)
-        self._warn(report, found)
+        self._warn(report)
         return report
 
     def _drawn(self, batch: Batch | Callable[[], Batch] | None) -> Batch:
@@ -364,8 +329,8 @@ class Geometry:
             factors = metric.average(factors, beta)
         return self.linearizer.agreed(lambda: metric.constrain(factors))
 
-    def _warn(self, report: Refresh, found: Findings) -> None:
-        """Of a rejected refresh, or of a metric that only grows or does nearly nothing; too many failures raise."""
+    def _warn(self, report: Refresh) -> None:
+        """Of a rejected refresh, or of a metric that does nearly nothing; too many failures raise."""
         if not report.accepted:
             message = f"refresh at step {report.step}: kept the old metric, because {report.reason}"
             if self.failures == 1:
@@ -374,25 +339,22 @@ class Geometry:
                 limit = f"max_failures={self.runtime.max_failures}"
                 raise RefreshError(f"{message}; {self._failures_in_a_row} in a row ({limit})")
         elif self.metric.stored():
-            if found.bottomless and not self._warned_of_growth:
-                self._warned_of_growth = True
-                warn(NO_MINIMUM, RefreshWarning)
             self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
-                warn(weak_metric(report.change, structures_of(self.metric)), RefreshWarning)
+                warn(weak_metric(report.change), RefreshWarning)
 
     def summary(self) -> str:
         """What `U` does to a gradient, in a sentence, and the layers that it changes most and least.
 
         Measured on the inner gradient of the last accepted refresh.
         """
-        if self._found is None and self.metric.learned:
+        if self._last is None and self.metric.learned:
             return "U was learned before its state was loaded; what it does is measured at the next refresh."
-        return summarise(self._found, structures_of(self.metric), self.refreshes - self.failures, self._identity)
+        return summarise(self._last, self._layers, self.refreshes - self.failures)
 
     def layer_effects(self) -> dict[str, Effect]:
         """What `U` does to each layer's part of a gradient: change, cosine and gain (see `summary`)."""
-        return {} if self._found is None else dict(self._found.layers)
+        return dict(self._layers)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
@@ -425,7 +387,6 @@ class Geometry:
                 "refreshes": self.refreshes,
                 "failures": self.failures,
                 "failures_in_a_row": self._failures_in_a_row,
-                "identity": self._identity,
             },
             "batches": self._batches.state(),
             "saved_by": self.linearizer.ranks.place,
@@ -445,8 +406,7 @@ class Geometry:
         self._batches.load(state.get("batches") if state.get("saved_by", place) == place else None)
         self._step, self._next = step, due
         self.refreshes, self.failures, self._failures_in_a_row = refreshes, failures, in_a_row
-        self._identity = float(state["counters"].get("identity", 0.0))  # older states do not say
-        self._found, self._weak_in_a_row = None, 0  # the next refresh measures again what `U` does
+        self._last, self._layers, self._weak_in_a_row = None, {}, 0  # the next refresh measures again what `U` does
 
     def __getstate__(self) -> dict[str, Any]:
         """Without CUDA graphs, which cannot be copied and are captured again."""
@@ -492,3 +452,7 @@ class FixedGeometry:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
             raise ValueError("state_dict: a fixed geometry holds no state, but the saved one does")
+
+
+#: What the optimizer takes; one of your own needs the methods of `FixedGeometry`.
+GeometryLike = Geometry | FixedGeometry

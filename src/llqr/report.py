@@ -1,9 +1,9 @@
-"""What a refresh found: its numbers, whether they are acceptable, and what `U` does to a gradient, in words."""
+"""What a refresh found: whether its numbers are acceptable, and what `U` does to a gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 #: An objective may rise by this share of its own terms before a refresh counts as failed: near the minimum, rounding
 #: alone decides whether it rises, and that is no reason to reject a refresh. The size of the slack is a choice.
 ROUNDING = 1e-3
-#: `J` is at least `-g.Ug` where the curvature is not negative. The factor is a choice: where curvature is small,
-#: rounding alone may make it a little negative.
-BOTTOMLESS = 2.0
 #: A metric that changes a gradient by less than this does nearly nothing.
 WEAK = 0.01
 #: Layers in the table of a summary, from both ends.
 SHOWN = 4
-#: A change below this is explained by what the moving average remembers, if that is more than a quarter.
-SMALL, REMEMBERED = 0.1, 0.25
 
 
 class RefreshError(RuntimeError):
@@ -48,6 +43,7 @@ class Refresh:
         loss, gradient_norm: on the inner batch.
         change: `|Ug - g| / |g|` on the inner gradient, for the metric that the refresh leads to.
         cosine: of the angle between `g` and `Ug`.
+        gain: `|Ug| / |g|`.
         seconds: what the host spent on it.
 
     Example:
@@ -61,33 +57,29 @@ class Refresh:
     step: int
     accepted: bool
     reason: str
-    objective_before: float
-    objective_after: float
-    loss: float
-    gradient_norm: float
-    change: float
-    cosine: float
-    engine: str
-    seconds: float
+    objective_before: float = nan
+    objective_after: float = nan
+    loss: float = nan
+    gradient_norm: float = nan
+    change: float = nan
+    cosine: float = nan
+    gain: float = nan
+    engine: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What `U` does to a gradient `g`, or to one layer's part of it.
-
-    Attributes:
-        change: `|Ug - g| / |g|`.
-        cosine: of the angle between `g` and `Ug`.
-        gain: `|Ug| / |g|`.
-    """
+    """What `U` does to one layer's part of a gradient: `change`, `cosine` and `gain` as in `Refresh`."""
 
     change: float = nan
     cosine: float = nan
     gain: float = nan
 
     @classmethod
-    def of(cls, gg: float, gUg: float, UgUg: float) -> Effect:
-        """From the inner products `g.g`, `g.Ug` and `Ug.Ug`."""
+    def of(cls, products: Sequence[Sequence[float]]) -> Effect:
+        """From the inner products `g.g`, `g.Ug` and `Ug.Ug` of some parameters."""
+        gg, gUg, UgUg = (sum(column) for column in zip(*products, strict=True))
         if not gg > 0:
             return cls()
         change = sqrt(max(0.0, UgUg - 2 * gUg + gg) / gg)
@@ -95,82 +87,40 @@ class Effect:
         return cls(change, cosine, sqrt(max(0.0, UgUg) / gg))
 
 
-@dataclass(frozen=True)
-class Findings:
-    """The numbers of one refresh.
+def examine(
+    metric: Metric, solution: Solution, candidate: Sequence[Factors], step: int
+) -> tuple[Refresh, dict[str, Effect]]:
+    """Everything the guards check, in one transfer from the device; the same numbers on all ranks.
 
-    Attributes:
-        before, after: `J` at the start and at the end.
-        finite: whether all factors are.
-        along: `g.Ug`, for the metric as it would become.
-        slope: `g.Ug`, for what the inner loop has learned.
-        effect, layers: what the metric, as it would become, does to the inner gradient, and to each layer's part of it.
+    Returns the report of a refresh that leads to the factors `candidate`, and what these do to every layer.
     """
-
-    before: float = nan
-    after: float = nan
-    loss: float = nan
-    finite: bool = False
-    gradient_norm: float = nan
-    along: float = nan
-    slope: float = nan
-    effect: Effect = field(default_factory=Effect)
-    layers: Mapping[str, Effect] = field(default_factory=dict)
-
-    @property
-    def objection(self) -> str:
-        """Why the refresh must be rejected; empty if it need not."""
-        if not (isfinite(self.loss) and isfinite(self.gradient_norm)):
-            return "the loss or its gradient is not finite"
-        if not (self.finite and isfinite(self.after)):
-            return "the inner loop gave factors or an objective that are not finite"
-        if self.after - self.before > ROUNDING * max(abs(self.before), abs(self.along)):
-            return f"the objective rose from {self.before:.6g} to {self.after:.6g}"
-        if not self.along > 0 and self.gradient_norm > 0:
-            return f"g.Ug = {self.along:.6g} is not positive"
-        return ""
-
-    @property
-    def bottomless(self) -> bool:
-        """Whether the curvature along `-Ug` is so negative that `J` falls faster than the slope alone lets it."""
-        return self.after < -BOTTOMLESS * abs(self.slope)
-
-
-def examine(metric: Metric, solution: Solution, candidate: Sequence[Factors]) -> Findings:
-    """Everything the guards check, in one transfer from the device; the same numbers on all ranks."""
     g, loss = solution.quadratic.gradient, solution.quadratic.loss.double()
     names, products = metric.placement.listed(list(g), _inner_products(g, metric.apply(g, candidate)))
-    learned = metric.apply(g, solution.factors)
     factors = [factor for own in candidate for factor in own.values()]
     # A sum of magnitudes is finite if all entries are: in float64 it does not overflow.
     sums = [loss.new_zeros(()), *(torch._foreach_norm(factors, 1, torch.float64) if factors else ())]
     broken = (~torch.isfinite(torch.stack([total.to(loss) for total in sums]))).sum().to(loss)
-    numbers = [
-        solution.before.to(loss.device),
-        solution.after.to(loss.device),
-        loss,
-        metric.placement.total(broken),
-        metric.dot(list(g.values()), [learned[name] for name in g]).to(loss),
-    ]
-    before, after, value, broken_factors, slope, *rest = torch.cat(
-        [torch.stack(numbers), products.flatten().to(loss.device)]
-    ).tolist()
+    numbers = [solution.before.to(loss), solution.after.to(loss), loss, metric.placement.total(broken)]
+    found = torch.cat([torch.stack(numbers), products.flatten().to(loss)])
+    before, after, value, broken_factors, *rest = found.tolist()
     rows = [rest[i : i + 3] for i in range(0, len(rest), 3)]
-    gg, gUg, UgUg = _added(rows)
+    square, along = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    if not (isfinite(value) and isfinite(square)):
+        reason = "the loss or its gradient is not finite"
+    elif broken_factors or not isfinite(after):
+        reason = "the inner loop gave factors or an objective that are not finite"
+    elif after - before > ROUNDING * max(abs(before), abs(along)):
+        reason = f"the objective rose from {before:.6g} to {after:.6g}"
+    elif not along > 0 and square > 0:
+        reason = f"g.Ug = {along:.6g} is not positive"
+    else:
+        reason = ""
     of_layers: dict[str, list[list[float]]] = {}
     for name, row in zip(names, rows, strict=True):
         of_layers.setdefault(layer_of(name), []).append(row)
-    return Findings(
-        before=before,
-        after=after,
-        loss=value,
-        finite=broken_factors == 0,
-        gradient_norm=sqrt(gg) if gg >= 0 else nan,
-        along=gUg,
-        slope=slope,
-        effect=Effect.of(gg, gUg, UgUg),
-        layers={layer: Effect.of(*_added(own)) for layer, own in of_layers.items()},
-    )
+    whole, norm = Effect.of(rows), sqrt(square) if square >= 0 else nan
+    report = Refresh(step, not reason, reason, before, after, value, norm, whole.change, whole.cosine, whole.gain)
+    return report, {layer: Effect.of(own) for layer, own in of_layers.items()}
 
 
 def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor:
@@ -180,17 +130,12 @@ def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor
         return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
     def squares(tensors: Sequence[Tensor]) -> Tensor:
-        norms = torch._foreach_norm(tensors, 2, torch.float64)
+        norms = torch._foreach_norm(list(tensors), 2, torch.float64)
         return torch.stack([norm.to(norms[0].device) for norm in norms]).square()
 
     before, after = ([widened(vectors[name]) for name in g] for vectors in (g, Ug))
     gg, UgUg, moved = squares(before), squares(after), squares(torch._foreach_sub(after, before))
     return torch.stack([gg, (gg + UgUg - moved) / 2, UgUg], 1)
-
-
-def _added(rows: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    gg, gUg, UgUg = (sum(column) for column in zip(*rows, strict=True))
-    return gg, gUg, UgUg
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -201,52 +146,31 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def structures_of(metric: Metric) -> set[str]:
-    """The structures of a metric's matrices, or of everything in a network without any."""
-    whole = metric.whole
-    return {whole.kinds[block.name] for block in whole.blocks if block.is_matrix} or set(whole.kinds.values())
-
-
-def weak_metric(change: float, structures: set[str]) -> str:
+def weak_metric(change: float) -> str:
     """The sentence about a metric that does nearly nothing."""
-    advice = "try a larger inner lr, more frequent refreshes, or a smaller ema"
-    if structures <= {"diagonal", "scalar", "identity", "diag-kfac"}:
-        advice = "try structure='e-kfac', or solver='pcg'"
-    return f"U changes a gradient by {percent(change)}: it does nearly nothing; {advice}"
+    return (
+        f"U changes a gradient by {percent(change)}: it does nearly nothing; try structure='e-kfac', a larger lr, "
+        "more frequent refreshes, a smaller ema, or llqr.Inner(debias=True)"
+    )
 
 
-def summarise(found: Findings | None, structures: set[str], refreshes: int, identity: float) -> str:
-    """A sentence about the whole gradient, and the layers that `U` changes most and least.
-
-    `identity` is the share that the identity still has in the moving average.
-    """
-    kinds = ", ".join(sorted(structures))
-    if found is None:
-        return f"U is the identity: no refresh has been accepted yet (structure: {kinds})."
-    effect = found.effect
-    if isnan(effect.change):
-        return f"The last inner gradient was zero: U has no effect to measure (structure: {kinds})."
-    if effect.change < WEAK:
-        lines = [f"{weak_metric(effect.change, structures)}."]
-    else:
-        lines = [
-            f"U changes a gradient by {percent(effect.change)} (cosine {effect.cosine:.2f}, {effect.gain:.2g} times "
-            f"its length) after {refreshes} refresh{'es' * (refreshes != 1)} (structure: {kinds})."
-        ]
-    if effect.change < SMALL and identity > REMEMBERED:
-        lines.append(
-            f"{percent(identity)} of the moving average is still the identity it started from; "
-            "llqr.Inner(debias=True) forgets that at once."
-        )
+def summarise(last: Refresh | None, layers: Mapping[str, Effect], refreshes: int) -> str:
+    """A sentence about the whole gradient, and the layers that `U` changes most and least."""
+    if last is None:
+        return "U is the identity: no refresh has been accepted yet."
+    if isnan(last.change):
+        return "The last inner gradient was zero: U has no effect to measure."
+    sentence = (
+        f"U changes a gradient by {percent(last.change)} (cosine {last.cosine:.2f}, {last.gain:.2g} times its length) "
+        f"after {refreshes} refresh{'es' * (refreshes != 1)}."
+    )
+    if last.change < WEAK:
+        sentence = f"{weak_metric(last.change)}."
     # A model that is one layer has no name for it.
-    known = {layer or "(model)": own for layer, own in found.layers.items() if not isnan(own.change)}
-    order = sorted(known, key=lambda layer: known[layer].change, reverse=True)
-    shown = order if len(order) <= 2 * SHOWN else [*order[:SHOWN], "...", *order[-SHOWN:]]
-    width = max(len("layer"), *(len(layer) for layer in shown)) if shown else 0
-    lines.append(f"{'layer':<{width}}  change  cosine   gain")
-    for layer in shown:
-        own = known.get(layer)
-        lines.append(
-            "..." if own is None else f"{layer:<{width}}  {own.change:6.3f}  {own.cosine:6.3f}  {own.gain:5.2f}"
-        )
-    return "\n".join(lines)
+    known = {layer or "(model)": own for layer, own in layers.items() if not isnan(own.change)}
+    width = max(map(len, ("layer", *known)))
+    order = sorted(known.items(), key=lambda item: item[1].change, reverse=True)
+    table = [f"{name:<{width}}  {own.change:6.3f}  {own.cosine:6.3f}  {own.gain:5.2f}" for name, own in order]
+    if len(table) > 2 * SHOWN:
+        table[SHOWN:-SHOWN] = ["..."]
+    return "\n".join([sentence, f"{'layer':<{width}}  change  cosine   gain", *table])

@@ -193,23 +193,3 @@ def test_training_goes_on_with_the_old_metric():
     assert geometry.due
     assert geometry.refresh(drawn.batch).accepted
     assert any(not factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
-
-
-def test_a_loss_that_is_not_convex_in_the_outputs_is_named():
-    """Its curvature is negative along some directions, in which the objective has no minimum."""
-    drawn = case("mlp")
-    x, pairs = drawn.batch[0], torch.arange(len(drawn.batch[0]))
-
-    def similarities(z):
-        z = F.normalize(z)
-        return z @ z.T / 0.1
-
-    for loss_fn, forward, expected in (
-        (lambda z, targets: F.cross_entropy(similarities(z), targets), None, 1),
-        (F.cross_entropy, lambda model, x: similarities(model(x)), 0),
-    ):
-        geometry = llqr.Geometry(drawn.model, loss_fn, forward=forward)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", llqr.RefreshWarning)
-            assert all(geometry.refresh((x, pairs)).accepted for _ in range(2))
-        assert sum("the objective has no minimum" in str(warning.message) for warning in caught) == expected

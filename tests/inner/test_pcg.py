@@ -64,9 +64,8 @@ def test_it_never_raises_the_objective_of_an_indefinite_model():
 
 def test_it_makes_no_product_for_the_last_objective():
     metric, quadratic = setting("diagonal")
-    inner = Inner("pcg", steps=6)
-    solution = solve(metric, quadratic, inner)
-    assert quadratic.products == inner.products == 6
+    solution = solve(metric, quadratic, Inner("pcg", steps=6))
+    assert quadratic.products == 6
     expected = quadratic.value(dense_metric(metric, quadratic.like, solution.factors))
     assert float(solution.after) == pytest.approx(float(expected), rel=1e-11)
 

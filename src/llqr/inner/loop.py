@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 from torch import Tensor
 
@@ -15,27 +15,11 @@ from llqr.inner.solvers import SOLVERS, Solver
 from llqr.metric import Factors
 from llqr.schedule import Schedule
 
-
-class Step(Enum):
-    """One step of the inner loop.
-
-    The guards compare the objectives at the start and at the end, which may differ by less than a lower precision
-    rounds away: `FIRST` and `LAST` run in the factors' own precision, whatever the steps between them run in.
-    """
-
-    #: Read the objective at the start, and move.
-    FIRST = "first"
-    #: Move, with a product with `H`.
-    PRODUCT = "product"
-    #: Move, with `H v` extrapolated from earlier products.
-    EXTRAPOLATE = "extrapolate"
-    #: Read the objective at the end; nothing moves.
-    LAST = "last"
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether the step makes a product with `H`."""
-        return self is not Step.EXTRAPOLATE
+#: One step of the inner loop. "first" reads the objective at the start and moves; "product" moves, with a product with
+#: `H`; "extrapolate" moves, with `H v` extrapolated from earlier products; "last" reads the objective at the end. The
+#: guards compare the two objectives, which may differ by less than a lower precision rounds away: "first" and "last"
+#: run in the factors' own precision, whatever the steps between them run in.
+Step = Literal["first", "product", "extrapolate", "last"]
 
 
 @dataclass(frozen=True)
@@ -82,17 +66,13 @@ class Inner:
         `product_every` does.
 
         Example:
-            >>> [step.value for step in Inner(steps=5, product_every=3).plan()]
-            ['first', 'product', 'extrapolate', 'product', 'extrapolate', 'last']
+            >>> Inner(steps=5, product_every=3).plan()
+            ('first', 'product', 'extrapolate', 'product', 'extrapolate', 'last')
         """
-        every = self.product_every
-        between = [Step.PRODUCT if k < 2 or k % every == 0 else Step.EXTRAPOLATE for k in range(1, self.steps)]
-        return (Step.FIRST, *between, Step.LAST)
-
-    @property
-    def products(self) -> int:
-        """Products with `H` per refresh, without the one of a relative damping."""
-        return sum(step.multiplies for step in self.plan()) - SOLVERS[self.solver].tracks_residual
+        between: list[Step] = [
+            "product" if k < 2 or k % self.product_every == 0 else "extrapolate" for k in range(1, self.steps)
+        ]
+        return ("first", *between, "last")
 
 
 @dataclass(frozen=True)
@@ -117,14 +97,14 @@ def solve(objective: Objective, inner: Inner, lr: float) -> Solution:
         reading = perform(step, solver, objective)
         if reading is not None:
             values[step] = reading
-    return Solution(solver.factors, values[Step.FIRST], values[Step.LAST], objective.quadratic)
+    return Solution(solver.factors, values["first"], values["last"], objective.quadratic)
 
 
 def perform(step: Step, solver: Solver, objective: Objective) -> Tensor | None:
     """Do one step of a plan; returns the objective where the step reads it."""
-    if step is Step.FIRST:
+    if step == "first":
         return solver.step(objective.exact)
-    if step is Step.LAST:
+    if step == "last":
         return solver.value(objective)
-    solver.advance(objective, product=step is Step.PRODUCT)
+    solver.advance(objective, product=step == "product")
     return None

@@ -125,8 +125,8 @@ class Objective:
 
     def pulled(self, pulls: list[Pull], residual: Packed, *, finite: bool = False) -> list[Factors]:
         """The gradient of `<residual, U g>` in every factor; with `finite`, other entries count as zero."""
-        ways = [partial(_finite, pull) for pull in pulls] if finite else pulls
-        return self.side_by_side([partial(pull, r) for pull, r in zip(ways, residual, strict=True)])
+        pairs = zip(pulls, residual, strict=True)
+        return self.side_by_side([partial(_finite, pull, r) if finite else partial(pull, r) for pull, r in pairs])
 
     def side_by_side(self, each: Sequence[Callable[[], T]]) -> list[T]:
         """What these functions, one per group, return."""

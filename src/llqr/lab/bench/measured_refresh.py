@@ -41,7 +41,7 @@ class RefreshSettings:
     @property
     def products(self) -> int:
         """Products with `H` per refresh, without the last step's, which only reads the objective."""
-        return sum(step.multiplies for step in self.inner.plan()[:-1])
+        return sum(step != "extrapolate" for step in self.inner.plan()[:-1])
 
     def exact(self) -> "RefreshSettings":
         """The same refresh by exact products, one in every inner step, eager and in full precision."""

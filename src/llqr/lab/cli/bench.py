@@ -124,7 +124,7 @@ def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = Tr
 def capturing(settings: RefreshSettings, setup: Setup, wanted: bool | None) -> RefreshSettings:
     """The settings with refreshes captured where asked for or possible."""
     runtime = settings.runtime
-    possible = llqr.SOLVERS[settings.inner.solver].capturable and runtime.micro_batch is None
+    possible = runtime.micro_batch is None
     return replace(settings, runtime=replace(runtime, capture=captures("--capture", setup, wanted, possible)))
 
 
