@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import llqr
 from llqr.lab.cli.bench import bench_app
-from llqr.lab.errors import CannotWrite, ConfigurationError
+from llqr.lab.errors import ConfigurationError
 from tiny_workloads import CNN, MLP
 
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
@@ -45,25 +45,14 @@ def test_every_command_records_its_numbers_and_their_origin(command, tmp_path, m
     assert list(tmp_path.rglob("*.part")) == []
 
 
-def test_a_measurement_is_drawn_when_it_is_made_and_again_from_its_file(tmp_path):
-    kept, drawn = tmp_path / "scaling.json", tmp_path / "new" / "x.svg"
-    result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(kept), "--plot", str(drawn))
+def test_a_measurement_is_drawn_from_its_file(tmp_path):
+    kept = tmp_path / "scaling.json"
+    result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(kept))
     assert result.exit_code == 0, result.output
-    assert "seconds of a refresh" in drawn.read_text()
     assert bench("plot", str(kept), "--to", str(tmp_path / "pictures")).stdout.strip().endswith("scaling.svg")
-    assert (tmp_path / "pictures" / "scaling.svg").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "said"),
-    [("x.gif", ConfigurationError, "must end in .svg, .png or .pdf"), ("file/x.svg", CannotWrite, "cannot be written")],
-)
-def test_a_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path, monkeypatch, name, error, said):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("llqr.lab.bench.workload.Workload.__init__", lambda *arguments: pytest.fail("it measured"))
-    result = bench("scaling", *SHARED, "--plot", str(tmp_path / name))
-    assert isinstance(result.exception, error)
-    assert said in str(result.exception)
+    assert "seconds of a refresh" in (tmp_path / "pictures" / "scaling.svg").read_text()
+    gif = bench("plot", str(kept), "--to", str(tmp_path), "--format", "gif")
+    assert "must end in .svg, .png or .pdf" in str(gif.exception)
 
 
 def test_a_refresh_states_its_error(tmp_path):
@@ -80,9 +69,9 @@ def test_a_refresh_states_its_error(tmp_path):
     ("text", "sentence"),
     [
         ("0", "--product-every: expected a number >= 1, got 0"),
-        ("three", "--product-every takes <int>[,...], got 'three'"),
+        ("three", "--product-every must be an integer, got 'three'"),
         ("3,-1", "--product-every: expected a number >= 1, got -1"),
-        ("2.5", "--product-every takes <int>[,...], got '2.5'"),
+        ("2.5", "--product-every must be an integer, got 2.5"),
     ],
 )
 def test_steps_between_products_are_whole_numbers(text, sentence):
@@ -99,11 +88,6 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
     assert written["paper_exponent"] == [1.27, 1.28]
 
 
-def test_json_instead_of_a_table():
-    result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--json", "--quiet")
-    assert json.loads(result.stdout)["bench"] == "scaling"
-
-
 @pytest.mark.parametrize(
     ("sentence", "arguments"),
     [
@@ -112,10 +96,8 @@ def test_json_instead_of_a_table():
         ("--capture needs a CUDA device", ["refresh", "--capture"]),
         ("--capture-passes needs a CUDA device", ["cadence", "--capture-passes"]),
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
-        ("--structure must name at least one", ["refresh", "--structure", ","]),
         ("--structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
-        ("--apply-dtype takes <dtype>, got 'fp16'", ["cadence", "--apply-dtype", "fp16"]),
-        ("--apply-dtype takes <dtype>, got 'fp16'", ["refresh", "--apply-dtype", "fp16"]),
+        ("--apply-dtype must be the name of a torch dtype, got 'fp16'", ["cadence", "--apply-dtype", "fp16"]),
         ("--attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
         ("--engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
         ("--device: peak memory is counted", ["memory"]),

@@ -54,7 +54,3 @@ def test_without_the_peer_one_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ConfigurationError, match=r"install pytorch-optimizer==4\.1\.0 or put it on PYTHONPATH"):
         peers.peer()
-
-
-def test_the_peers_version_is_known():
-    assert peers.peer_version() == "4.1.0"

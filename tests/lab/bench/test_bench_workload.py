@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
-from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.workload import METHODS, Network, step_of
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable

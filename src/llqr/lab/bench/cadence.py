@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup, learns_metric, step_of
 from llqr.lab.number_table import Column, number_table
@@ -52,10 +52,8 @@ def rows(
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)
             epoch = epoch_steps * steps[method] + updates * refresh["median"]
             long_run = steps[method] + (0 if interval is None else refresh["median"] / interval)
-            row: dict[str, Any] = {
-                "model": network.label,
-                "method": method,
-                "interval": interval,
+            row: dict[str, Any] = {"model": network.label, "method": method, "interval": interval}
+            row |= {
                 "updates": None if interval is None else updates,
                 "step_seconds": quartiles(steps[method]),
                 "epoch_seconds": quartiles(epoch),

@@ -10,7 +10,6 @@ keeps the second pass from changing BatchNorm statistics and dropout masks, whic
 The row "control" compares two copies of theirs: its distance from 1 is the noise of the machine.
 """
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -40,44 +39,23 @@ def peer() -> ModuleType:
     return pytorch_optimizer
 
 
-def peer_version() -> str | None:
-    """None for a bare folder on PYTHONPATH, which does not state its version."""
-    try:
-        return importlib.metadata.version("pytorch-optimizer")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def measure(setup: Setup, repeats: int) -> Iterator[dict[str, Any]]:
+    """Whole steps, and the optimizers alone."""
     for network in setup.networks:
         for method, variant in ROWS:
-            yield from _rows(setup.workload(network), setup.workload(network), method, variant, repeats)
-
-
-def _rows(mine: Workload, other: Workload, method: str, variant: str, repeats: int) -> list[dict[str, Any]]:
-    """Whole steps, and the optimizers alone."""
-    foreach, control = variant == "foreach", variant == "control"
-    first = theirs(method, False, mine.model) if control else ours(method, foreach, mine)
-    second = theirs(method, foreach, other.model)
-    rows = []
-    for what in ("step", "alone"):
-        actions = {
-            "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, BURST),
-            "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, BURST),
-        }
-        seconds = interleaved(actions, mine.clock)
-        rows.append(
-            {
-                "model": mine.network.label,
-                "method": method,
-                "theirs": variant,
-                "what": what,
-                "our_seconds": quartiles(seconds["ours"]),
-                "their_seconds": quartiles(seconds["theirs"]),
-                "ratio": ratio(seconds["ours"], seconds["theirs"]),
-            }
-        )
-    return rows
+            mine, other = setup.workload(network), setup.workload(network)
+            foreach, control = variant == "foreach", variant == "control"
+            first = theirs(method, False, mine.model) if control else ours(method, foreach, mine)
+            second = theirs(method, foreach, other.model)
+            for what in ("step", "alone"):
+                actions = {
+                    "ours": Action(step_of(first, pass_of(mine, first, what), primed=control), repeats, BURST),
+                    "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, BURST),
+                }
+                seconds = interleaved(actions, mine.clock)
+                row = {"model": network.label, "method": method, "theirs": variant, "what": what}
+                row |= {"our_seconds": quartiles(seconds["ours"]), "their_seconds": quartiles(seconds["theirs"])}
+                yield row | {"ratio": ratio(seconds["ours"], seconds["theirs"])}
 
 
 def ours(method: str, foreach: bool, workload: Workload) -> torch.optim.Optimizer:

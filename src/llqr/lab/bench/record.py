@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ from llqr.lab import machine as machines
 from llqr.lab.bench import cadence, memory, peers, refresh, scaling
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
-from llqr.lab.runs.json_files import plain, write_json
+from llqr.lab.runs.json_files import write_json
 from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.writing import make_folder
 
 Row = dict[str, Any]
-Rows = Sequence[Row]
 BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, memory, peers, refresh, scaling)}
 
 
@@ -41,24 +40,21 @@ class Record:
             "machine": machines.describe(device),
             "config": dict(config),
         }
-        self._end: dict[str, Any] = {"complete": False}
         if out is not None:
             make_folder(out.parent)
 
-    def collect(self, rows: Iterable[Row], conclude: Callable[[Rows], dict[str, Any]]) -> None:
-        """Write down every row, and at the end what follows from all of them."""
-        for row in rows:
-            self.rows.append(row)
-            self._write()
-        self._end = {"complete": True} | conclude(self.rows)
-        self._write()
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._write(complete=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {key: plain(value) for key, value in (self._head | {"rows": self.rows} | self._end).items()}
+    def finish(self) -> None:
+        """Write down that this is all, and for `scaling` the fitted exponent."""
+        fitted = scaling.conclusion(self.rows) if self._head["bench"] == "scaling" else {}
+        self._write(complete=True, **fitted)
 
-    def _write(self) -> None:
+    def _write(self, **end: Any) -> None:
         if self._out is not None:
-            write_json(self._out, self.to_dict())
+            write_json(self._out, self._head | {"rows": self.rows} | end)
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -1,85 +1,107 @@
-"""`llqr bench refresh`: the time of a refresh by engine and structure, its parts, and how exact its result is.
+"""`llqr bench refresh`: the time of a refresh by engine and structure, and how exact what it learns is.
 
-The numerical error of reduced precision or approximate products is measured against an exact refresh at the same
-weights on the same batch.
+The error of reduced precision or approximate products is measured against an exact refresh at the same weights on the
+same batch: forward mode with unfused attention, a product in every inner step, no autocast and no TF32.
 """
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
 import llqr
-from llqr.lab.bench.measured_refresh import MeasuredRefresh, RefreshSettings
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
-from llqr.lab.bench.workload import Passes, Setup, Workload, step_of
+from llqr.lab.bench.workload import Passes, Setup, Workload, cross_entropy, step_of
+from llqr.lab.errors import ConfigurationError
+from llqr.lab.models.sublayers import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
+from llqr.lab.runs.json_files import plain
 
 Vector = Mapping[str, Tensor]
 """One tensor per parameter."""
+NEVER = 10**9
+ATTENTION = ("fused", "unfused")
 STEPS_PER_REFRESH = 2
 """How many SGD steps are timed per refresh; a step takes a small part of the time."""
 
 
 @dataclass(frozen=True)
-class ExactRefresh:
-    """What an exact refresh gives: forward mode with unfused attention, no autocast and no TF32.
+class RefreshSettings:
+    """How a metric is learned.
 
     Attributes:
-        gradient: `g`.
-        directions: the `v` of the products: `g`, along which a refresh begins, and a random one.
-        products: `H v` for each of them.
-        Ug: `U g` after one refresh from the identity; None if that refresh was rejected.
-        reason: why it was rejected.
+        structure: structure of U.
+        attention: in a refresh: fused, as the network has it, or unfused: matrix products and a softmax, which have
+            every derivative.
+        runtime, inner: as in `llqr.Geometry`.
     """
 
-    gradient: Vector
-    directions: Mapping[str, Vector]
-    products: Mapping[str, Vector]
-    Ug: Vector | None
-    reason: str
+    structure: str = "e-kfac"
+    attention: str = "fused"
+    runtime: llqr.Runtime = field(default_factory=llqr.Runtime)
+    inner: llqr.Inner = field(default_factory=llqr.Inner)
 
-    @classmethod
-    def of(cls, workload: Workload, settings: RefreshSettings, dtype: torch.dtype) -> Self:
-        """At the current weights of the workload, which do not change."""
-        with exact_arithmetic(workload, dtype) as alone:
-            refresh = MeasuredRefresh(alone, settings.exact())
-            with refresh.quadratic_model() as model:
-                gradient = model.gradient
-                generator = torch.Generator(alone.precision.device).manual_seed(1)
-                drawn = {
-                    name: torch.randn(part.shape, generator=generator, dtype=dtype, device=part.device)
-                    for name, part in gradient.items()
-                }
-                directions = {"= g": gradient, "random": drawn}
-                products = {name: model.product(v) for name, v in directions.items()}
-            report = refresh.run()
-            Ug = refresh.geometry.metric.apply(gradient) if report.accepted else None
-        return cls(gradient, directions, products, Ug, report.reason)
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTION:
+            raise ValueError(f"attention: unknown {self.attention!r}; choose one of {', '.join(ATTENTION)}")
 
-    def errors(self, refresh: MeasuredRefresh, accepted: bool) -> dict[str, float | None]:
-        """Relative errors of `H v` and of the learned change `U g - g`, after one refresh."""
-        found: dict[str, float | None] = {}
-        with refresh.quadratic_model() as model:
-            for name, v in self.directions.items():
-                given = {key: part.to(model.gradient[key].dtype) for key, part in v.items()}
-                found[f"Hv, v {name}"] = distance(model.product(given), self.products[name]) / size(self.products[name])
-        found["Ug"] = None
-        if accepted and self.Ug is not None:
-            Ug = refresh.geometry.metric.apply({name: part.float() for name, part in self.gradient.items()})
-            found["Ug"] = distance(Ug, self.Ug) / distance(self.Ug, self.gradient)
+    def exact(self) -> "RefreshSettings":
+        """The same refresh by exact products, one in every inner step, eager and in full precision."""
+        own = self.runtime
+        runtime = llqr.Runtime(engine="forward", micro_batch=own.micro_batch, max_side=own.max_side)
+        return replace(self, attention="unfused", inner=replace(self.inner, product_every=1), runtime=runtime)
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = plain(asdict(self))
         return found
 
 
-@contextmanager
-def exact_arithmetic(workload: Workload, dtype: torch.dtype) -> Iterator[Workload]:
-    """The workload without autocast and TF32; in float64 on a copy of its network."""
+class MeasuredRefresh:
+    """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
+
+    It does not average: what one refresh learned is compared as it is, not blended with the identity. However many
+    refreshes on random images are rejected, there is no error.
+    """
+
+    def __init__(self, workload: Workload, settings: RefreshSettings) -> None:
+        self._batch = workload.batch
+        autocast = torch.bfloat16 if workload.precision.name == "bf16" else None
+        self.geometry = llqr.Geometry(
+            workload.model,
+            cross_entropy,
+            structure=settings.structure,
+            every=NEVER,
+            ema=0.0,
+            inner=settings.inner,
+            runtime=replace(settings.runtime, autocast=autocast, max_failures=NEVER),
+            forward=differentiable_forward if settings.attention == "unfused" else None,
+        )
+
+    def run(self) -> llqr.Refresh:
+        """One refresh; a configuration error if the engine cannot differentiate the network."""
+        try:
+            return self.geometry.refresh(self._batch)
+        except RuntimeError as error:
+            raise ConfigurationError(f"--engine {self.geometry.engine}: {str(error).splitlines()[0]}") from error
+
+    def run_once_for_steps(self) -> None:
+        """Refresh once, so that `U` acts in steps and no refresh is due."""
+        self.run()
+        metric = self.geometry.metric
+        if not metric.learned:  # the refresh was rejected
+            metric.assign(metric.factors())
+
+
+def exact_effect(workload: Workload, settings: RefreshSettings, dtype: torch.dtype) -> tuple[Vector, Vector] | None:
+    """`g` and `U g` after one exact refresh from the identity in this precision; None if that refresh is rejected.
+
+    The weights of the workload do not change.
+    """
     alone = copy.copy(workload)
     alone.precision = Precision("fp32", workload.precision.device)
     if dtype == torch.float64:
@@ -87,17 +109,23 @@ def exact_arithmetic(workload: Workload, dtype: torch.dtype) -> Iterator[Workloa
         alone.model, alone.batch = copy.deepcopy(workload.model).double(), (images.double(), labels)
     alone.precision.set_up()
     try:
-        yield alone
+        refresh = MeasuredRefresh(alone, settings.exact())
+        with refresh.geometry.quadratic_model(alone.batch) as model:
+            gradient = model.gradient
+        accepted = refresh.run().accepted
+        return (gradient, refresh.geometry.metric.apply(gradient)) if accepted else None
     finally:
         workload.precision.set_up()
 
 
-def size(a: Vector) -> float:
-    return float(torch.stack([part.double().square().sum() for part in a.values()]).sum().sqrt())
+def relative_error(metric: llqr.Metric, gradient: Vector, exact: Vector) -> float:
+    """`|Ug - U'g| / |U'g - g|`: the error of what was learned, relative to how much was learned."""
+    found = metric.apply({name: part.float() for name, part in gradient.items()})
+    return distance(found, exact) / distance(exact, gradient)
 
 
 def distance(a: Vector, b: Vector) -> float:
-    return size({name: a[name].double() - part.double() for name, part in b.items()})
+    return float(sum((a[name].double() - part.double()).square().sum() for name, part in b.items()) ** 0.5)
 
 
 def measure(
@@ -105,18 +133,20 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A row for every network and way to learn a metric, with an error message for one that is refused.
 
-    With ``reference``, also the errors against exact refreshes in that precision.
+    With ``reference``, also the error against an exact refresh in that precision.
     """
     for network in setup.networks:
-        exact: dict[RefreshSettings, ExactRefresh] = {}
+        exact: dict[RefreshSettings, tuple[Vector, Vector] | None] = {}
         for settings in ways:
             alike = settings.exact()
             if reference is not None and alike not in exact:
-                exact = {alike: ExactRefresh.of(setup.workload(network), alike, reference)}
+                exact = {alike: exact_effect(setup.workload(network), alike, reference)}
             yield _row(setup.workload(network, passes), settings, repeats, exact.get(alike))
 
 
-def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: ExactRefresh | None) -> dict[str, Any]:
+def _row(
+    workload: Workload, settings: RefreshSettings, repeats: int, exact: tuple[Vector, Vector] | None
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": workload.network.label,
         "parameters": workload.parameters,
@@ -124,23 +154,22 @@ def _row(workload: Workload, settings: RefreshSettings, repeats: int, exact: Exa
         "engine": settings.runtime.engine,
         "product_every": settings.inner.product_every,
     }
+    reports: list[llqr.Refresh] = []
     try:
         refresh = MeasuredRefresh(workload, settings)
-        reports: list[llqr.Refresh] = []
         row["first_seconds"] = workload.clock.seconds(lambda: reports.append(refresh.run()))
     except ValueError as error:
         return row | {"refused": str(error)}
-    (report,) = reports
-    row |= {"engine": report.engine, "accepted": report.accepted, "reason": report.reason}
-    if exact is not None:  # before a step moves the weights
-        row |= {"errors": exact.errors(refresh, report.accepted), "reference_reason": exact.reason}
+    row |= {"engine": reports[0].engine, "accepted": reports[0].accepted, "reason": reports[0].reason}
+    if exact is not None and reports[0].accepted:  # before a step moves the weights
+        row["errors"] = {"Ug": relative_error(refresh.geometry.metric, *exact)}
     actions = {
         "refresh": Action(refresh.run, repeats, warm_up=1),
         "SGD": Action(step_of("SGD", workload), STEPS_PER_REFRESH * repeats, BURST),
     }
     measured = interleaved(actions, workload.clock)
     spent, step = quartiles(measured["refresh"]), quartiles(measured["SGD"])
-    products = settings.products
+    products = sum(inner.multiplies for inner in settings.inner.plan()[:-1])  # the last one only reads the objective
     return row | {
         "products": products,
         "seconds": spent,
@@ -159,8 +188,6 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
         Column("first s", "first_seconds", "{:.2f}"),
         Column("ms/Hv", "seconds_a_product", "{:.2f}", 1e3),
         Column("SGD steps/Hv", "sgd_steps_a_product", "{:.2f}"),
-        Column("error Hg", "errors.Hv, v = g", "{:.1e}"),
-        Column("error Hv", "errors.Hv, v random", "{:.1e}"),
         Column("error Ug", "errors.Ug", "{:.1e}"),
     ]
     return number_table("refresh", rows, ("model", "structure", "engine"), numbers)

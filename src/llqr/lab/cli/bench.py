@@ -3,8 +3,8 @@
 The options of a refresh are the fields of `llqr.Inner` and `llqr.Runtime`.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import importlib.metadata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from rich.console import Console
 import llqr
 from llqr.lab import machine, pictures, plots
 from llqr.lab.bench import cadence, memory, peers, record, refresh, scaling
-from llqr.lab.bench.measured_refresh import RefreshSettings
+from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
@@ -72,32 +72,19 @@ class Output:
     """Where the numbers go."""
 
     out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.", dir_okay=False)] = None
-    plot: options.Plot = None
-    as_json: options.Json = False
     quiet: options.Quiet = False
 
     def write(self, bench: str, setup: Setup, rows: Iterable[record.Row], **config: Any) -> None:
-        """Measure, record, draw and print; ``config`` is what was asked for besides the setup."""
+        """Measure, record and print; ``config`` is what was asked for besides the setup."""
         if self.out is not None:
             check_file("--out", self.out)
-        pictures.check("--plot", self.plot)
-        module = record.BENCHES[bench]
         made = record.Record(bench, setup.to_dict() | config, setup.precision.device, self.out)
-        made.collect(self._announced(rows), getattr(module, "conclusion", lambda rows: {}))
-        found = made.to_dict()
-        if self.plot is not None:
-            plots.save_bench(found, self.plot, record.measured_on(found))
-        if self.as_json:
-            print(json.dumps(found, indent=1))
-        else:
-            show(module.as_table(made.rows))
-
-    def _announced(self, rows: Iterable[record.Row]) -> Iterator[record.Row]:
-        """Names every measured row on stderr: a command takes minutes."""
         console = Console(stderr=True, quiet=self.quiet, highlight=False, soft_wrap=True)
-        for row in rows:
+        for row in rows:  # a command takes minutes
             console.print(*(value for value in row.values() if isinstance(value, str) and value))
-            yield row
+            made.add(row)
+        made.finish()
+        show(record.BENCHES[bench].as_table(made.rows))
 
 
 # Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
@@ -123,9 +110,8 @@ def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = Tr
 
 def capturing(settings: RefreshSettings, setup: Setup, wanted: bool | None) -> RefreshSettings:
     """The settings with refreshes captured where asked for or possible."""
-    runtime = settings.runtime
-    possible = runtime.micro_batch is None
-    return replace(settings, runtime=replace(runtime, capture=captures("--capture", setup, wanted, possible)))
+    capture = captures("--capture", setup, wanted, settings.runtime.micro_batch is None)
+    return replace(settings, runtime=replace(settings.runtime, capture=capture))
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -152,7 +138,7 @@ def refresh_command(
     ways = [capturing(settings, setup, capture) for settings in geometry]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
-    described = [way.to_dict(setup.precision) for way in ways]
+    described = [way.to_dict() for way in ways]
     output.write("refresh", setup, rows, geometry=described, repeats=repeats, reference=reference)
 
 
@@ -176,7 +162,7 @@ def cadence_command(
     passes = Passes(captures("--capture-passes", setup, capture_passes), compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
-    described = {"geometry": geometry.to_dict(setup.precision), "passes": asdict(passes), "burst": BURST}
+    described = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": BURST}
     output.write("cadence", setup, rows, **described, **numbers)
 
 
@@ -192,7 +178,7 @@ def scaling_command(
     setup = target.setup(*SIZES, on_cpu=SIZES)
     geometry = capturing(geometry, setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    output.write("scaling", setup, rows, geometry=geometry.to_dict(setup.precision), repeats=repeats)
+    output.write("scaling", setup, rows, geometry=geometry.to_dict(), repeats=repeats)
 
 
 @command("memory")
@@ -203,17 +189,17 @@ def memory_command(
 ) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
-    rows = memory.measure(setup, geometry, memory.cuda_peak(setup.precision.device))
-    output.write("memory", setup, rows, geometry=[one.to_dict(setup.precision) for one in geometry])
+    rows = memory.measure(setup, geometry)
+    output.write("memory", setup, rows, geometry=[one.to_dict() for one in geometry])
 
 
 @command("peers")
 def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output = OUTPUT) -> None:
     """Time our SAM and F-SAM steps and those of pytorch_optimizer."""
     peers.peer()
+    version = importlib.metadata.version("pytorch-optimizer")
     setup = target.setup("resnet18", "vit-b")
-    rows, version = peers.measure(setup, repeats), peers.peer_version()
-    output.write("peers", setup, rows, repeats=repeats, pytorch_optimizer=version)
+    output.write("peers", setup, peers.measure(setup, repeats), repeats=repeats, pytorch_optimizer=version)
 
 
 @bench_app.command("plot")
