@@ -52,7 +52,7 @@ def test_counts_are_told_in_json(run, source):
     assert told["prepared_now"] is True
     assert told["settings"]["languages"] == ["en", "de"]
     assert told["counts"]["train"]["held_out"] == told["counts"]["valid"]["kept"] + told["counts"]["test"]["kept"] > 0
-    assert ParallelText.load(told["file"]).key == told["key"]
+    assert ParallelText.load(told["file"].removesuffix(".pt")).key == told["key"]
 
 
 def test_one_text_is_prepared(run, source, tmp_path):
@@ -95,4 +95,4 @@ def test_bad_data_is_refused(run, source, tmp_path):
     (source / "valid.en").write_text("one line\n")
     with pytest.raises(DataError, match="valid are not aligned: 20 lines in the source and 1 in the target"):
         run("x", "--source", source)
-    assert not (tmp_path / "data" / "x").exists()
+    assert not (tmp_path / "data" / "x.pt").exists()

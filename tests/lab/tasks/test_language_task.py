@@ -92,7 +92,7 @@ def test_patterns_choose_structures(texts, tmp_path):
 
 
 def test_a_text_of_another_kind_is_refused(texts, tmp_path):
-    with pytest.raises(DataError, match="holds no prepared text"):
+    with pytest.raises(DataError, match="no prepared text"):
         loaded_recipe(tmp_path).run("adamw").load_task(CPU)
     translation = recipe.load("iwslt14/transformer_iwslt_de_en@tiny", ["data.name=counting", f'data.root="{texts}"'])
     with pytest.raises(DataError, match="was prepared as a stream of text, but parallel text was expected"):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import sacremoses
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,9 @@ PAIR = ("de", "en")
 
 
 def prepare_folder(source, root, **settings):
-    return prepare_pairs(corpus.read(source, PAIR), PairSettings(PAIR, **({"merges": 60} | settings)), root)
+    """Whether it was prepared now, and the text."""
+    new = prepare_pairs(corpus.read(source, PAIR), PairSettings(PAIR, **({"merges": 60} | settings)), root)
+    return new, ParallelText.load(root)
 
 
 @pytest.fixture
@@ -26,9 +29,8 @@ def source(tmp_path):
 
 
 def test_tokens_are_the_words_of_the_text(source, tmp_path):
-    made, new = prepare_folder(source, tmp_path / "out")
+    new, text = prepare_folder(source, tmp_path / "out")
     assert new
-    text = ParallelText.load(made)
     assert text.languages == PAIR
     for name, pairs, seed in (("train", text.train, 0), ("valid", text.valid, 1), ("test", text.test, 2)):
         for language, side in (("de", pairs.source), ("en", pairs.target)):
@@ -40,11 +42,11 @@ def test_tokens_are_the_words_of_the_text(source, tmp_path):
 
 
 def test_detokenised_text_is_the_text_in_lower_case(source, tmp_path):
-    text = ParallelText.load(prepare_folder(source, tmp_path)[0])
+    _, text = prepare_folder(source, tmp_path / "out")
     detokenised = [text.detokenise(tokens) for tokens in text.valid.target]
     assert detokenised == [reference.lower() for reference in text.valid.references]
     assert any("isn't" in line for line in detokenised)
-    text = ParallelText.load(prepare_folder(source, tmp_path, lowercase=False)[0])
+    _, text = prepare_folder(source, tmp_path / "out", lowercase=False)
     assert text.detokenise(text.test.target[0]) == text.test.references[0]
 
 
@@ -65,7 +67,7 @@ def test_a_dropped_pair_is_counted_once(tmp_path):
         content = b"".join(pair[number] + b"\n" for pair in pairs)
         for split in ("train", "valid", "test"):
             (tmp_path / f"{split}.{language}").write_bytes(content)
-    text = ParallelText.load(prepare_folder(tmp_path, tmp_path / "out", longest=12)[0])
+    _, text = prepare_folder(tmp_path, tmp_path / "out", longest=12)
     dropped = {reason: len(some) for reason, some in lines.items()}
     for name, kept in (("train", text.train), ("valid", text.valid)):
         counts = text.counts[name]
@@ -102,7 +104,7 @@ def test_every_23rd_kept_pair_is_for_validation(tmp_path):
     for language in PAIR:
         path = source / f"train.{language}"
         path.write_text("\n" * 3 + path.read_text())
-    text = ParallelText.load(prepare_folder(source, tmp_path / "out")[0])
+    _, text = prepare_folder(source, tmp_path / "out")
     lines = sentences("en", 200)
     assert list(text.valid.references) == lines[22::23]
     assert text.detokenise(text.train.target[22]) == lines[23].lower()
@@ -113,7 +115,7 @@ def test_every_23rd_kept_pair_is_for_validation(tmp_path):
 
 def test_without_other_files_test_pairs_are_held_out_too(tmp_path):
     source = write_folder(tmp_path / "raw", train=100, valid=0, test=0)
-    text = ParallelText.load(prepare_folder(source, tmp_path / "out", valid_every=10)[0])
+    _, text = prepare_folder(source, tmp_path / "out", valid_every=10)
     lines = sentences("en", 100)
     assert list(text.valid.references) == lines[9::10]
     assert list(text.test.references) == lines[4::10]
@@ -126,21 +128,20 @@ def test_without_other_files_test_pairs_are_held_out_too(tmp_path):
 
 def test_the_key_depends_on_text_and_settings_only(source, tmp_path, monkeypatch):
     root = tmp_path / "out"
-    first, new = prepare_folder(source, root)
+    new, first = prepare_folder(source, root)
     assert new
-    second, new = prepare_folder(source, root, merges=50)
+    new, second = prepare_folder(source, root, merges=50)
     assert new
-    assert ParallelText.load(root).key == second.stem  # the folder means what was requested last
     path = source / "valid.en"
     path.write_text(path.read_text().replace("dog", "cat", 1))
-    third, _ = prepare_folder(source, root)
-    assert len({first, second, third}) == 3
+    new, third = prepare_folder(source, root)
+    assert new
+    assert len({first.key, second.key, third.key}) == 3
     write_folder(source)
+    assert prepare_folder(source, root)[1].key == first.key
     moved = source.rename(tmp_path / "elsewhere")
     monkeypatch.setattr(prepare, "_prepare_pairs", lambda *_: pytest.fail("prepared again"))
-    assert prepare_folder(moved, root) == (first, False)
-    assert ParallelText.load(root).key == first.stem
-    assert ParallelText.load(second).key == second.stem
+    assert not prepare_folder(moved, root)[0]
 
 
 def test_the_key_of_the_kept_runs(tmp_path, monkeypatch):
@@ -157,8 +158,8 @@ def test_the_key_of_the_kept_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "_described", lambda lines: next(described))
     monkeypatch.setattr(prepare, "version", {"sacremoses": "0.2.0", "tokenizers": "0.23.3"}.__getitem__)
     monkeypatch.setattr(prepare, "_prepare_pairs", lambda *_: {})
-    made, _ = prepare_pairs({name: ([], []) for name in corpus.SPLITS}, PairSettings(PAIR), tmp_path)
-    assert made.stem == "63e52100c9ea72ef"
+    prepare_pairs({name: ([], []) for name in corpus.SPLITS}, PairSettings(PAIR), tmp_path / "europarl")
+    assert prepared.read(tmp_path / "europarl")["key"] == "63e52100c9ea72ef"
 
 
 def test_an_interrupted_preparation_leaves_nothing_behind(source, tmp_path, monkeypatch):
@@ -168,30 +169,28 @@ def test_an_interrupted_preparation_leaves_nothing_behind(source, tmp_path, monk
             patch.setattr(name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 prepare_folder(source, root)
-        assert not root.exists() or not list(root.iterdir())
-        with pytest.raises(FileNotFoundError, match="out holds no prepared text; prepare it with: llqr data out"):
+        assert {path.name for path in tmp_path.iterdir()} == {"raw"}
+        with pytest.raises(FileNotFoundError, match=r"no prepared text .*out.pt; prepare it with: llqr data out"):
             ParallelText.load(root)
-    assert prepare_folder(source, root)[1]
+    assert prepare_folder(source, root)[0]
 
 
 def test_a_damaged_file_is_named(source, tmp_path):
-    made, _ = prepare_folder(source, tmp_path)
-    content = bytearray(made.read_bytes())
-    tokens = prepared.read(made)["splits"]["train"]["source"][0]
-    content[content.index(tokens.numpy().tobytes()) + 100] ^= 1
-    made.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{made.name} is damaged: .*remove it and prepare the text again"):
-        ParallelText.load(tmp_path)
-    made.write_bytes(content[:1000])
-    with pytest.raises(ValueError, match=rf"{made.name} is damaged"):
-        ParallelText.load(tmp_path)
+    _, text = prepare_folder(source, tmp_path / "out")
+    path = tmp_path / "out.pt"
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.cat(text.train.source).numpy().tobytes()) + 100] ^= 1
+    for damaged in (content, content[:1000]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"out.pt is damaged: .*remove it and prepare the text again"):
+            ParallelText.load(tmp_path / "out")
 
 
 def test_without_sacremoses_prepared_text_still_loads(source, tmp_path, monkeypatch):
-    prepare_folder(source, tmp_path)
+    prepare_folder(source, tmp_path / "out")
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     prepared.moses.cache_clear()
-    text = ParallelText.load(tmp_path)
+    text = ParallelText.load(tmp_path / "out")
     assert text.subwords.decode(text.valid.target[0].tolist())
     with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*llqr\[lab\]"):
         text.detokenise(text.valid.target[0])
@@ -211,8 +210,7 @@ def file(tmp_path):
 
 
 def test_decoding_reproduces_the_file(file, tmp_path):
-    made, new = prepare_stream(file, SMALL, tmp_path / "out")
-    assert new
+    assert prepare_stream(file, SMALL, tmp_path / "out")
     text = TokenStream.load(tmp_path / "out")
     splits = {name: text.subwords.decode(getattr(text, name).tolist()) for name in ("train", "valid", "test")}
     assert "".join(splits.values()) == file.read_text()
@@ -221,15 +219,15 @@ def test_decoding_reproduces_the_file(file, tmp_path):
         expected = {"bytes": len(split.encode()), "tokens": len(getattr(text, name)), "kept": split.count("\n")}
         assert text.counts[name] | expected == text.counts[name]
     assert text.subwords.tokens == 4 + 256 + 50
-    assert text.key == made.stem
-    assert prepare_stream(file, SMALL, tmp_path / "out") == (made, False)
+    assert not prepare_stream(file, SMALL, tmp_path / "out")
     with pytest.raises(ValueError, match="was prepared as a stream of text, but parallel text was expected"):
-        ParallelText.load(made)
+        ParallelText.load(tmp_path / "out")
 
 
 def test_lines_that_are_not_utf8_are_counted(file, tmp_path):
     file.write_bytes(b"\xff\xfe\n" * 3 + file.read_bytes() + b"\xe4\n")
-    text = TokenStream.load(prepare_stream(file, SMALL, tmp_path / "out")[0])
+    prepare_stream(file, SMALL, tmp_path / "out")
+    text = TokenStream.load(tmp_path / "out")
     assert [text.counts[name]["bad_utf8"] for name in ("train", "valid", "test")] == [3, 0, 1]
     assert all(counts["read"] == counts["kept"] + counts["bad_utf8"] for counts in text.counts.values())
 

@@ -41,7 +41,7 @@ def data(
         float,
         typer.Option(min=0, max=0.4, help="With --text: the share of the lines for validation, and for the test."),
     ] = 0.02,
-    data_dir: Annotated[Path, typer.Option(help="Folder in which the folder NAME is made.")] = Path("data"),
+    data_dir: Annotated[Path, typer.Option(help="Folder in which NAME.pt is written.")] = Path("data"),
     as_json: options.Json = False,
 ) -> None:
     """Prepare text for translation or language modelling; files are plain, .xz or .gz.
@@ -58,15 +58,15 @@ def data(
     root = data_dir / name
     try:
         if text is not None:
-            made, new = prepare_stream(text, StreamSettings(merges, held_out), root)
+            new = prepare_stream(text, StreamSettings(merges, held_out), root)
         elif source is not None:
             settings = PairSettings(
                 languages, lowercase=lowercase, longest=longest, ratio=ratio, merges=merges, valid_every=valid_every
             )
-            made, new = prepare_pairs(corpus.read(source, languages), settings, root)
+            new = prepare_pairs(corpus.read(source, languages), settings, root)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise DataError(f"{'--source' if text is None else '--text'} {source or text}: {error}") from error
-    facts = prepared.read(made, mmap=True)
+    facts, made = prepared.read(root, mmap=True), prepared.file_of(root)
     if as_json:
         told = {key: facts[key] for key in ("key", "settings", "vocabulary", "counts")}
         print(json.dumps({"file": str(made), "prepared_now": new, **told}, indent=1))

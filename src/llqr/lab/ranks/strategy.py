@@ -65,58 +65,25 @@ class SharedPass(Pass):
 
 
 class Strategy:
-    """One process: nothing is shared out."""
+    """A copy of the model on every rank of a team; a team of one trains as usual.
 
-    name: str | None = None
-    group: dist.ProcessGroup | None = None
-    """The ranks that learn one metric together, if the model itself does not tell."""
+    Gradients, BatchNorm and the metric are those of the whole batch.
+    """
+
     shards: Literal["all"] | None = None
     """Among how many ranks to share out a metric, unless the command says otherwise."""
 
-    def __init__(self) -> None:
-        self.team = Team()
+    def __init__(self, name: str | None = None, team: Team | None = None) -> None:
+        self.name, self.team = name, team or Team()
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that learn one metric together, if the model itself does not tell."""
+        return self.team.group
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model whose parameters an optimizer is made for."""
-        return model
-
-    def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
-        return Pass(task, model, precision)
-
-    def share(self, batch: Batch) -> Batch:
-        """This rank's part of a batch."""
-        return batch
-
-    def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
-        """What an evaluation of the model finds."""
-        return action()
-
-    # -- whole tensors, whichever rank has them ------------------------------------------------------------------------
-
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        return model.state_dict()
-
-    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        model.load_state_dict(weights)
-
-    def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
-        return optimizer.state_dict()
-
-    def load_optimizer(self, optimizer: llqr.Optimizer, state: Mapping[str, Any]) -> None:
-        optimizer.load_state_dict(state)
-
-
-class DDP(Strategy):
-    """A copy of the model on every rank; gradients, BatchNorm and the metric are those of the whole batch."""
-
-    name = "ddp"
-
-    def __init__(self) -> None:
-        self.team = Team(dist.group.WORLD)
-        self.group = self.team.group
-
-    def prepare(self, model: nn.Module) -> nn.Module:
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        if self.team.group is None or not any(isinstance(module, _BatchNorm) for module in model.modules()):
             return model
         if next(model.parameters()).device.type != "cuda":
             raise ConfigurationError(
@@ -127,14 +94,25 @@ class DDP(Strategy):
         return converted
 
     def closure(self, task: Task, model: nn.Module, precision: Precision) -> Pass:
+        if self.team.group is None:
+            return Pass(task, model, precision)
         return SharedPass(task, DistributedDataParallel(model, process_group=self.group), precision, self.team)
 
     def share(self, batch: Batch) -> Batch:
-        return share(batch, self.team)
+        """This rank's part of a batch."""
+        return batch if self.team.group is None else share(batch, self.team)
 
     def measured(self, model: nn.Module, action: Callable[[], T]) -> T:
-        """By the first rank: the others have the same weights and would find the same."""
+        """What an evaluation finds on the first rank: the others have the same weights and would find the same."""
         return self.team.by_first(action)
+
+    # -- whole tensors, whichever rank has them ------------------------------------------------------------------------
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        return model.state_dict()
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        model.load_state_dict(weights)
 
     def optimizer_state(self, optimizer: llqr.Optimizer) -> Mapping[str, Any]:
         """With the parts of a metric that is shared out joined together."""
@@ -148,16 +126,19 @@ class DDP(Strategy):
         factors = {name: factor for part in self.team.gathered(on_host) for name, factor in part.items()}
         return base | {"llqr": {**own, "geometry": {**own["geometry"], "metric": {**metric, "factors": factors}}}}
 
+    def load_optimizer(self, optimizer: llqr.Optimizer, state: Mapping[str, Any]) -> None:
+        optimizer.load_state_dict(state)
 
-class FSDP2(DDP):
+
+class FSDP2(Strategy):
     """A shard of the weights, of the optimizer's state and of the metric on every rank."""
 
-    name = "fsdp2"
     shards = "all"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.group = None  # the sharded model tells
+    @property
+    def group(self) -> None:
+        """The sharded model tells."""
+        return None
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Blocks that repeat are gathered one at a time, the rest of the model together."""
@@ -222,4 +203,7 @@ def _placed(value: Any, parameter: Tensor) -> Any:
     return as_sharded(local_like(value.to(parameter.device), parameter).clone(), parameter)
 
 
-STRATEGIES: dict[str, type[Strategy]] = {"ddp": DDP, "fsdp2": FSDP2}
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "ddp": lambda: Strategy("ddp", Team(dist.group.WORLD)),
+    "fsdp2": lambda: FSDP2("fsdp2", Team(dist.group.WORLD)),
+}

@@ -71,8 +71,8 @@ class StreamSettings:
     held_out: float = 0.02
 
 
-def prepare_pairs(corpus: Corpus, settings: PairSettings, root: Path) -> tuple[Path, bool]:
-    """Prepare ``corpus`` in a file under ``root`` unless it is there; the file, and whether it was made now."""
+def prepare_pairs(corpus: Corpus, settings: PairSettings, root: Path) -> bool:
+    """Prepare ``corpus`` as the text ``root`` unless it is there; whether it was prepared now."""
     facts = {
         "kind": ParallelText.KIND,
         "settings": asdict(settings),
@@ -158,8 +158,8 @@ def hold_out(train: list[Pair], names: Sequence[str], every: int) -> dict[str, l
     return held | {"train": [pair for row, pair in enumerate(train) if row % every not in places.values()]}
 
 
-def prepare_stream(path: Path, settings: StreamSettings, root: Path) -> tuple[Path, bool]:
-    """Prepare the file at ``path`` in a file under ``root`` unless it is there; the file, and whether it is new."""
+def prepare_stream(path: Path, settings: StreamSettings, root: Path) -> bool:
+    """Prepare the file at ``path`` as the text ``root`` unless it is there; whether it was prepared now."""
     lines = read_lines(path)
     facts = {
         "kind": TokenStream.KIND,

@@ -1,7 +1,6 @@
 """Prepared text, one file each: complete or absent, and the same key always means the same tokens.
 
-``root/<key>.pt`` holds one preparation; the key is a digest of everything that could change a token. ``root/current``
-names the one that was requested last.
+The key is a digest of everything that could change a token.
 
 >>> from llqr.lab.text.prepared import ParallelText
 >>> text = ParallelText.load("data/iwslt14")
@@ -12,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 from llqr.lab.extras import extra
 from llqr.lab.text.corpus import SPLITS
 from llqr.lab.text.subwords import Subwords
-from llqr.lab.writing import make_folder, replacing, write_text
+from llqr.lab.writing import make_folder, replacing
 
 FORMAT = 1
 """Incremented whenever the same input gives different tokens."""
@@ -33,39 +33,32 @@ NAME = re.compile(r"\w[\w.-]*")
 Split = TypeVar("Split")
 
 
-def make(root: Path, facts: Mapping[str, Any], prepare: Callable[[], Mapping[str, Any]]) -> tuple[Path, bool]:
-    """The file under ``root`` for ``facts``, on which alone its name depends, and whether it was made now.
+def file_of(root: Path) -> Path:
+    """Where the text ``root`` is kept: ``data/iwslt14`` in ``data/iwslt14.pt``."""
+    return root.with_name(f"{root.name}.pt")
 
-    `find` returns it from now on. ``prepare`` is called if it does not exist yet, and returns the rest of its content.
-    """
+
+def make(root: Path, facts: Mapping[str, Any], prepare: Callable[[], Mapping[str, Any]]) -> bool:
+    """Prepare a text and keep it, unless it is kept with the same ``facts``; whether it was prepared now."""
     key = hashlib.sha256(json.dumps({"format": FORMAT, **facts}, sort_keys=True).encode()).hexdigest()[:16]
-    path = root / f"{key}.pt"
-    missing = not path.is_file()
-    if missing:
-        content = {"key": key, **facts, **prepare()}
-        make_folder(root)
-        with replacing(path) as file:
-            torch.save(content, file)
-    write_text(root / "current", key + "\n")
-    return path, missing
-
-
-def find(root: Path) -> Path:
-    """The file ``root``, or the one that ``root/current`` names."""
-    if root.is_file():
-        return root
-    current = root / "current"
-    if current.is_file() and (path := root / f"{current.read_text().strip()}.pt").is_file():
-        return path
-    raise FileNotFoundError(
-        f"{root.absolute()} holds no prepared text; prepare it with: llqr data {root.name} --data-dir "
-        f"{root.parent}, and --source FOLDER for translation or --text FILE for language modelling."
-    )
+    with suppress(OSError, ValueError):
+        if read(root, mmap=True)["key"] == key:
+            return False
+    content = {"key": key, **facts, **prepare()}
+    make_folder(root.parent)
+    with replacing(file_of(root)) as file:
+        torch.save(content, file)
+    return True
 
 
 def read(root: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """The content of the file at ``root``; with ``mmap`` its tokens are not read."""
-    path = find(root)
+    """The content of the file of ``root``; with ``mmap`` its tokens are not read."""
+    path = file_of(root)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no prepared text {path.absolute()}; prepare it with: llqr data {root.name} --data-dir "
+            f"{root.parent}, and --source FOLDER for translation or --text FILE for language modelling."
+        )
     try:
         content: dict[str, Any] = torch.load(path, weights_only=True, mmap=mmap)
         if not mmap and (damaged := ZipFile(path).testzip()):  # torch does not compare the checksums
@@ -121,7 +114,7 @@ class PreparedText(Generic[Split]):
 
     @classmethod
     def load(cls, root: Path | str) -> Self:
-        """Load what `llqr data` prepared at ``root``: the folder of a name, or one of the files in it."""
+        """Load what `llqr data` prepared: ``data/iwslt14`` is the text iwslt14 in the folder data."""
         saved = read(Path(root))
         if saved["kind"] != cls.KIND:
             raise ValueError(f"{root} was prepared as {saved['kind']}, but {cls.KIND} was expected.")
