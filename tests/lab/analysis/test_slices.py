@@ -23,11 +23,11 @@ def surface():
 
 def test_a_slice_is_the_loss_at_moved_weights(surface):
     direction = torch.randn_like(surface.weights)
-    found = along(surface, direction, "line", "step", reach=0.4, points=5)
-    assert found.positions == pytest.approx([-0.4, -0.2, 0, 0.2, 0.4])
+    positions, losses = along(surface, direction, reach=0.4, points=5)
+    assert positions == pytest.approx([-0.4, -0.2, 0, 0.2, 0.4])
     model = mlp()
     x, y = surface._problem.inputs, surface._problem.targets
-    for position, loss in zip(found.positions, found.losses, strict=True):
+    for position, loss in zip(positions, losses, strict=True):
         torch.nn.utils.vector_to_parameters(surface.weights + position * direction, model.parameters())
         assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-12)
     torch.testing.assert_close(surface.weights, torch.nn.utils.parameters_to_vector(surface.model.parameters()))
@@ -35,15 +35,15 @@ def test_a_slice_is_the_loss_at_moved_weights(surface):
 
 def test_the_curvature_along_the_eigenvector_is_the_eigenvalue(surface):
     top = measure(surface, steps=500, tolerance=1e-9).top
-    left, middle, right = along_eigenvector(surface, 7 * top.vector, reach=1e-3, points=3).losses
+    left, middle, right = along_eigenvector(surface, 7 * top.vector, reach=1e-3, points=3)["losses"]
     assert (left - 2 * middle + right) / 1e-6 == pytest.approx(top.value, rel=1e-4)
 
 
 def test_the_steeper_side_is_on_the_right_whatever_the_sign(surface):
     vector = torch.randn_like(surface.weights)
     one, other = along_eigenvector(surface, vector), along_eigenvector(surface, -vector)
-    assert one.losses == pytest.approx(other.losses, rel=1e-12)
-    assert one.losses[-1] > one.losses[0]
+    assert one["losses"] == pytest.approx(other["losses"], rel=1e-12)
+    assert one["losses"][-1] > one["losses"][0]
 
 
 def test_filters_of_the_direction_have_the_norms_of_the_networks():
@@ -70,8 +70,8 @@ def test_a_filter_normalised_slice_does_not_change_when_layers_are_rescaled():
         model[0].weight *= 10
         model[2].weight /= 10
     after = along_random(LossSurface(model, F.cross_entropy, batch), seed=1, points=5)
-    assert after.losses == pytest.approx(before.losses, rel=1e-9)
-    assert before.losses[0] != pytest.approx(before.losses[2], rel=1e-3)
+    assert after["losses"] == pytest.approx(before["losses"], rel=1e-9)
+    assert before["losses"][0] != pytest.approx(before["losses"][2], rel=1e-3)
 
 
 def test_a_seed_decides_the_direction(surface):

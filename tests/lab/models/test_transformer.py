@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.models.transformer import Cache, TranslationTransformer
+from llqr.lab.models.transformer import TranslationTransformer
 from small_models import tokens_loss
 
 PAD = 0
@@ -205,7 +205,7 @@ def test_decoding_token_by_token_equals_one_pass(norm, tie):
     model = small(norm=norm, tie=tie).eval()
     source, previous = tokens(3, 5), tokens(3, 2, 6)
     source[1, 2:] = PAD
-    memory, cache = model.encode(source), Cache()
+    memory, cache = model.encode(source), [[], []]
     steps = [model.decode(previous[:, :, step], memory, cache) for step in range(6)]
     for hypothesis in range(2):
         expected = model(source, previous[:, hypothesis])
@@ -216,11 +216,12 @@ def test_decoding_token_by_token_equals_one_pass(norm, tie):
 def test_reordered_hypotheses_decode_correctly():
     model = small().eval()
     source, previous = tokens(2, 4), tokens(2, 3, 5)
-    memory, cache = model.encode(source), Cache()
+    memory, cache = model.encode(source), [[], []]
     for step in range(3):
         model.decode(previous[:, :, step], memory, cache)
     parents = torch.tensor([[2, 0, 0], [1, 1, 2]])
-    cache.reorder((parents + torch.tensor([[0], [3]])).flatten())
+    rows = (parents + torch.tensor([[0], [3]])).flatten()
+    cache = [[part[rows] for part in known] for known in cache]
     previous[:, :, :3] = previous[:, :, :3].gather(1, parents.unsqueeze(2).expand(-1, -1, 3))
     for step in (3, 4):
         logits = model.decode(previous[:, :, step], memory, cache)

@@ -7,7 +7,7 @@ no perceived sharpness is reported.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean, stdev
 from typing import Any
@@ -170,7 +170,7 @@ class Sharpness:
         """Without the vectors."""
 
         def numbers(pair: Eigenpair | None) -> dict[str, float] | None:
-            return pair and {"value": pair.value, "error": pair.error, "steps": pair.steps}
+            return {"value": pair.value, "error": pair.error, "steps": pair.steps} if pair else None
 
         return {"top": numbers(self.top), "perceived": numbers(self.perceived), "reason": self.reason}
 
@@ -218,40 +218,27 @@ def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tens
 # -- slices ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Slice:
-    """``losses[i]`` is the mean loss at `w + positions[i] * d`; position 0 is the solution.
-
-    ``unit`` says what a position of 1 means.
-    """
-
-    direction: str
-    unit: str
-    positions: list[float]
-    losses: list[float]
-
-
 def along(
-    surface: LossSurface, direction: Tensor, name: str, unit: str, *, reach: float = 1.0, points: int = 21
-) -> Slice:
-    """The loss at an odd number of ``points`` from ``-reach`` to ``reach`` times ``direction``."""
-    half = points // 2
+    surface: LossSurface, direction: Tensor, *, reach: float, points: int = 21
+) -> tuple[list[float], list[float]]:
+    """Positions from ``-reach`` to ``reach``, and the mean losses at `w + position * direction`."""
+    half, weights = points // 2, surface.weights
     positions = [reach * step / half for step in range(-half, half + 1)]
-    weights = surface.weights
-    return Slice(name, unit, positions, [surface.loss(weights + position * direction) for position in positions])
+    return positions, [surface.loss(weights + position * direction) for position in positions]
 
 
-def along_eigenvector(surface: LossSurface, vector: Tensor, *, reach: float = 1.0, points: int = 21) -> Slice:
+def along_eigenvector(surface: LossSurface, vector: Tensor, **line: Any) -> dict[str, Any]:
     """Along the direction of the largest curvature; positions are Euclidean distances."""
-    found = along(surface, vector / vector.norm(), "top eigenvector", "distance", reach=reach, points=points)
+    positions, losses = along(surface, vector / vector.norm(), **{"reach": 1.0} | line)
     # The sign of an eigenvector is arbitrary; with the steeper side always on the right, slices can be overlaid.
-    return found if found.losses[-1] >= found.losses[0] else replace(found, losses=found.losses[::-1])
+    losses = losses if losses[-1] >= losses[0] else losses[::-1]
+    return {"direction": "top eigenvector", "unit": "distance", "positions": positions, "losses": losses}
 
 
-def along_random(surface: LossSurface, seed: int, *, reach: float = 0.5, points: int = 21) -> Slice:
+def along_random(surface: LossSurface, seed: int, **line: Any) -> dict[str, Any]:
     """Along a filter-normalised random direction; a position of 1 moves every filter by its own norm."""
-    direction = filter_normalised(surface, seed)
-    return along(surface, direction, f"random {seed}", "filter norm", reach=reach, points=points)
+    positions, losses = along(surface, filter_normalised(surface, seed), **{"reach": 0.5} | line)
+    return {"direction": f"random {seed}", "unit": "filter norm", "positions": positions, "losses": losses}
 
 
 def filter_normalised(surface: LossSurface, seed: int) -> Tensor:
@@ -267,8 +254,7 @@ def filter_normalised(surface: LossSurface, seed: int) -> Tensor:
         noise = torch.randn(parameter.shape, generator=generator).to(parameter)
         if parameter.ndim < 2:
             parts[name] = torch.zeros_like(parameter)
-            continue
-        rows, own = noise.flatten(1), parameter.flatten(1)
-        scale = own.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True)
-        parts[name] = (rows * scale).view(parameter.shape)
+        else:
+            own, drawn = (rows.flatten(1).norm(dim=1, keepdim=True) for rows in (parameter, noise))
+            parts[name] = (noise.flatten(1) * own / drawn).view(parameter.shape)
     return surface.flat(parts)

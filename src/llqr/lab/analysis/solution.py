@@ -5,7 +5,6 @@ Once written it is enough: neither the checkpoint nor the data are needed to rea
 """
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -
         "samples": samples,
         "loss": surface.loss(surface.weights),
         "sharpness": found.to_dict(),
-        "slices": [asdict(line) for line in lines],
+        "slices": lines,
         "engine": surface.engine,
         **source_state(),
         "versions": versions(),

@@ -51,15 +51,13 @@ def sharpness(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    numbers = (Column(heading, justify="right") for heading in ("value", "error"))
-    table = Table("", *numbers, title=f"{checkpoint.name}, {found['samples']} training samples", box=SIMPLE)
-    top, trace = found["top_eigenvalue"], found["trace"]
-    table.add_row("top eigenvalue of the Hessian", f"{top['value']:.4g}", f"{top['error']:.2g}")
-    table.add_row("trace of the Hessian", f"{trace['value']:.4g}", f"{trace['error']:.2g}")
-    table.add_row("training loss", f"{found['loss']:.4g}", "")
-    table.add_row(f"its rise at SAM's probe, rho {rho:g}", f"{found['rise']:.4g}", "")
-    for metric, value in found["evaluation"].items():
-        table.add_row(f"{found['split']} {metric}", f"{value:.4g}", "")
+    table = Table("", *(Column(heading, justify="right") for heading in ("value", "error")), box=SIMPLE)
+    table.title = f"{checkpoint.name}, {found['samples']} training samples"
+    for label, key in (("top eigenvalue of the Hessian", "top_eigenvalue"), ("trace of the Hessian", "trace")):
+        table.add_row(label, f"{found[key]['value']:.4g}", f"{found[key]['error']:.2g}")
+    rows = {"training loss": found["loss"], f"its rise at SAM's probe, rho {rho:g}": found["rise"]}
+    for label, value in (rows | {f"{found['split']} {name}": v for name, v in found["evaluation"].items()}).items():
+        table.add_row(label, f"{value:.4g}", "")
     show(table)
 
 

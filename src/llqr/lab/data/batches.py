@@ -5,8 +5,8 @@ of a loader is therefore small: the generator's state at the start of the epoch,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -114,17 +114,16 @@ class Batches(ABC):
             self._order = self._plan()
 
 
-class ImageData(ABC):
+class ImageData:
     """A training and a test set of images; batches take ``device=`` and ``memory_format=``."""
+
+    _batches: ClassVar[Callable[..., Batches]]
+    """Makes training batches with a seed, test batches without one."""
 
     def train_batches(self, batch_size: int, *, seed: int, last: str = "fill", **placement: Any) -> Batches:
         """Shuffled, augmented batches; ``seed`` determines order and augmentation."""
-        return self._batches(batch_size, seed, last, **placement)
+        return type(self)._batches(self, batch_size, seed, last, **placement)
 
     def test_batches(self, batch_size: int, **placement: Any) -> Batches:
         """All test images in order, each once; the last batch may be smaller."""
-        return self._batches(batch_size, None, "keep", **placement)
-
-    @abstractmethod
-    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> Batches:
-        """Training batches with a seed, test batches without one."""
+        return type(self)._batches(self, batch_size, None, "keep", **placement)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,12 +95,11 @@ def corrupt_labels(labels: Tensor, classes: int, rate: float, seed: int) -> Tens
 class ResidentData(ImageData):
     """A training and a test set in memory, normalised by the statistics of the training images."""
 
+    _batches = ResidentBatches
+
     def __init__(self, train: ImageSet, test: ImageSet, classes: int, options: ResidentOptions) -> None:
         self.options = options
         self.mean, self.deviation = train.statistics()
         labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
         self.train = ImageSet(train.images, labels)
         self.test = test
-
-    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> ResidentBatches:
-        return ResidentBatches(self, batch_size, seed, last, **placement)

@@ -1,7 +1,6 @@
 """Image folders too large for memory: worker processes decode the files while the device computes.
 
-Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random resized crop (8 to 100 % of the area,
-aspect ratio 3/4 to 4/3) and a flip, or are scaled to a random size, cropped and flipped; test images get the central
+Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random crop and a flip; test images the central
 square, 224/256 of the shorter side. Pillow decodes.
 """
 
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,12 +79,10 @@ def images_in(folder: Path) -> list[Path]:
 
 def find_files(folder: Path, classes: list[str]) -> Files:
     """Every image below ``folder``, which has one folder per class."""
-    files = []
-    for label, name in enumerate(classes):
-        found = images_in(folder / name)
-        if not found:
-            raise FileNotFoundError(f"{folder / name} holds no images: expected at least one, such as a .jpeg or .png.")
-        files += [(path, label) for path in found]
+    files = [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
+    empty = set(range(len(classes))) - {label for _, label in files}
+    if empty:
+        raise FileNotFoundError(f"{folder / classes[min(empty)]} holds no images, such as a .jpeg or .png.")
     return files
 
 
@@ -186,6 +182,8 @@ class StreamingBatches(Batches):
 class StreamingData(ImageData):
     """A training and a test set of image files under ``folder``."""
 
+    _batches = StreamingBatches
+
     def __init__(self, folder: Path, options: StreamingOptions) -> None:
         for split in ("train", "val"):
             if not (folder / split).is_dir():
@@ -197,6 +195,3 @@ class StreamingData(ImageData):
         classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
         self.train = find_files(folder / "train", classes)
         self.test = find_files(folder / "val", classes)
-
-    def _batches(self, batch_size: int, seed: int | None, last: str, **placement: Any) -> StreamingBatches:
-        return StreamingBatches(self, batch_size, seed, last, **placement)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llqr.lab.models.transformer import Cache, TranslationTransformer
+from llqr.lab.models.transformer import TranslationTransformer
 
 CHECK_EVERY = 8
 """Steps between checks whether all sentences are finished: each check waits for the device."""
@@ -70,7 +70,8 @@ def beam_search(
     # The width of the batch bounds all limits and is known without waiting for the device.
     longest = min(int(a * source.shape[1] + b), model.max_length - 1)
     dtype = torch.promote_types(next(iter(model.parameters())).dtype, torch.float32)
-    memory, cache = model.encode(source), Cache()
+    memory = model.encode(source)
+    cache: list[list[Tensor]] = [[] for _ in memory.keys_and_values]
     first_rows = torch.arange(0, len(source) * beam, beam, device=source.device).unsqueeze(1)
     tokens = source.new_full((len(source), beam), bos)
     # All hypotheses are identical at first, so only one of them may be extended.
@@ -103,7 +104,8 @@ def beam_search(
         finished = finished | (collected >= beam) | last
         if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(finished.all()):
             break
-        cache.reorder((first_rows + parents).flatten())
+        rows = (first_rows + parents).flatten()
+        cache = [[part[rows] for part in known] for known in cache]
     return _hypotheses(steps, beam)
 
 

@@ -15,13 +15,12 @@ NORMS = ("post", "pre")
 class Attention(nn.Module):
     """Multi-head attention with separate projections for queries, keys and values: a metric sees four plain matrices.
 
-    Tensors are ``(batch, heads, tokens, head width)`` after projection. The attention itself is PyTorch's kernel, which
-    has neither forward mode nor second derivatives where it is fused; see `differentiable_forward`.
+    Tensors are ``(batch, heads, tokens, head width)`` after projection.
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if heads < 1 or width % heads:
+        if width % heads:
             raise ValueError(f"heads must divide width, got heads={heads} and width={width}.")
         self.heads = heads
         self.q = nn.Linear(width, width)

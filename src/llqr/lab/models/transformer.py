@@ -18,38 +18,15 @@ from torch.nn import functional as F
 from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
 from llqr.lab.names import check_known
 
-
-class Cache:
-    """Keys and values of the tokens that every hypothesis has so far, for each layer of the decoder."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def held(self) -> int:
-        """The number of tokens."""
-        return self._known[0][0].shape[2] if self._known else 0
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one token's ``(hypotheses, heads, 1, width)``; returns the keys and values of all tokens so far."""
-        if layer in self._known:
-            before = self._known[layer]
-            keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
-        self._known[layer] = keys, values
-        return keys, values
-
-    def reorder(self, rows: Tensor) -> None:
-        """Hypothesis ``i`` continues what was hypothesis ``rows[i]``."""
-        self._known = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._known.items()}
-
-
+Known = tuple[Tensor, Tensor]
+"""Keys and values ``(rows, heads, tokens, width)``."""
 TIES = ("decoder", "all", "none")
 
 
 class Memory(NamedTuple):
     """The encoded sources: keys and values for each layer of the decoder, and the mask of places it may attend to."""
 
-    keys_and_values: list[tuple[Tensor, Tensor]]
+    keys_and_values: list[Known]
     mask: Tensor
 
 
@@ -83,23 +60,27 @@ class DecoderLayer(nn.Module):
         self.around_source_attention = Residual(width, dropout, norm)
         self.around_feed_forward = Residual(width, dropout, norm)
 
-    def forward(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Known, mask: Tensor) -> Tensor:
         """All tokens of every row at once."""
         x = self.around_attention(x, lambda y: self.attention(y, causal=True))
         return self._read_source(x, source, mask)
 
-    def step(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor, cache: Cache, layer: int) -> Tensor:
-        """The next token of every hypothesis: ``x`` is ``(sentences, hypotheses, width)``."""
-        x = self.around_attention(x, lambda y: self._continue(y, cache, layer))
+    def step(self, x: Tensor, source: Known, mask: Tensor, known: list[Tensor]) -> Tensor:
+        """The next token of every hypothesis: ``x`` is ``(sentences, hypotheses, width)``.
+
+        ``known`` holds the keys and values of the tokens before, and of this one afterwards.
+        """
+
+        def attend(y: Tensor) -> Tensor:
+            token, attention = y.flatten(0, 1).unsqueeze(1), self.attention
+            both = attention.keys_and_values(token)
+            known[:] = [torch.cat(parts, dim=2) for parts in zip(known, both, strict=True)] if known else both
+            return attention.attend(attention.queries(token), *known).view_as(y)
+
         # The hypotheses of a sentence are queries to the same source, whose keys and values need not be repeated.
-        return self._read_source(x, source, mask)
+        return self._read_source(self.around_attention(x, attend), source, mask)
 
-    def _continue(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
-        token = x.flatten(0, 1).unsqueeze(1)
-        known = cache.append(layer, *self.attention.keys_and_values(token))
-        return self.attention.attend(self.attention.queries(token), *known).view_as(x)
-
-    def _read_source(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def _read_source(self, x: Tensor, source: Known, mask: Tensor) -> Tensor:
         attention = self.source_attention
         x = self.around_source_attention(x, lambda y: attention.attend(attention.queries(y), *source, mask=mask))
         x = self.around_feed_forward(x, self.feed_forward)
@@ -204,14 +185,15 @@ class TranslationTransformer(nn.Module):
         x = self.encoder_norm(x)
         return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 
-    def decode(self, tokens: Tensor, memory: Memory, cache: Cache) -> Tensor:
+    def decode(self, tokens: Tensor, memory: Memory, cache: list[list[Tensor]]) -> Tensor:
         """Logits ``(B, K, vocabulary)`` after one more token of each of the ``K`` hypotheses of every sentence.
 
-        ``tokens`` is ``(B, K)`` without padding; earlier tokens are in ``cache``, whose rows are ordered by sentence.
+        ``tokens`` is ``(B, K)`` without padding. ``cache`` holds, for each layer, the keys and values of the tokens so
+        far, with a row for each hypothesis; empty lists at first.
         """
-        x = self._embed(self.target_embedding, tokens, start=cache.held)
-        for number, (layer, known) in enumerate(zip(self._decoder_layers, memory.keys_and_values, strict=True)):
-            x = layer.step(x, known, memory.mask, cache, number)
+        x = self._embed(self.target_embedding, tokens, start=cache[0][0].shape[2] if cache[0] else 0)
+        for layer, source, known in zip(self._decoder_layers, memory.keys_and_values, cache, strict=True):
+            x = layer.step(x, source, memory.mask, known)
         logits: Tensor = self.head(self.decoder_norm(x))
         return logits
 
