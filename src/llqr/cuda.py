@@ -22,7 +22,7 @@ from llqr.curvature.batch import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner import SOLVERS, Inner, Objective, Solution, Step, perform
 from llqr.metric import Factors, Metric
-from llqr.metric.copying import copy_each
+from llqr.metric.packed import copy_each
 from llqr.schedule import at
 
 T = TypeVar("T")
@@ -108,8 +108,8 @@ class CapturedMetric:
     parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices, and where
     there are no matrix products (`U g` is then one launch).
 
-    The graph owns its memory: the factors and the gradients in the dtype they are multiplied in, the intermediate
-    products, and `U g`. New factors of the metric are copied to it.
+    The graph owns its memory: the factors in the dtype they multiply in, the gradients, the intermediate products, and
+    `U g`. New factors of the metric are copied to it.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -120,8 +120,7 @@ class CapturedMetric:
         self._replay: Callable[[], None] | None = None
         self._learned: list[Factors] = []
         self._factors: list[Factors] = []
-        self._blocks = [block for group in metric.groups for block in group.blocks]
-        self._places: list[Tensor] = []
+        self._grads: NamedTensors = {}
         self._Ug: NamedTensors = {}
 
     def apply(self, grads: Mapping[str, Tensor]) -> NamedTensors:
@@ -133,9 +132,9 @@ class CapturedMetric:
         replay = self._replay = self._replay or self._captured(grads)
         if metric.factors() is not self._learned:
             self._learned = metric.factors()
-            for group, own, learned in zip(metric.groups, self._factors, self._learned, strict=True):
-                copy_each(list(own.values()), list(group.for_inbox(learned).values()))
-        copy_each(self._places, [block.piece(grads[block.parameter]) for block in self._blocks])
+            for own, learned in zip(self._factors, self._learned, strict=True):
+                copy_each(list(own.values()), list(learned.values()))
+        copy_each(list(self._grads.values()), [grads[name] for name in self._grads])
         replay()
         return self._Ug
 
@@ -144,10 +143,9 @@ class CapturedMetric:
         metric = self._metric
         self._learned = metric.factors()
         self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
-        inboxes = metric.inboxes(self._factors)
-        self._places = [view for group, part in zip(metric.groups, inboxes, strict=True) for view in group.unpack(part)]
-        branches = Branches() if inboxes[0].is_cuda else None
-        replay, self._Ug = capture(lambda: metric.apply_inboxes(self._factors, inboxes, grads, branches))
+        self._grads = {name: torch.empty_like(g) for name, g in grads.items()}
+        branches = Branches() if metric.blocks[0].device.type == "cuda" else None
+        replay, self._Ug = capture(lambda: metric.apply(self._grads, self._factors, branches))
         return replay
 
     def __reduce__(self) -> tuple[type[CapturedMetric], tuple[Metric]]:

@@ -23,8 +23,8 @@ from llqr.cuda import CapturedLoop, CapturedMetric
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
 from llqr.curvature.batch import ShiftedCrossEntropy, opened, split_batch
 from llqr.curvature.linearizer import Linearizer
-from llqr.distributed.members import Members
-from llqr.distributed.shards import Shards, own_part
+from llqr.distributed.dtensors import drop_gathered
+from llqr.distributed.placement import Shards, own_part
 from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.structure import Bounds, Factors
@@ -150,7 +150,7 @@ class Geometry:
             check_capture(self.metric, self.parameters)
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._captured: CapturedLoop | None = None
-        self._members = Members(self.model, self.parameters, self.metric)
+        self._names = {parameter: name for name, parameter in self.parameters.items()}
         self._batches = BatchSource()
         self.refreshes = self.failures = 0
         self._failures_in_a_row = self._weak_in_a_row = 0
@@ -216,8 +216,7 @@ class Geometry:
 
     def refresh_if_due(self, batch: Any) -> None:
         """Called before every optimizer step."""
-        if self.metric.learned and not self._members.in_place(self.metric.whole.blocks[0]):
-            self._members.check()
+        self.metric.follow(self.parameters)
         if not self.due:
             return
         if batch is None and self.batches is None:
@@ -260,7 +259,7 @@ class Geometry:
 
     def _refresh(self, learned: Callable[[], Solution]) -> Refresh:
         started = time.perf_counter()
-        self._members.check()
+        self._check_parameters()
         next_step = self._step + max(1, round(at(self._every, self._step, "every", 0)))
         beta = self._beta()
         averaged: list[Factors] = []
@@ -283,6 +282,18 @@ class Geometry:
             self._on_refresh(report)
         self._warn(report)
         return report
+
+    def _check_parameters(self) -> None:
+        """Raise if the model has other parameters than when the geometry was made; follow them to another device."""
+        drop_gathered(self.model.modules())
+        now = dict(self.model.named_parameters())
+        for name, parameter in self.parameters.items():
+            if now.get(name) is not parameter:
+                raise RuntimeError(
+                    f"model: {name!r} is another tensor than when the geometry was made (load_state_dict with "
+                    "assign=True, or a wrapper, replaces them); make the geometry after that"
+                )
+        self.metric.follow(self.parameters)
 
     def _drawn(self, batch: Batch | Callable[[], Batch] | None) -> Batch:
         given = self._batches.draw(batch, self.linearizer.device, self.refreshes)
@@ -322,7 +333,7 @@ class Geometry:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
         metric, factors = self.metric, solution.factors
         if self.inner.normalise and metric.stored():
-            g = (solution.quadratic.gradient,)
+            g = solution.quadratic.gradient
             # Before, so that old and new weigh what `beta` says; after, because products of averages are other ones.
             factors = metric.normalised(metric.average(metric.normalised(factors, g), beta), g)
         else:
@@ -358,22 +369,14 @@ class Geometry:
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
-    def claim(self, parameters: Iterable[Tensor]) -> None:
-        """Called by an optimizer with the parameters it moves. A refresh names those that no optimizer moves."""
-        self._members.claim(parameters)
-
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """`U g` for gradients that stand beside their parameters; parameters of other models pass unchanged."""
         if not self.metric.learned:
             return list(grads)
-        names = [self._members.names.get(parameter) for parameter in parameters]
+        names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
         placement = self.metric.placement
-        try:
-            Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
-        except RuntimeError:
-            self._members.check()
-            raise
+        Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,9 +441,6 @@ class FixedGeometry:
         pass
 
     def advance(self) -> None:
-        pass
-
-    def claim(self, parameters: Iterable[Tensor]) -> None:
         pass
 
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
 from llqr.checks import OUTSIDE, check_gradients
-from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like, versions
+from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like
 from llqr.probes.sam import Point
 from llqr.random_state import RandomState
 from llqr.schedule import check_number
@@ -311,7 +311,7 @@ def clear(parameters: Iterable[Tensor]) -> None:
 
 def _version(gradient: Tensor) -> int:
     """Changes whenever the gradient is written to; FSDP2 writes to the local part."""
-    return gradient._version if type(gradient) is Tensor else versions([gradient])[0]
+    return gradient._version if type(gradient) is Tensor else local([gradient])[0]._version
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from llqr.checks import check_runtime
 from llqr.curvature.derivatives import ENGINES
-from llqr.metric.layout import MAX_SIDE
+from llqr.metric.structures import MAX_SIDE
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,12 @@ class Wrapper(torch.optim.Optimizer):
             self._notice_parameters()
 
     def _notice_parameters(self) -> None:
-        """Check the parameters, learn their names, and tell the geometry which of them move."""
+        """Check the parameters and learn their names."""
         check_parameters(self._order(), self._no_sync)
         pairs = [zip(group["params"], group.get("param_names", ()), strict=False) for group in self.param_groups]
         self.names = {parameter: name for group in pairs for parameter, name in group}
         if self.model is not None:
             self.names |= {parameter: name for name, parameter in self.model.named_parameters()}
-        if self.geometry is not None:
-            self.geometry.claim(self._order())
         self._buffers.look_again()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

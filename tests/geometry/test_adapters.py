@@ -265,19 +265,3 @@ def test_parameters_that_are_replaced_are_named():
     model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
     with pytest.raises(RuntimeError, match=r"model: '0.weight' is another tensor than when the geometry was made"):
         geometry.refresh(batch)
-
-
-@pytest.mark.parametrize(
-    ("moving", "message"), [(False, "did not require a gradient"), (True, "no longer require a gradient")]
-)
-def test_parameters_frozen_or_unfrozen_later_are_named_once(moving, message):
-    model, (batch,) = mlp(), batches(1)
-    model[0].requires_grad_(moving)
-    geometry = quick_geometry(model)
-    geometry.refresh(batch)
-    model[0].requires_grad_(not moving)
-    with pytest.warns(llqr.RefreshWarning, match=rf"model: 0\.bias, 0\.weight {message}"):
-        geometry.refresh(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        geometry.refresh(batch)

@@ -68,7 +68,7 @@ def clipped(metric, gradients, limit):
         if group.name == "scalar":
             out.append({"scalar": torch.stack([s * min(1.0, limit / max(abs(s), 1e-300)) for s in parts["scalar"]])})
         elif group.name == "diagonal":
-            pieces = parts["diagonal"].split(group.sizes)
+            pieces = parts["diagonal"].split([block.size for block in group.blocks])
             norms = {}
             for block, piece in zip(group.blocks, pieces, strict=True):
                 norms[block.layer] = norms.get(block.layer, 0.0) + float(piece.square().sum())

@@ -35,16 +35,6 @@ def random_like(parameters, seed=0):
     }
 
 
-def in_inboxes(metric, grads):
-    """`U g`, from gradients that are copied to the metric's own memory first."""
-    factors = metric.apply_factors()
-    inboxes = metric.inboxes(factors)
-    for group, part in zip(metric.groups, inboxes, strict=True):
-        for block, place in zip(group.blocks, group.unpack(part), strict=True):
-            place.copy_(block.piece(grads[block.parameter]))
-    return metric.apply_inboxes(factors, inboxes, grads)
-
-
 @pytest.mark.parametrize("model", [mlp, batch_norm_cnn, vit, lambda: vit(fused=True), translator])
 @pytest.mark.parametrize("kind", KINDS)
 def test_apply_equals_the_dense_metric(kind, model):
@@ -69,8 +59,6 @@ def test_a_mixture_of_structures_equals_the_dense_metric():
     grads = random_like(trainable(model))
     Ug = metric.apply(grads)
     assert relative_error(flat(Ug), dense_metric(metric, trainable(model)) @ flat(grads)) < 1e-12
-    packed = in_inboxes(metric, grads)
-    assert all(packed[name].equal(Ug[name]) for name in Ug | packed)
     assert Ug["norm1.weight"].equal(grads["norm1.weight"])
 
 
@@ -85,28 +73,13 @@ def test_apply_is_linear(seed, a, b, kind):
         torch.testing.assert_close(part, a * first[name] + b * second[name], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("apply_dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("model", [batch_norm_cnn, lambda: vit(fused=True)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_applying_to_packed_gradients_is_applying(kind, model, apply_dtype):
-    """Bit-exact, in the dtype and memory order of the gradients."""
-    network = model().float().to(memory_format=torch.channels_last)
-    metric = perturbed(Metric(network, structure=kind, apply_dtype=apply_dtype))
-    grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
-    applied, packed = metric.apply(grads), in_inboxes(metric, grads)
-    assert list(packed) == list(applied)
-    for name, Ug in applied.items():
-        assert packed[name].equal(Ug)
-        assert (packed[name].dtype, packed[name].stride()) == (Ug.dtype, Ug.stride())
-
-
 def test_gradients_are_copied_in_the_memory_order_that_they_have():
     """A copy to another order is a kernel launch per convolution."""
     network = batch_norm_cnn().to(memory_format=torch.channels_last)
     metric = Metric(network, structure="e-kfac")
     parameters = trainable(network)
-    for group, inbox in zip(metric.groups, metric.inboxes(metric.factors()), strict=True):
-        for block, place in zip(group.blocks, group.unpack(inbox), strict=True):
+    for group, part in zip(metric.groups, metric.pack(parameters), strict=True):
+        for block, place in zip(group.blocks, group.unpack(part), strict=True):
             assert place.stride() == parameters[block.parameter].stride()
 
 
@@ -125,7 +98,7 @@ def test_channels_last_convolutions_equal_the_dense_metric(kind):
     metric = perturbed(Metric(network, structure=kind))
     grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
     expected = dense_metric(metric, trainable(network)) @ flat(grads)
-    for Ug in (metric.apply(grads), metric.apply(grads, metric.factors()), in_inboxes(metric, grads)):
+    for Ug in (metric.apply(grads), metric.apply(grads, metric.factors())):
         assert relative_error(flat(Ug), expected) < 1e-12
         assert all(Ug[name].stride() == grad.stride() for name, grad in grads.items())
 
@@ -133,12 +106,12 @@ def test_channels_last_convolutions_equal_the_dense_metric(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if STRUCTURES[kind].multiplies])
 def test_the_memory_order_of_a_gradient_is_never_changed(kind):
     """That would be two passes over all gradients per step."""
-    metric = perturbed(Metric(convolutions(), structure=kind))
-    factors = metric.apply_factors()
-    inboxes = metric.inboxes(factors)
-    grads = {name: torch.randn_like(p) for name, p in trainable(convolutions()).items()}
+    network = convolutions()
+    metric = perturbed(Metric(network, structure=kind))
+    packed = metric.pack({name: torch.randn_like(p) for name, p in trainable(network).items()})
     with Recorded() as recorded:
-        metric.apply_inboxes(factors, inboxes, grads)
+        for group, own, g in zip(metric.groups, metric.factors(), packed, strict=True):
+            group.unpack(group.apply(own, g))
     assert not recorded.names & {"aten::clone", "aten::copy_", "aten::_to_copy"}
 
 
@@ -153,14 +126,13 @@ class Recorded(TorchDispatchMode):
 
 
 def test_matrices_of_one_shape_and_several_memory_orders():
-    """A linear layer and convolutions, which share a stack."""
+    """A linear layer and convolutions; those in the same memory order share a stack."""
     network = nn.ModuleList([nn.Linear(12, 4), nn.Conv2d(12, 4, 1), nn.Conv2d(3, 4, 2), nn.Conv1d(3, 4, 4)]).double()
     network.to(memory_format=torch.channels_last)
     metric = perturbed(Metric(network, structure="kfac"))
-    assert len([group for group in metric.groups if group.name == "kfac"]) == 1
+    assert [len(group.blocks) for group in metric.groups if group.name == "kfac"] == [3, 1]
     grads = {name: torch.randn_like(p) for name, p in trainable(network).items()}
     Ug = metric.apply(grads)
-    assert all(Ug[name].equal(part) for name, part in in_inboxes(metric, grads).items())
     assert all(Ug[name].stride() == grad.stride() for name, grad in grads.items())
     assert relative_error(flat(Ug), dense_metric(metric, trainable(network)) @ flat(grads)) < 1e-12
 
@@ -482,7 +454,28 @@ def test_a_diagonal_that_was_replaced_is_not_applied_again():
 def test_before_it_is_learned_a_metric_follows_its_model(structure):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 5))
     metric, there = Metric(model, structure=structure), Metric(model.to("meta"), structure=structure)
-    metric.move_to(torch.device("meta"))
+    metric.follow(trainable(model))
     assert metric.blocks == there.blocks
     assert [group.blocks for group in metric.groups] == [group.blocks for group in there.groups]
     assert all(factor.is_meta for own in metric.factors() for factor in own.values())
+
+
+def test_a_learned_metric_does_not_follow():
+    model = mlp()
+    metric = perturbed(Metric(model, structure="kfac"))
+    metric.follow(trainable(model))
+    with pytest.raises(RuntimeError, match=r"'0.weight' moved from cpu.* to meta.*; make the geometry after moving"):
+        metric.follow(trainable(model.to("meta")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_does_not_depend_on_the_memory_order(kind):
+    """A model that is made channels last goes on with the metric of one that is not, and back."""
+    plain, last = convolutions().to(memory_format=torch.contiguous_format), convolutions()
+    first, second = perturbed(Metric(plain, structure=kind)), Metric(last, structure=kind)
+    grads = random_like(trainable(plain))
+    second.load_state_dict(first.state_dict())
+    assert relative_error(flat(second.apply(grads)), flat(first.apply(grads))) < 1e-13
+    again = Metric(plain, structure=kind)
+    again.load_state_dict(second.state_dict())
+    assert all(part.equal(first.named_factors()[name]) for name, part in again.named_factors().items())

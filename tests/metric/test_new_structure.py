@@ -1,4 +1,4 @@
-"""A new structure is three methods and one line: two are defined here, registered, applied and learned."""
+"""A new structure is two methods and one line: two are defined here, registered, applied and learned."""
 
 import pytest
 import torch
@@ -19,9 +19,6 @@ class LowRank(Stacked):
 
     name = "low-rank"
 
-    def shapes(self):
-        return {"a": (self.k, self.m, 2), "b": (self.k, self.m, 2)}
-
     def identity(self, dtype, device):
         a = torch.ones(self.k, self.m, 2, dtype=dtype, device=device)
         return {"a": a, "b": torch.zeros_like(a)}
@@ -35,11 +32,9 @@ class ScaledDiagonal(Flat):
 
     name = "scaled-diagonal"
 
-    def shapes(self):
-        return {"entries": (sum(self.sizes),), "layers": (len(self.layers),)}
-
     def identity(self, dtype, device):
-        return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in self.shapes().items()}
+        sizes = {"entries": self.size, "layers": len(self.layers)}
+        return {name: torch.ones(size, dtype=dtype, device=device) for name, size in sizes.items()}
 
     def apply(self, factors, g):
         return self.scale_layers(factors["entries"] * g, factors["layers"])
@@ -98,9 +93,9 @@ def test_it_is_saved_and_counted(kind):
 
 
 def test_bounds_are_refused_until_it_has_a_constraint(kind, monkeypatch):
-    with pytest.raises(ValueError, match=f"^bounds: the structure '{kind}' has no `constrain`"):
+    with pytest.raises(ValueError, match=f"^bounds: the structure '{kind}' has no `project`"):
         Metric(mlp(), structure=kind, bounds=(0.5, 2.0))
-    monkeypatch.setattr(STRUCTURES[kind], "constrain", lambda self, factors, bounds: factors)
+    monkeypatch.setattr(STRUCTURES[kind], "project", lambda self, factors, lower, upper: factors)
     Metric(mlp(), structure=kind, bounds=(0.5, 2.0))
 
 

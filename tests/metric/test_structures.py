@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dense_blocks import applied_to_basis, dense_blocks
 from llqr.metric import STRUCTURES, Block, Flat, Structure
-from llqr.metric.clipping import clip
-from llqr.metric.flat import ROW
-from llqr.metric.stacked import wide_product
+from llqr.metric.structure import ROW, clip, wide_product
 from references import relative_error
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
@@ -79,7 +78,7 @@ def test_apply_equals_the_dense_matrix(kind, k, m, n, seed):
     factors, g = random_factors(group, seed), random_packed(group, seed)
     applied = group.apply(factors, g)
     assert applied.shape == g.shape
-    matrices = group.matrices(factors)
+    matrices = dense_blocks(group, factors)
     for actual, matrix, piece in zip(flat_blocks(group, applied), matrices, flat_blocks(group, g), strict=True):
         assert relative_error(actual, matrix @ piece) < 1e-12
 
@@ -118,7 +117,7 @@ FORMULAS = {
 def test_apply_is_the_formula(kind, m, n):
     group = group_of(kind, m=m, n=n)
     factors, g = random_factors(group), random_packed(group)
-    named = dict(group.named(factors))
+    named = dict(group.named(group.reordered(factors, to_memory=False)))
     for b, piece, actual in zip(group.blocks, group.unpack(g), group.unpack(group.apply(factors, g)), strict=True):
         own = {name.removeprefix(b.name).lstrip("/"): f for name, f in named.items() if name.startswith(b.name)}
         assert relative_error(actual, FORMULAS[kind](own, piece)) < 1e-12
@@ -155,30 +154,13 @@ def test_apply_is_linear(kind, seed, a, b):
     torch.testing.assert_close(combined, expected, rtol=1e-12, atol=1e-12)
 
 
-LINEAR_IN_SCALE = ["e-kfac", "e-kfac-one-sided", "e-kfac-channels"]
-
-
-def factor_sets(names):
-    """Every non-empty set of names."""
-    return [found for size in range(1, len(names) + 1) for found in itertools.combinations(names, size)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_linear_in_names_the_largest_sets_of_factors_that_enter_linearly(kind):
-    group, g = group_of(kind), random_packed(group_of(kind))
-    first, second, rest = (random_factors(group, seed) for seed in (1, 2, 3))
-
-    def linear(names):
-        both = group.apply(rest | {name: 2 * first[name] - 3 * second[name] for name in names}, g)
-        apart = [group.apply(rest | {name: part[name] for name in names}, g) for part in (first, second)]
-        return relative_error(both, 2 * apart[0] - 3 * apart[1]) < 1e-12
-
-    found = [set(names) for names in factor_sets(list(first)) if linear(names)]
-    largest = [names for names in found if not any(names < other for other in found)]
-    if kind in LINEAR_IN_SCALE:  # alone, which is a diagonal metric as long as the bases are fixed
-        assert (largest, group.linear_in) == ([{"scale"}], ())
-    else:
-        assert sorted(map(sorted, largest)) == sorted(map(sorted, group.linear_in))
+@given(seed=seeds, number=st.floats(0.1, 10))
+def test_times_multiplies_u(kind, seed, number):
+    group = group_of(kind)
+    factors, g = random_factors(group, seed), random_packed(group, seed)
+    scaled = group.apply(group.times(factors, torch.tensor(number)), g)
+    torch.testing.assert_close(scaled, number * group.apply(factors, g), rtol=1e-6, atol=1e-6)
 
 
 # -- pull-back ---------------------------------------------------------------------------------------------------------
@@ -205,7 +187,7 @@ def test_pull_back_is_the_gradient(kind, k, m, n, seed):
         return (r * group.apply(leaves, g)).sum()
 
     def through_matrices(leaves):
-        rows = zip(flat_blocks(group, r), group.matrices(leaves), flat_blocks(group, g), strict=True)
+        rows = zip(flat_blocks(group, r), dense_blocks(group, leaves), flat_blocks(group, g), strict=True)
         return sum(a @ matrix @ b for a, matrix, b in rows)
 
     for function in (through_apply, through_matrices):
@@ -276,7 +258,7 @@ def test_clip_leaves_a_zero_gradient_alone(kind):
 def test_bounds_hold_for_the_dense_spectrum(kind, seed, spread, bounds, m, n):
     group = group_of(kind, m=m, n=n)
     factors = group.constrain(random_factors(group, seed, spread), bounds)
-    for matrix in group.matrices(factors):
+    for matrix in dense_blocks(group, factors):
         torch.testing.assert_close(matrix, matrix.mT, rtol=1e-9, atol=1e-9)
         spectrum = torch.linalg.eigvalsh(matrix)
         assert spectrum.min() >= bounds[0] * (1 - 1e-9)
@@ -310,7 +292,7 @@ def test_without_bounds_diagonal_and_scalar_have_a_floor(kind):
 @given(seed=seeds, spread=st.floats(0.01, 10), m=sides, n=sides)
 def test_symmetric_and_positive_by_construction(kind, seed, spread, m, n):
     group = group_of(kind, m=m, n=n)
-    for matrix in group.matrices(random_factors(group, seed, spread)):
+    for matrix in dense_blocks(group, random_factors(group, seed, spread)):
         torch.testing.assert_close(matrix, matrix.mT, rtol=1e-10, atol=1e-10)
         if kind in POSITIVE:
             spectrum = torch.linalg.eigvalsh(matrix)
@@ -326,7 +308,7 @@ def test_identity(kind):
     factors, g = group.identity(torch.float64, CPU), random_packed(group_of(kind))
     assert {name: tuple(factor.shape) for name, factor in factors.items()} == group.shapes()
     assert group.apply(factors, g).equal(g)
-    for matrix in group.matrices(factors):
+    for matrix in dense_blocks(group, factors):
         assert matrix.equal(torch.eye(len(matrix), dtype=torch.float64))
 
 
@@ -415,7 +397,7 @@ def test_sums_of_layers_do_not_lose_small_terms():
 def test_a_dense_vector_is_a_full_block():
     group = STRUCTURES["dense"]([block("0.bias", "0", (3,)), block("1.bias", "1", (3,))])
     factors, g = random_factors(group), torch.randn(2, 3, dtype=torch.float64)
-    for actual, matrix, piece in zip(group.apply(factors, g), group.matrices(factors), g, strict=True):
+    for actual, matrix, piece in zip(group.apply(factors, g), dense_blocks(group, factors), g, strict=True):
         assert relative_error(actual, matrix @ piece) < 1e-12
     check = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
     r = torch.randn_like(g)
@@ -433,7 +415,7 @@ def test_a_dense_vector_is_a_full_block():
 def test_hand_written_methods_equal_the_defaults(kind, m, n):
     group = group_of(kind, m=m, n=n)
     factors, g, r = random_factors(group), random_packed(group), random_packed(group, 3)
-    for actual, default in zip(group.matrices(factors), Structure.matrices(group, factors), strict=True):
+    for actual, default in zip(dense_blocks(group, factors), applied_to_basis(group, factors), strict=True):
         assert relative_error(actual, default) < 1e-12
     (applied, pull), (default_applied, default_pull) = group.trace(factors, g), Structure.trace(group, factors, g)
     assert applied.equal(default_applied)
@@ -460,7 +442,10 @@ def test_channels_of_a_plain_matrix_are_e_kfac():
 
 def test_channels_are_e_kfac_whose_basis_is_the_same_at_every_position():
     group = group_of("e-kfac-channels")
-    factors, g = random_factors(group), random_packed(group)
+    factors, pieces = random_factors(group), group.unpack(random_packed(group))
     wide = torch.stack([torch.kron(q, torch.eye(prod(KERNEL), dtype=q.dtype)) for q in factors["in"]])
     plain = STRUCTURES["e-kfac"](group.blocks)
-    assert relative_error(group.apply(factors, g), plain.apply(factors | {"in": wide}, g)) < 1e-12
+    same = group.reordered(factors, to_memory=False) | {"in": wide}
+    expected = plain.apply_each(same, pieces)
+    for actual, Ug in zip(group.apply_each(factors, pieces), expected, strict=True):
+        assert relative_error(actual, Ug) < 1e-12

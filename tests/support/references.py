@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dense_blocks import dense_blocks
 from llqr.curvature import ENGINES, Curvature, Divergence, Problem, QuadraticModel
 from llqr.metric import Factors, Metric
 
@@ -100,13 +101,13 @@ def dense_fisher(model: nn.Module, inputs: Any, kept: Tensor | None = None) -> T
 
 
 def dense_metric(metric: Metric, like: Mapping[str, Tensor], factors: list[Factors] | None = None) -> Tensor:
-    """`U` written out on the flattened parameters, from the structures' own dense blocks; differentiable in factors."""
+    """`U` written out on the flattened parameters, block by block; differentiable in the factors."""
     factors = metric.factors() if factors is None else factors
     size = sum(part.numel() for part in like.values())
     places = unflat(torch.arange(size), like)
     dense = torch.eye(size, dtype=next(iter(like.values())).dtype)
     for group, own in zip(metric.groups, factors, strict=True):
-        for block, matrix in zip(group.blocks, group.matrices(own), strict=True):
+        for block, matrix in zip(group.blocks, dense_blocks(group, own), strict=True):
             at = block.piece(places[block.parameter]).reshape(-1)
             dense = dense.index_put((at.unsqueeze(1), at.unsqueeze(0)), matrix)
     return dense

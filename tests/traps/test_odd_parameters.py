@@ -1,7 +1,5 @@
 """Frozen, unused, tied, sparse, complex, mixed-dtype and 0-d parameters: supported, or refused by name."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -40,36 +38,6 @@ def test_a_parameter_may_be_unfrozen_during_a_run():
     model[0].requires_grad_(True)
     train(opt, model, data[2:])
     assert not model[0].weight.equal(before)
-
-
-def test_parameters_that_no_optimizer_moves_are_named_once():
-    """`U` is learned as if they moved too, and stored for them."""
-    model, data = mlp(), batches(8)
-    opt = llqr.LLQRSAM(sgd(model[2]), quick_geometry(model))
-    with pytest.warns(llqr.RefreshWarning, match=r"^model: 0\.bias, 0\.weight are moved by no optimizer.*'identity'"):
-        train(opt, model, data[:1])
-    with warnings.catch_warnings(action="error"):
-        train(opt, model, data[1:4])
-
-    with warnings.catch_warnings(action="error"):  # the ways out, two of which are in the warning
-        geometry = quick_geometry(model, {"0.*": "identity", "*": "diagonal"})
-        train(llqr.LLQRSAM(sgd(model[2]), geometry), model, data[:1])
-        shared = quick_geometry(model)
-        first, last = llqr.LLQR(sgd(model[0]), shared), llqr.LLQRSAM(sgd(model[2]), shared)
-        train(first, model, data[:1])
-        train(last, model, data[:4])
-        growing = llqr.LLQR(sgd(model[2]), quick_geometry(model))
-        growing.add_param_group({"params": list(model[0].parameters())})
-        train(growing, model, data[:4])
-        model[0].requires_grad_(False)
-        train(llqr.LLQRSAM(sgd(model[2]), quick_geometry(model)), model, data[:1])
-
-
-def test_many_parameters_that_no_optimizer_moves_are_counted():
-    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
-    opt = llqr.LLQR(sgd(model[0]), quick_geometry(model))
-    with pytest.warns(llqr.RefreshWarning, match=r"^model: 1\.bias, .*, 3\.bias and 1 more are moved by no optimizer"):
-        train(opt, model, batches(1))
 
 
 @pytest.mark.parametrize("make", PROBES)

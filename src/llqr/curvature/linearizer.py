@@ -21,8 +21,9 @@ from llqr.curvature.problem import Forward, Problem, frozen
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.distributed.dtensors import any_sharded, drop_gathered, refuse_fsdp1
 from llqr.distributed.fsdp import check_fsdp, fsdp_group
-from llqr.distributed.placement import Placement
+from llqr.distributed.placement import Owned
 from llqr.distributed.ranks import Ranks
+from llqr.metric.metric import Placement
 from llqr.report import RefreshWarning
 
 if TYPE_CHECKING:
@@ -147,14 +148,15 @@ class Linearizer:
             self.ranks = self._together(group)
 
     def _together(self, group: dist.ProcessGroup | None) -> Ranks:
-        ranks = Ranks(group, Placement(group), self._summed)
+        ranks = Ranks(group, self._summed)
         if not ranks.alone:
             _check_statistics(self.model, nn.SyncBatchNorm, "model", "would take those of each rank's own batch")
         return ranks
 
     def share_out(self, placement: Placement) -> None:
         """From now on quadratic models have the vectors of this rank's part of the metric."""
-        self.ranks = replace(self.ranks, exchange=placement, shared_out=True)
+        assert isinstance(placement, Owned)
+        self.ranks = replace(self.ranks, placement=placement)
 
     def agreed(self, action: Callable[[], T]) -> T:
         """What an action returns, if it succeeds on all ranks; otherwise all of them raise."""

@@ -6,7 +6,8 @@ object collectives do, a rank then uses its current device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,38 +18,26 @@ def all_reduce(tensor: Tensor, group: dist.ProcessGroup, *, largest: bool = Fals
     """The sum over all ranks, or the largest of their numbers, in place."""
     carried = tensor.to(carrier(tensor, group))
     dist.all_reduce(carried, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
-    _put(tensor, carried)
+    if carried is not tensor:
+        tensor.copy_(carried)
 
 
 def all_gather(into: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     """`own` of all ranks, one after the other; it may be its own place in `into`."""
-    device = carrier(into, group)
-    carried = _room(into, device)
-    (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(carried, own.to(device), group=group)
-    _put(into, carried)
+    # torch 2.13 has new names for these, and warns of the old ones.
+    _carried(getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor, into, own, group)
 
 
 def reduce_scatter(own: Tensor, given: Tensor, group: dist.ProcessGroup) -> None:
     """This rank's part of the sum over all ranks of `given`."""
-    device = carrier(own, group)
-    carried = _room(own, device)
-    # torch 2.13 has new names for these, and warns of the old ones.
-    (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(carried, given.to(device), group=group)
-    _put(own, carried)
+    _carried(getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor, own, given, group)
 
 
 def all_to_all(
-    incoming: Tensor,
-    outgoing: Tensor,
-    incoming_lengths: Sequence[int],
-    lengths: Sequence[int],
-    group: dist.ProcessGroup,
+    into: Tensor, given: Tensor, into_lengths: Sequence[int], lengths: Sequence[int], group: dist.ProcessGroup
 ) -> None:
-    """To every rank so many entries of `outgoing`, and from every rank so many of `incoming`."""
-    device = carrier(incoming, group)
-    carried = _room(incoming, device)
-    dist.all_to_all_single(carried, outgoing.to(device), incoming_lengths, lengths, group=group)
-    _put(incoming, carried)
+    """To every rank so many entries of `given`, and from every rank so many of `into`."""
+    _carried(dist.all_to_all_single, into, given, group, into_lengths, lengths)
 
 
 def carrier(tensor: Tensor, group: dist.ProcessGroup) -> torch.device:
@@ -57,10 +46,11 @@ def carrier(tensor: Tensor, group: dist.ProcessGroup) -> torch.device:
     return tensor.device if tensor.device.type in kinds else torch.device(kinds[0])
 
 
-def _room(like: Tensor, device: torch.device) -> Tensor:
-    return like if like.device == device else torch.empty_like(like, device=device)
-
-
-def _put(tensor: Tensor, carried: Tensor) -> None:
-    if carried is not tensor:
-        tensor.copy_(carried)
+def _carried(
+    collective: Callable[..., Any], into: Tensor, given: Tensor, group: dist.ProcessGroup, *lengths: Any
+) -> None:
+    device = carrier(into, group)
+    carried = into if into.device == device else torch.empty_like(into, device=device)
+    collective(carried, given.to(device), *lengths, group=group)
+    if carried is not into:
+        into.copy_(carried)

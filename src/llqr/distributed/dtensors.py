@@ -19,11 +19,6 @@ from llqr.distributed.collectives import all_reduce
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-FSDP1 = (
-    "parameters: FSDP1 (FullyShardedDataParallel) hides which weights a rank holds, so that no norm of them is right; "
-    "shard the model with torch.distributed.fsdp.fully_shard (FSDP2), or use DDP where nothing is to be sharded"
-)
-
 
 def _dtensor() -> type[DTensor] | None:
     """The class, if anything has imported it: without it there are no DTensors, and importing it takes long."""
@@ -46,20 +41,18 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
 def refuse_fsdp1(parameters: Iterable[Tensor]) -> None:
     wrapped = "torch.distributed.fsdp" in sys.modules
     if wrapped and any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters):
-        raise TypeError(FSDP1)
+        raise TypeError(
+            "parameters: FSDP1 (FullyShardedDataParallel) hides which weights a rank holds, so that no norm of them is "
+            "right; shard the model with torch.distributed.fsdp.fully_shard (FSDP2), or use DDP"
+        )
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """This rank's parts, without a copy; tensors that are not sharded are their own part."""
-    if not any_sharded(tensors):
+    if not any_sharded(tensors):  # a step asks often
         return list(tensors)
     with torch.no_grad():
         return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
-
-
-def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Change when the tensors are written to; FSDP writes to the local part of a gradient."""
-    return [part._version for part in local(tensors)]
 
 
 @torch.no_grad()
@@ -74,8 +67,6 @@ def as_sharded(part: Tensor, parameter: Tensor) -> Tensor:
 
 def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """Gradients placed as their parameters are: some come as shares of a sum, or whole."""
-    if not any_sharded(parameters):
-        return grads
     with torch.no_grad():
         return [
             g.redistribute(p.device_mesh, p.placements)
@@ -148,13 +139,6 @@ class Sharding:
             for i, total in zip(split, joined.split([parts[i].numel() for i in split]), strict=True):
                 parts[i] = total.view_as(parts[i])
         return parts
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank that holds a part."""
-        flags = torch.full((), float(flag), device=local(self._parameters)[0].device)
-        for group in self._every_group:
-            all_reduce(flags, group, largest=True)
-        return bool(flags)
 
     def joined(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Local parts as sharded tensors."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,20 +19,14 @@ from llqr.caller_warnings import warn
 from llqr.curvature.quadratic import Named, QuadraticModel
 from llqr.distributed.collectives import all_reduce
 
+if TYPE_CHECKING:
+    from llqr.distributed.placement import Owned
+
 T = TypeVar("T")
 
 
 class RankError(RuntimeError):
     """Another rank failed in a refresh."""
-
-
-class Exchange(Protocol):
-    """How vectors travel between the ranks and those that learn from them (`llqr.distributed.placement`)."""
-
-    def to_owner(self, named: Mapping[str, Tensor]) -> Named: ...
-    def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named: ...
-    def to_whole(self, own: Mapping[str, Tensor]) -> Named: ...
-    def mean(self, named: Mapping[str, Tensor], weight: Tensor | None = None) -> Named: ...
 
 
 @dataclass(frozen=True)
@@ -41,19 +35,17 @@ class Ranks:
 
     Attributes:
         group: of `torch.distributed`; None if no others are known.
-        exchange: whose vectors the joined model takes and gives: all of them, or a rank's own part.
         summed: whether the curvature is a sum over the batch, and so over the ranks.
-        shared_out: whether the metric is, even if to a single rank: its vectors have other names then.
+        placement: of a metric that is shared out; the vectors of the joined model are then those of a rank's own part.
     """
 
     group: dist.ProcessGroup | None
-    exchange: Exchange
     summed: bool = False
-    shared_out: bool = False
+    placement: Owned | None = None
 
     @property
     def alone(self) -> bool:
-        return self.group is None or (dist.get_world_size(self.group) == 1 and not self.shared_out)
+        return self.group is None or (dist.get_world_size(self.group) == 1 and self.placement is None)
 
     @property
     def place(self) -> list[int]:
@@ -71,12 +63,12 @@ class Ranks:
         local = self.all_or_none(linearise, device)
         terms = torch.ones((), device=device) if local.terms is None else local.terms
         weight = terms.double() / self._sum(terms.double())
-        mean, multiply, curvature_weight = self.exchange.mean, local.product, None if self.summed else weight
+        multiply, curvature_weight = local.product, None if self.summed else weight
         failed = False  # for good: an inner step alone leaves out what is NaN
 
         def product(v: Mapping[str, Tensor]) -> Named:
             nonlocal failed
-            whole = self.exchange.to_whole(v)
+            whole = v if self.placement is None else self.placement.to_whole(v)
             own: Named | None = None
             try:
                 own = None if failed else multiply(whole)
@@ -86,10 +78,10 @@ class Ranks:
             if own is None:
                 own = {name: torch.full_like(part, torch.nan) for name, part in whole.items()}
             del whole
-            return mean(own, curvature_weight)
+            return self._mean(own, curvature_weight)
 
         loss = self._sum(local.loss * weight.to(local.loss))
-        return QuadraticModel(loss, mean(local.gradient, weight), product, terms)
+        return QuadraticModel(loss, self._mean(local.gradient, weight), product, terms)
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
@@ -125,3 +117,19 @@ class Ranks:
         total = number.clone()
         all_reduce(total, self.group)
         return total
+
+    def _mean(self, named: Named, weight: Tensor | None) -> Named:
+        """The sum over all ranks of their own `weight * named`, in one collective per dtype."""
+        if self.placement is not None:
+            return self.placement.mean(named, weight)
+        assert self.group is not None
+        total: Named = {}
+        for dtype in dict.fromkeys(part.dtype for part in named.values()):
+            own = {name: part for name, part in named.items() if part.dtype == dtype}
+            flat = torch.cat([part.reshape(-1) for part in own.values()])
+            if weight is not None:
+                flat.mul_(weight.to(flat))
+            all_reduce(flat, self.group)
+            parts = flat.split([part.numel() for part in own.values()])
+            total |= {name: part.view_as(own[name]) for name, part in zip(own, parts, strict=True)}
+        return {name: total[name] for name in named}

@@ -11,9 +11,8 @@ from torch.optim.sgd import sgd
 
 from llqr.inner.objective import Evaluation, Extrapolation, Objective
 from llqr.metric import Factors, Metric
-from llqr.metric.clipping import clip
 from llqr.metric.packed import Packed
-from llqr.metric.structure import flattened
+from llqr.metric.structure import clip, flattened
 
 if TYPE_CHECKING:
     from llqr.inner.loop import Inner
@@ -36,10 +35,7 @@ class Solver(ABC):
         self.check(metric)
         self.metric, self.inner, self.lr = metric, inner, lr
         self.factors: list[Factors] = [
-            {
-                name: factor.detach().to(metric.learning_dtype(group), copy=True).contiguous()
-                for name, factor in own.items()
-            }
+            {name: factor.detach().to(group.dtype, copy=True).contiguous() for name, factor in own.items()}
             for group, own in zip(metric.groups, metric.factors(), strict=True)
         ]
         self._flat = flattened(self.factors)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.block import Block
-from llqr.metric.spectrum import clamp_eigenvalues
-from llqr.metric.stacked import Stacked
-from llqr.metric.structure import Bounds, Factors
+from llqr.metric.layout import Block
+from llqr.metric.structure import Factors, Stacked, clamp_eigenvalues
 
 
 class Dense(Stacked):
@@ -17,7 +15,7 @@ class Dense(Stacked):
     name = "dense"
     takes_vectors = True
     fallback = "diagonal"
-    linear_in = (("dense",),)
+    scales_with = "dense"
 
     @property
     def size(self) -> int:
@@ -27,9 +25,6 @@ class Dense(Stacked):
     def longest_side(cls, block: Block) -> int:
         return block.size
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"dense": (self.k, self.size, self.size)}
-
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {"dense": self.eye(self.size, dtype, device)}
 
@@ -37,8 +32,5 @@ class Dense(Stacked):
         factor, flat = factors["dense"], g.reshape(self.k, self.size, 1)
         return (0.5 * (factor @ flat + factor.mT @ flat)).reshape(g.shape)
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        return factors if bounds is None else {"dense": clamp_eigenvalues(factors["dense"], *bounds)}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return list(0.5 * (factors["dense"] + factors["dense"].mT))
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
+        return {"dense": clamp_eigenvalues(factors["dense"], lower, upper)}

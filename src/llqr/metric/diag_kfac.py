@@ -5,19 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.stacked import Stacked
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.structure import Factors, Pull, Stacked
 
 
 class DiagKFAC(Stacked):
     name = "diag-kfac"
-    linear_in = (("out",), ("in",))
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"out": (self.k, self.m), "in": (self.k, self.n)}
+    scales_with = "out"
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
-        return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in self.shapes().items()}
+        return {
+            "out": torch.ones(self.k, self.m, dtype=dtype, device=device),
+            "in": torch.ones(self.k, self.n, dtype=dtype, device=device),
+        }
 
     def over_columns(self) -> dict[str, tuple[int, ...]]:
         return {"in": (1,)}
@@ -35,13 +34,5 @@ class DiagKFAC(Stacked):
 
         return self.apply(factors, g), pull
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        if bounds is None:
-            return factors
-        return {name: factor.clamp(bounds[0] ** 0.5, bounds[1] ** 0.5) for name, factor in factors.items()}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return [
-            torch.diag(torch.outer(out, inner).reshape(-1))
-            for out, inner in zip(factors["out"], factors["in"], strict=True)
-        ]
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
+        return {name: factor.clamp(lower**0.5, upper**0.5) for name, factor in factors.items()}

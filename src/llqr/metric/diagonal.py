@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
 
-from llqr.metric.flat import Flat
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.structure import Factors, Flat, Pull
 
 #: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
 FLOOR = 1e-8
@@ -18,32 +18,27 @@ class Diagonal(Flat):
     """Also what every vector (bias, normalisation scale) gets beside a structure of matrices."""
 
     name = "diagonal"
-    linear_in = (("diagonal",),)
+    scales_with = "diagonal"
     scales_entries = True
-    _seen: tuple[Tensor, list[Tensor]] | None = None
+    default_bounds = FLOOR, inf
+    _views: tuple[Tensor, list[Tensor]] | None = None
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"diagonal": (sum(self.sizes),)}
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {"diagonal": torch.ones(self.size, dtype=dtype, device=device)}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return factors["diagonal"] * g
 
-    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        wide = [piece if piece.dtype == dtype else piece.to(dtype) for piece in pieces]
-        return list(torch._foreach_mul(wide, self._views(factors["diagonal"])))
-
-    def _views(self, diagonal: Tensor) -> list[Tensor]:
-        """By block, cached for the last tensor: between two refreshes every step applies the same one."""
-        if self._seen is None or self._seen[0] is not diagonal:
-            self._seen = diagonal, self.unpack(diagonal)
-        return self._seen[1]
+    def apply_each(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Without packing: one multi-tensor product."""
+        diagonal = factors["diagonal"]
+        if self._views is None or self._views[0] is not diagonal:  # between two refreshes every step applies the same
+            self._views = diagonal, self.unpack(diagonal)
+        wide = [piece if piece.dtype == diagonal.dtype else piece.to(diagonal.dtype) for piece in pieces]
+        return list(torch._foreach_mul(wide, self._views[1]))
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         return self.apply(factors, g), lambda r: {"diagonal": r * g}
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        lower, upper = bounds or (FLOOR, None)
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         return {"diagonal": factors["diagonal"].clamp(lower, upper)}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return [torch.diag(d.reshape(-1)) for d in self.unpack(factors["diagonal"])]

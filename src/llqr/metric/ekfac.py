@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.spectrum import clamp_singular_values
-from llqr.metric.stacked import Stacked, wide_product
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.structure import Factors, Pull, Stacked, clamp_singular_values, wide_product
 
 
 class EKFAC(Stacked):
@@ -15,10 +13,8 @@ class EKFAC(Stacked):
 
     name = "e-kfac"
     fallback = "e-kfac-one-sided"
+    scales_with = "scale"
     multiplies = True
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"out": (self.k, self.m, self.m), "in": (self.k, self.n, self.n), "scale": (self.k, self.m, self.n)}
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {
@@ -28,7 +24,7 @@ class EKFAC(Stacked):
         }
 
     def over_columns(self) -> dict[str, tuple[int, ...]]:
-        return {"in": (1,)}
+        return {"in": (1, 2), "scale": (2,)}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
@@ -58,26 +54,14 @@ class EKFAC(Stacked):
 
         return wide_product(by_rows(g_lifted), q_in.mT).view(g.shape), pull
 
-    def times(self, factors: Factors, number: Tensor) -> Factors:
-        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
-
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         # A sufficient bound: each of Q_out Q_out^T, Q_in Q_in^T and S takes a third of the range (in the logarithm).
-        if bounds is None:
-            return factors
-        lower, upper = bounds[0] ** (1 / 6), bounds[1] ** (1 / 6)
-        return {
-            "out": clamp_singular_values(factors["out"], lower, upper),
-            "in": clamp_singular_values(factors["in"], lower, upper),
-            "scale": self._constrain_scale(factors["scale"], bounds[0] ** (1 / 3), bounds[1] ** (1 / 3)),
-        }
+        a, b = lower ** (1 / 6), upper ** (1 / 6)
+        bases = {name: clamp_singular_values(factors[name], a, b) for name in ("out", "in")}
+        return bases | {"scale": self._project_scale(factors["scale"], lower ** (1 / 3), upper ** (1 / 3))}
 
-    def _constrain_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
+    def _project_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
         return scale.clamp(lower, upper)
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        bases = [torch.kron(out, inner) for out, inner in zip(factors["out"], factors["in"], strict=True)]
-        return [(basis * scale.reshape(-1)) @ basis.mT for basis, scale in zip(bases, factors["scale"], strict=True)]
 
 
 class PositiveEKFAC(EKFAC):
@@ -98,11 +82,8 @@ class PositiveEKFAC(EKFAC):
     def times(self, factors: Factors, number: Tensor) -> Factors:
         return super().times(factors, number.sqrt())
 
-    def _constrain_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
+    def _project_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
         return scale.abs().clamp(lower**0.5, upper**0.5)
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return super().matrices(_squared(factors))
 
 
 def _squared(factors: Factors) -> Factors:

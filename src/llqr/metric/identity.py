@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.flat import Flat
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.structure import Factors, Flat, Pull
 
 
 class Identity(Flat):
     name = "identity"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
@@ -25,8 +24,5 @@ class Identity(Flat):
         """Blocks that are left as they are stay so."""
         return factors
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         return factors
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return [torch.eye(block.size, dtype=block.dtype, device=block.device) for block in self.blocks]

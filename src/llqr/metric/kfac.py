@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from llqr.metric.spectrum import clamp_eigenvalues, clamp_singular_values
-from llqr.metric.stacked import Stacked, wide_product
-from llqr.metric.structure import Bounds, Factors, FactorSets, Pull
+from llqr.metric.structure import Factors, Pull, Stacked, clamp_eigenvalues, clamp_singular_values, wide_product
 
 
 class KFAC(Stacked):
     name = "kfac"
     fallback = "diag-kfac"
-    linear_in: ClassVar[FactorSets] = (("out",), ("in",))
+    scales_with = "out"
     multiplies = True
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"out": (self.k, self.m, self.m), "in": (self.k, self.n, self.n)}
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {"out": self.eye(self.m, dtype, device), "in": self.eye(self.n, dtype, device)}
@@ -40,21 +33,14 @@ class KFAC(Stacked):
 
         return wide_product(out, g_in), pull
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        if bounds is None:
-            return factors
-        lower, upper = bounds[0] ** 0.5, bounds[1] ** 0.5
-        return {name: clamp_eigenvalues(factor, lower, upper) for name, factor in factors.items()}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return [torch.kron(out, inner) for out, inner in zip(factors["out"], factors["in"], strict=True)]
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
+        return {name: clamp_eigenvalues(factor, lower**0.5, upper**0.5) for name, factor in factors.items()}
 
 
 class PositiveKFAC(KFAC):
     """K-FAC with `U_out = L_out L_out^T` and `U_in = L_in L_in^T`: symmetric and positive whatever the factors."""
 
     name = "kfac-psd"
-    linear_in = ()
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         Ug, pull_squares = super().trace(_squared(factors), g)
@@ -65,16 +51,10 @@ class PositiveKFAC(KFAC):
         return Ug, pull
 
     def times(self, factors: Factors, number: Tensor) -> Factors:
-        return factors | {"out": factors["out"] * number.sqrt().to(factors["out"])}
+        return super().times(factors, number.sqrt())
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        if bounds is None:
-            return factors
-        lower, upper = bounds[0] ** 0.25, bounds[1] ** 0.25
-        return {name: clamp_singular_values(factor, lower, upper) for name, factor in factors.items()}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        return super().matrices(_squared(factors))
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
+        return {name: clamp_singular_values(factor, lower**0.25, upper**0.25) for name, factor in factors.items()}
 
 
 def _squared(factors: Factors) -> Factors:

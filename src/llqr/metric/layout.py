@@ -1,28 +1,69 @@
-"""From a model's parameters to blocks, and from blocks to groups that share one structure and one shape."""
+"""From a model's parameters to the blocks that a metric is made of."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from llqr.caller_warnings import warn
-from llqr.metric.block import Block
-from llqr.metric.structure import Structure
-from llqr.metric.structures import STRUCTURES
-
-#: Below the 4608 of a ResNet's deepest convolutions, which would cost more than all of its other layers and gained
-#: nothing by a basis for that side. A factor of this side takes 64 MiB in float32.
-MAX_SIDE = 4096
-
-#: Of any dimension, transposed ones included.
+#: Convolutions of any dimension, transposed ones included.
 Convolution = nn.modules.conv._ConvNd
 
-StructureSpec = str | Mapping[str, str]
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of one parameter that owns one diagonal block of `U`.
+
+    `shape` is `(m, n)` = (out, in) for a matrix and `(n,)` for a vector; `rows` selects the piece along the parameter's
+    first dimension when the parameter is fused; `layer` groups weight and bias. `native` and `strides` are the piece's
+    own shape and memory order (those of a channels-last convolution, say). `kernel_positions` is `kh * kw` for a
+    convolution, whose `n = in * kh * kw`, and 1 otherwise.
+
+    Example (a metric's blocks):
+        >>> from llqr import Metric
+        >>> [(block.name, block.shape) for block in Metric(torch.nn.Conv2d(3, 8, 5)).blocks]
+        [('weight', (8, 75)), ('bias', (8,))]
+    """
+
+    name: str
+    parameter: str
+    layer: str
+    shape: tuple[int, ...]
+    native: tuple[int, ...]
+    strides: tuple[int, ...]
+    rows: tuple[int, int] | None
+    dtype: torch.dtype
+    device: torch.device
+    kernel_positions: int = 1
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.shape) == 2
+
+    @cached_property
+    def row_by_row(self) -> bool:
+        """Whether its memory holds one row of the matrix after the other."""
+        return self._memory().is_contiguous()
+
+    @cached_property
+    def channels_last(self) -> bool:
+        """Whether its memory holds `(out, kh, kw, in)` instead of `(out, in, kh, kw)`."""
+        return self.kernel_positions > 1 and not self.row_by_row and self._memory().movedim(1, -1).is_contiguous()
+
+    def _memory(self) -> Tensor:
+        return torch.empty_strided(self.native, self.strides, device="meta")
+
+    def piece(self, tensor: Tensor) -> Tensor:
+        """This block's part of a tensor that has the parameter's shape, as a view in its native shape."""
+        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
 
 
 def blocks_of(model: nn.Module, parameters: Mapping[str, Tensor]) -> list[Block]:
@@ -39,7 +80,7 @@ def _split(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> Itera
     if _is_fused(owner_name, local, owner, tensor):
         third = tensor.shape[0] // 3
         parts = {f"[{part}]": (i * third, (i + 1) * third) for i, part in enumerate("qkv")}
-    outline = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")  # of a sharded one, of all of it
+    outline = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")  # a DTensor's is that of the whole
     for suffix, rows in parts.items():
         piece = outline if rows is None else outline[rows[0] : rows[1]]
         yield Block(
@@ -81,83 +122,25 @@ def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
     return (shape[0], prod(shape[1:]))
 
 
-def requested(block: Block, spec: StructureSpec) -> str:
-    """The structure that was asked for, whatever the block gets."""
-    rules = {"*": spec} if isinstance(spec, str) else spec
-    matching = (kind for pattern, kind in rules.items() if _matches(block, pattern))
-    kind = next(matching, "")
-    if not kind:
-        raise ValueError(f"structure: no pattern matches parameter {block.parameter!r}; add a '*' rule")
-    return kind
+def assembled(blocks: Sequence[Block], pieces: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join pieces (by block name) to parameters, for the parameters in `like`, in the dtypes and strides of `like`.
 
-
-def _matches(block: Block, pattern: str) -> bool:
-    names = (block.parameter, plain_name(block.parameter))
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
-
-
-def plain_name(name: str) -> str:
-    """As in the model without `torch.compile(part)`, which puts a name between a part and its parameters."""
-    return name.replace("_orig_mod.", "")
-
-
-def structure_names(blocks: list[Block], spec: StructureSpec, max_side: int = MAX_SIDE) -> dict[str, str]:
-    """Block name -> structure name, after overrides, the rule for vectors, and the size limit."""
-    if not isinstance(spec, str | Mapping):
-        raise TypeError(f"structure: expected a name, or patterns -> names, got {spec!r}")
-    rules = {"*": spec} if isinstance(spec, str) else dict(spec)
-    for pattern, kind in rules.items():
-        if kind not in STRUCTURES:
-            known = ", ".join(sorted(STRUCTURES))
-            raise ValueError(f"structure: unknown structure {kind!r} for {pattern!r}; choose one of {known}")
-        if not any(_matches(block, pattern) for block in blocks):
-            raise ValueError(f"structure: the pattern {pattern!r} matches no parameter")
-    chosen: dict[str, str] = {}
-    cheapened: dict[str, list[str]] = {}
-    for block in blocks:
-        kind = requested(block, rules)
-        if not (block.is_matrix or STRUCTURES[kind].takes_vectors):
-            kind = "diagonal"
-        fitting = _fitting(block, kind, max_side)
-        if fitting != kind:
-            cheapened.setdefault(f"{kind} -> {fitting}", []).append(f"{block.name} {block.shape}")
-        chosen[block.name] = fitting
-    for change, names in cheapened.items():
-        warn(f"max_side={max_side}: {change} for {', '.join(names)}")
-    return chosen
-
-
-def _fitting(block: Block, kind: str, max_side: int) -> str:
-    """The structure itself, or the first of its cheaper ones, whose factors are not too long for this block."""
-    cheaper = STRUCTURES[kind].fallback
-    if cheaper is None or STRUCTURES[kind].longest_side(block) <= max_side:
-        return kind
-    return _fitting(block, cheaper, max_side)
-
-
-def groups_of(blocks: list[Block], spec: StructureSpec, kinds: Mapping[str, str]) -> list[Structure]:
-    """Blocks gathered by structure, dtype of the factors and device, and by what the structure groups them by.
-
-    A vector that gets a diagonal beside a structure of matrices is clipped on its own, as in the authors' code: there
-    the scale and the bias of a BatchNorm are one unit only if all of `U` is diagonal. So are the parameters of a layer
-    that are of different dtypes, or on different devices.
+    Blocks without a piece are taken from `like`.
     """
-    gathered: dict[tuple[object, ...], list[Block]] = {}
-    places: dict[tuple[str, str], set[object]] = {}  # of a layer: one in several groups has no number in common
+    parts: dict[str, list[Tensor]] = {}
     for block in blocks:
-        place = factor_dtype(block, None), block.device
-        places.setdefault((kinds[block.name], block.layer), set()).add(place)
-    for block in blocks:
-        kind = kinds[block.name]
-        key = kind, STRUCTURES[kind].group_key(block), factor_dtype(block, None), block.device
-        alone = not (block.is_matrix or STRUCTURES[requested(block, spec)].takes_vectors)
-        alone = alone or len(places[kind, block.layer]) > 1
-        gathered.setdefault(key, []).append(replace(block, layer=block.name) if alone else block)
-    return [STRUCTURES[str(key[0])](members) for key, members in gathered.items()]
+        whole = like.get(block.parameter)
+        if whole is not None:
+            found = pieces.get(block.name)
+            parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
+    return {
+        name: _in_layout_of(like[name], found[0] if len(found) == 1 else torch.cat(found))
+        for name, found in parts.items()
+    }
 
 
-def factor_dtype(block: Block, held: torch.dtype | None) -> torch.dtype:
-    """Factors follow the parameter, but never below float32 unless asked for."""
-    if held is not None:
-        return held
-    return block.dtype if block.dtype.itemsize >= 4 else torch.float32
+def _in_layout_of(like: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor itself if it has the dtype and strides of `like`: other strides would slow down foreach kernels."""
+    if tensor.dtype == like.dtype and tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like).copy_(tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,26 +12,42 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from llqr.distributed.assembled import assembled
-from llqr.distributed.placement import Placement
-from llqr.metric.block import Block
-from llqr.metric.copying import copy_each
-from llqr.metric.layout import (
-    MAX_SIDE,
-    StructureSpec,
-    blocks_of,
-    factor_dtype,
-    groups_of,
-    plain_name,
-    structure_names,
-)
-from llqr.metric.packed import Packed, dot, quick_dot
+from llqr.metric.layout import Block, assembled, blocks_of
+from llqr.metric.packed import Packed, copy_each, dot, quick_dot
 from llqr.metric.structure import Bounds, Factors, Structure
+from llqr.metric.structures import MAX_SIDE, StructureSpec, groups_of, plain_name, structure_names
 
 if TYPE_CHECKING:
     from llqr.cuda import Branches
 
 T = TypeVar("T")
+Named = dict[str, Tensor]
+
+
+class Placement:
+    """Where the blocks are: here all of them are on every rank. `llqr.distributed.placement` shares them out.
+
+    Gradients have names of parameters. Vectors of a metric that is shared out have the names of a rank's own blocks.
+    """
+
+    #: Among how many ranks one copy of the metric is shared out.
+    shards = 1
+
+    def to_owner(self, named: Mapping[str, Tensor]) -> Named:
+        """The part of a gradient that this rank's metric acts on. All ranks have the same gradient."""
+        return dict(named)
+
+    def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
+        """The parts of all owners, as this rank needs them in a step: for the parameters of `like`, in its layout."""
+        return dict(own)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum over the owners of what each has for its own blocks; to the last bit the same on all ranks."""
+        return numbers
+
+    def listed(self, names: Sequence[str], rows: Tensor) -> tuple[list[str], Tensor]:
+        """One row per name of this rank's metric -> the rows of all owners, with the parameter each belongs to."""
+        return list(names), rows
 
 
 class Metric:
@@ -48,6 +65,7 @@ class Metric:
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
 
     Attributes:
+        groups: the blocks by structure and shape; every group has its factors, and a vector its packed tensor.
         placement: where the blocks are, if there are several ranks.
 
     Example:
@@ -84,8 +102,8 @@ class Metric:
         self.kinds = structure_names(self.blocks, structure, max_side)
         self.groups: list[Structure] = groups_of(self.blocks, structure, self.kinds)
         for group in self.groups:
-            if bounds is not None and type(group).constrain is Structure.constrain:
-                group.constrain({}, bounds)  # refuses, now rather than at the first refresh
+            if bounds is not None and type(group).project is Structure.project:
+                group.project({}, *bounds)  # refuses, now rather than at the first refresh
         self.placement = Placement()
         self._whole: Metric | None = None
         self._factors: list[Factors] | None = None
@@ -108,12 +126,6 @@ class Metric:
         part.kinds = {block.name: self.kinds[block.name] for block in part.blocks}
         return part
 
-    def move_to(self, device: torch.device) -> None:
-        """Follow a model that has moved as a whole; before anything is learned."""
-        assert not self.learned
-        self.blocks = [replace(block, device=device) for block in self.blocks]
-        self.groups = [type(group)([replace(block, device=device) for block in group.blocks]) for group in self.groups]
-
     @property
     def whole(self) -> Metric:
         """The metric that this is a part of; this one unless it is a rank's part."""
@@ -124,9 +136,26 @@ class Metric:
         """Whether `U` has been learned; until then it is the identity."""
         return self._factors is not None
 
-    def learnable(self) -> set[str]:
-        """The parameters that there are factors for; the structure "identity" has none."""
-        return {block.parameter for group in self.groups if group.shapes() for block in group.blocks}
+    def follow(self, parameters: Mapping[str, Tensor]) -> None:
+        """Move to the device of the parameters until `U` is learned; raise if they move after that.
+
+        Accelerate, for one, moves a model after its optimizer was made.
+        """
+        places = {(parameter.device, parameter.dtype) for parameter in parameters.values()}
+        if places == {(block.device, block.dtype) for block in self.whole.blocks}:
+            return
+        devices = {device for device, _ in places}
+        if len(devices) == 1 and not self.learned and self.whole is self:
+            (device,) = devices
+            self.blocks = [replace(b, device=device) for b in self.blocks]
+            self.groups = [type(group)([replace(b, device=device) for b in group.blocks]) for group in self.groups]
+        for block in self.whole.blocks:
+            now = parameters[block.parameter]
+            if (now.device, now.dtype) != (block.device, block.dtype):
+                raise RuntimeError(
+                    f"model: {block.parameter!r} moved from {block.device}, {block.dtype} to {now.device}, "
+                    f"{now.dtype}; make the geometry after moving the model"
+                )
 
     # -- factors -----------------------------------------------------------------------------------------------------
 
@@ -134,9 +163,7 @@ class Metric:
         """The factors of every group (new identities before the first refresh)."""
         if self._factors is not None:
             return self._factors
-        return [
-            group.identity(factor_dtype(group.blocks[0], self.dtype), group.blocks[0].device) for group in self.groups
-        ]
+        return [group.identity(self.dtype or group.dtype, group.device) for group in self.groups]
 
     def average(self, learned: Sequence[Factors], ema: float) -> list[Factors]:
         """`F <- ema F + (1 - ema) F_T`, factor by factor; does not change the metric."""
@@ -149,25 +176,18 @@ class Metric:
         pairs = zip(self.factors(), kept, strict=True)
         return [{name: new[name].to(old[name].dtype) for name in old} for old, new in pairs]
 
-    def normalised(self, factors: Sequence[Factors], gradients: Sequence[Mapping[str, Tensor]]) -> list[Factors]:
-        """The factors of a multiple of `U` for which `g.Ug = g.g` on average over these gradients.
-
-        Unchanged if `g.Ug` is not positive on average.
-        """
-        names = dict.fromkeys(block.parameter for block in self.blocks)
-        squares, along = [], []
-        for g in gradients:
-            Ug, own = self.apply(g, factors), [g[name] for name in names]
-            along.append(self.dot(own, [Ug[name] for name in names]))
-            squares.append(self.dot(own, own))
-        ratio = torch.stack(squares).sum() / torch.stack(along).sum()
+    def normalised(self, factors: Sequence[Factors], g: Mapping[str, Tensor]) -> list[Factors]:
+        """The factors of a multiple of `U` for which `g.Ug = g.g`; unchanged if `g.Ug` is not positive."""
+        Ug, names = self.apply(g, factors), dict.fromkeys(block.parameter for block in self.blocks)
+        own = [g[name] for name in names]
+        ratio = self.dot(own, own) / self.dot(own, [Ug[name] for name in names])
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         return [group.times(own, number) for group, own in zip(self.groups, factors, strict=True)]
 
     def check_scalable(self) -> None:
         """Refuse a structure that `normalised` could not scale, before anything is learned."""
         for group in self.whole.groups:
-            if type(group).times is Structure.times and not group.linear_in:
+            if type(group).times is Structure.times and group.scales_with is None:
                 group.times({}, torch.ones(()))
 
     def assign(self, factors: Sequence[Factors]) -> None:
@@ -176,109 +196,57 @@ class Metric:
         self._cast = None
 
     def named_factors(self) -> dict[str, Tensor]:
-        """Views of the factors under names such as `0.weight/in`, one block at a time."""
-        return self._named(self.factors())
-
-    def _named(self, factors: Sequence[Factors]) -> dict[str, Tensor]:
-        pairs = zip(self.groups, factors, strict=True)
-        return {name: factor for group, own in pairs for name, factor in group.named(own)}
+        """The factors under names such as `0.weight/in`, one block at a time."""
+        pairs = zip(self.groups, self.factors(), strict=True)
+        return {name: f for group, own in pairs for name, f in group.named(group.reordered(own, to_memory=False))}
 
     # -- the action of U ---------------------------------------------------------------------------------------------
 
-    def apply(self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None) -> dict[str, Tensor]:
+    def apply(
+        self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None, branches: Branches | None = None
+    ) -> Named:
         """`U g` for the parameters given by name; those the metric does not know pass unchanged.
 
-        `factors` replace the metric's own, to try a candidate before it is assigned.
+        `factors` replace the metric's own, to try a candidate before it is assigned. With branches, groups are computed
+        side by side.
         """
         if factors is None:
-            if not self.learned:
+            if self._factors is None:
                 return dict(grads)
-            self._cast = self._cast or self.apply_factors()
-            factors = self._cast
-        else:
-            factors = [group.for_inbox(own) for group, own in zip(self.groups, factors, strict=True)]
-        Ug: dict[str, Tensor] = {}
-        for group, own in zip(self.groups, factors, strict=True):
-            if not own or not any(block.parameter in grads for block in group.blocks):
-                continue
-            with torch.autocast(group.blocks[0].device.type, enabled=False):  # the metric chooses its own dtype
-                applied = group.apply_pieces(own, self._pieces(group, grads), self._dtype_of_apply(group, own))
-            Ug |= {block.name: piece for block, piece in zip(group.blocks, applied, strict=True)}
-        return dict(grads) | assembled(self.blocks, Ug, grads)
-
-    def inboxes(self, factors: Sequence[Factors]) -> Packed:
-        """Uninitialised memory for gradients, in the dtypes in which these factors multiply them."""
+            self._cast = factors = self._cast or self.apply_factors()
         pairs = zip(self.groups, factors, strict=True)
-        return [group.inbox(self._dtype_of_apply(group, own), group.blocks[0].device) for group, own in pairs]
+        chosen = [(group, own) for group, own in pairs if own and any(b.parameter in grads for b in group.blocks)]
+        if branches is None:
+            applied = [_applied(group, own, grads) for group, own in chosen]
+        else:
+            each = [partial(_applied, group, own, grads) for group, own in chosen]
+            applied = branches.run(each, [group.stored() for group, _ in chosen])
+        pieces: Named = {}
+        for (group, _), own_pieces in zip(chosen, applied, strict=True):
+            pieces |= zip(group.names, own_pieces, strict=True)
+        return dict(grads) | assembled(self.blocks, pieces, grads)
 
-    def apply_inboxes(
-        self,
-        factors: Sequence[Factors],
-        inboxes: Packed,
-        like: Mapping[str, Tensor],
-        branches: Branches | None = None,
-    ) -> dict[str, Tensor]:
-        """`U g` for gradients of all parameters in `inboxes`, in the dtypes and memory order of `like`.
-
-        With branches, groups are computed side by side.
-        """
-        parts = zip(self.groups, factors, inboxes, strict=True)
-        each = [partial(self._apply_inbox, *part) for part in parts]
-        sizes = [group.stored() for group in self.groups]
-        applied = branches.run(each, sizes) if branches else [compute() for compute in each]
-        blocks = [block for group in self.groups for block in group.blocks]
-        pieces = [piece for own in applied for piece in own]
-        return assembled(self.blocks, {block.name: piece for block, piece in zip(blocks, pieces, strict=True)}, like)
-
-    def _apply_inbox(self, group: Structure, own: Factors, inbox: Tensor) -> list[Tensor]:
-        with torch.autocast(inbox.device.type, enabled=False):
-            return group.apply_inbox(own, inbox, group.blocks[0].dtype)
-
-    def _dtype_of_apply(self, group: Structure, own: Factors) -> torch.dtype:
-        return next(iter(own.values())).dtype if own else group.blocks[0].dtype
+    def apply_factors(self) -> list[Factors]:
+        """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
+        dtype = self.apply_dtype
+        return [
+            {name: factor.to(dtype) for name, factor in own.items()} if dtype and group.multiplies else own
+            for group, own in zip(self.groups, self.factors(), strict=True)
+        ]
 
     def pack(self, grads: Mapping[str, Tensor]) -> Packed:
         """Gradients by name -> one packed tensor per group, in the dtype the factors are learned in."""
-        packed = [group.blank(self.learning_dtype(group), group.blocks[0].device) for group in self.groups]
-        pieces = [piece for group in self.groups for piece in self._pieces(group, grads)]
+        packed = [group.blank(group.dtype, group.device) for group in self.groups]
         views = [view for group, tensor in zip(self.groups, packed, strict=True) for view in group.unpack(tensor)]
-        copy_each(views, pieces)
+        copy_each(views, [_piece(block, grads) for group in self.groups for block in group.blocks])
         return packed
 
-    def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def unpack(self, packed: Packed, like: Mapping[str, Tensor]) -> Named:
         """The inverse of `pack`, in the dtypes of `like`."""
-        pieces = {
-            block.name: piece
-            for group, stack in zip(self.groups, packed, strict=True)
-            for block, piece in zip(group.blocks, group.unpack(stack), strict=True)
-        }
+        pieces: Named = {}
+        for group, own in zip(self.groups, packed, strict=True):
+            pieces |= zip(group.names, group.unpack(own), strict=True)
         return assembled(self.blocks, pieces, like)
-
-    def learning_dtype(self, group: Structure) -> torch.dtype:
-        """Factors are learned in at least float32, whatever they are held in."""
-        return factor_dtype(group.blocks[0], None)
-
-    def _pieces(self, group: Structure, grads: Mapping[str, Tensor]) -> list[Tensor]:
-        """The blocks' parts of the gradients; zeros where there is none."""
-        return [
-            block.piece(grads[block.parameter])
-            if block.parameter in grads
-            else torch.zeros(block.native, dtype=block.dtype, device=block.device)
-            for block in group.blocks
-        ]
-
-    def apply_factors(self) -> list[Factors]:
-        """The factors in the dtype `U g` is computed in, and in the order of the gradient's memory.
-
-        Only matrix products gain from a narrower `apply_dtype`.
-        """
-        held = self.factors()
-        if self.apply_dtype is not None:
-            held = [
-                {name: factor.to(self.apply_dtype) for name, factor in own.items()} if group.multiplies else own
-                for group, own in zip(self.groups, held, strict=True)
-            ]
-        return [group.for_inbox(own) for group, own in zip(self.groups, held, strict=True)]
 
     # -- inner products over all blocks, those of other ranks included -------------------------------------------------
 
@@ -296,8 +264,7 @@ class Metric:
         """Bytes of the factors per structure, `total`, and `allocated` (0 until learned); allocates nothing."""
         planned: dict[str, int] = {}
         for group in self.groups:
-            width = factor_dtype(group.blocks[0], self.dtype).itemsize
-            planned[group.name] = planned.get(group.name, 0) + group.stored() * width
+            planned[group.name] = planned.get(group.name, 0) + group.stored() * (self.dtype or group.dtype).itemsize
         allocated = sum(f.nbytes for group in self._factors or [] for f in group.values())
         return planned | {"total": sum(planned.values()), "allocated": allocated}
 
@@ -314,15 +281,16 @@ class Metric:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
         saved_kinds, kinds = _plain_names(state["kinds"]), _plain_names(self.whole.kinds)
         if saved_kinds != kinds:
-            theirs, ours = set(saved_kinds.items()), set(kinds.items())
-            differing = sorted({name for name, _ in theirs ^ ours})
+            differing = sorted({name for name, _ in saved_kinds.items() ^ kinds.items()})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
         if not state.get("learned", state["factors"] is not None):  # states had no factors then, and no such entry
             self._factors = self._cast = None
             return
-        fresh = [{name: factor.clone() for name, factor in group.items()} for group in self.factors()]
+        fresh = [{name: torch.empty_like(factor) for name, factor in own.items()} for own in self.factors()]
         saved_factors = _plain_names(state["factors"])
-        for name, view in _plain_names(self._named(fresh)).items():
+        pairs = list(zip(self.groups, fresh, strict=True))
+        views = {name: view for group, own in pairs for name, view in group.named(own)}
+        for name, view in _plain_names(views).items():
             saved = saved_factors.get(name)
             if saved is None:
                 raise ValueError(
@@ -336,7 +304,20 @@ class Metric:
             view.copy_(saved)
             if not view.isfinite().all():
                 raise ValueError(f"state_dict: factor {name!r} is not finite")
-        self.assign(fresh)
+        self.assign([group.reordered(own, to_memory=True) for group, own in pairs])
+
+
+def _piece(block: Block, grads: Mapping[str, Tensor]) -> Tensor:
+    if block.parameter in grads:
+        return block.piece(grads[block.parameter])
+    return torch.zeros(block.native, dtype=block.dtype, device=block.device)
+
+
+def _applied(group: Structure, own: Factors, grads: Mapping[str, Tensor]) -> list[Tensor]:
+    """`U g` of a group. The caller's autocast does not reach the metric, which chooses its own dtype."""
+    kind = group.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        return group.apply_each(own, [_piece(block, grads) for block in group.blocks])
 
 
 def _plain_names(named: Mapping[str, T]) -> dict[str, T]:

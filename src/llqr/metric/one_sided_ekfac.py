@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.block import Block
-from llqr.metric.spectrum import clamp_singular_values
-from llqr.metric.stacked import Stacked, wide_product
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.layout import Block
+from llqr.metric.structure import Factors, Pull, Stacked, clamp_singular_values, wide_product
 
 
 class OneSidedEKFAC(Stacked):
@@ -20,6 +18,7 @@ class OneSidedEKFAC(Stacked):
 
     name = "e-kfac-one-sided"
     fallback = "diag-kfac"
+    scales_with = "scale"
     multiplies = True
 
     @property
@@ -30,9 +29,6 @@ class OneSidedEKFAC(Stacked):
     def longest_side(cls, block: Block) -> int:
         return min(block.shape)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"basis": (self.k, self.side, self.side), "scale": (self.k, self.m, self.n)}
-
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {
             "basis": self.eye(self.side, dtype, device),
@@ -40,7 +36,7 @@ class OneSidedEKFAC(Stacked):
         }
 
     def over_columns(self) -> dict[str, tuple[int, ...]]:
-        return {"basis": (1,)} if self.n <= self.m else {"scale": (2,)}
+        return {"basis": (1, 2), "scale": (2,)} if self.n <= self.m else {"scale": (2,)}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
@@ -68,21 +64,9 @@ class OneSidedEKFAC(Stacked):
         g_scaled = scale * g_basis
         return wide_product(g_scaled, q.mT) if right else wide_product(q, g_scaled), pull
 
-    def times(self, factors: Factors, number: Tensor) -> Factors:
-        return factors | {"scale": factors["scale"] * number.to(factors["scale"])}
-
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         # A sufficient bound: Q Q^T and S each take half of the range (in the logarithm).
-        if bounds is None:
-            return factors
         return {
-            "basis": clamp_singular_values(factors["basis"], bounds[0] ** 0.25, bounds[1] ** 0.25),
-            "scale": factors["scale"].clamp(bounds[0] ** 0.5, bounds[1] ** 0.5),
+            "basis": clamp_singular_values(factors["basis"], lower**0.25, upper**0.25),
+            "scale": factors["scale"].clamp(lower**0.5, upper**0.5),
         }
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        bases = []
-        for q in factors["basis"]:
-            eye = torch.eye(max(self.m, self.n), dtype=q.dtype, device=q.device)
-            bases.append(torch.kron(eye, q) if self.n <= self.m else torch.kron(q, eye))
-        return [(basis * scale.reshape(-1)) @ basis.mT for basis, scale in zip(bases, factors["scale"], strict=True)]

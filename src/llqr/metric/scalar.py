@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from llqr.metric.diagonal import FLOOR
-from llqr.metric.flat import Flat
-from llqr.metric.structure import Bounds, Factors, Pull
+from llqr.metric.structure import Factors, Flat, Pull
 
 
 class Scalar(Flat):
     name = "scalar"
-    linear_in = (("scalar",),)
+    scales_with = "scalar"
     scales_entries = True
+    default_bounds = FLOOR, inf
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"scalar": (len(self.layers),)}
+    def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
+        return {"scalar": torch.ones(len(self.layers), dtype=dtype, device=device)}
 
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.scale_layers(g, factors["scalar"])
@@ -24,10 +26,5 @@ class Scalar(Flat):
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         return self.apply(factors, g), lambda r: {"scalar": self.sum_layers(r * g)}
 
-    def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        lower, upper = bounds or (FLOOR, None)
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         return {"scalar": factors["scalar"].clamp(lower, upper)}
-
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        numbers = dict(zip(self.layers, factors["scalar"], strict=True))
-        return [numbers[b.layer] * torch.eye(b.size).to(numbers[b.layer]) for b in self.blocks]

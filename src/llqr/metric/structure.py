@@ -1,28 +1,40 @@
-"""What a structure of `U` is: three methods that it must have, and defaults for everything else."""
+"""What a structure of `U` is: two methods that it must have, and defaults for everything else."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llqr.metric.block import Block
-from llqr.metric.copying import copy_each
+from llqr.metric.layout import Block
+from llqr.metric.packed import copy_each
 
 Factors = dict[str, Tensor]
-FactorSets = tuple[tuple[str, ...], ...]
 Bounds = tuple[float, float] | None
 #: `r -> ` the gradient of `<r, U g>` in every factor.
 Pull = Callable[[Tensor], Factors]
+Each = Sequence[Callable[[], Factors]]
+META = torch.device("meta")
+
+#: Layers whose size is a multiple of this are scaled together, in one kernel that looks up one number per row. Widths
+#: of networks are multiples of 64; layers of other sizes (a head) come last and are scaled one by one.
+ROW = 64
 
 
 def flattened(factors: Iterable[Factors]) -> list[Tensor]:
     """All factors of some groups, in order."""
     return [factor for own in factors for factor in own.values()]
+
+
+def learning_dtype(block: Block) -> torch.dtype:
+    """Factors are learned in the parameter's dtype, but at least in float32."""
+    return torch.promote_types(block.dtype, torch.float32)
 
 
 class Structure(ABC):
@@ -32,9 +44,9 @@ class Structure(ABC):
     the whole group at once, in its packed layout.
 
     To add a structure, subclass `Stacked` (matrices of one shape) or `Flat` (entries laid end to end), give it a
-    `name`, write `shapes`, `identity` and `apply`, and put the class into `STRUCTURES`. The pull-back then comes from
-    autograd and the dense form from applying `U` to basis vectors. Override `trace` for a faster pull-back, `constrain`
-    to support bounds, `times` to support `normalise`, and the class variables below to say what the structure can do.
+    `name`, write `identity` and `apply`, and put the class into `STRUCTURES`. The pull-back then comes from autograd.
+    Override `trace` for a faster pull-back, `project` to support bounds, `times` to support `normalise`, and the class
+    variables below to say what the structure can do.
 
     Example (the groups of a metric: two weights of one shape, stacked, and their biases):
         >>> from llqr import Metric
@@ -48,22 +60,27 @@ class Structure(ABC):
     takes_vectors: ClassVar[bool] = False
     #: The structure that replaces this one where a factor would be longer than `max_side`; None: any length is fine.
     fallback: ClassVar[str | None] = None
-    #: Sets of factors in each of which `U` is linear while the other factors are fixed. The relaxed objective is
-    #: quadratic in such a set; solvers that need this alternate between the sets, and refuse a structure without any.
-    linear_in: ClassVar[FactorSets] = ()
+    #: The factor that `times` multiplies, because `U` is linear in it.
+    scales_with: ClassVar[str | None] = None
     #: Whether every factor entry multiplies entries of `g` of its own, so that `U g` is `u * g`.
     scales_entries: ClassVar[bool] = False
     #: Whether `U g` is made of matrix products, which may run in a lower precision than the factors are held in.
     multiplies: ClassVar[bool] = False
+    #: Bounds that hold if the user gives none.
+    default_bounds: ClassVar[Bounds] = None
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
+        self.dtype, self.device = learning_dtype(blocks[0]), blocks[0].device
+        self.names = [block.name for block in blocks]
+        self._shape = self.packed_shape()
+        self._strides = torch.empty(self._shape, device=META).stride()
+        self._places = [
+            (block.native, self.strides_of(block), start)
+            for block, start in zip(blocks, accumulate((b.size for b in blocks), initial=0), strict=False)
+        ]
 
     # -- what a structure must say -------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every factor of the whole group."""
 
     @abstractmethod
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
@@ -94,61 +111,38 @@ class Structure(ABC):
 
     def times(self, factors: Factors, number: Tensor) -> Factors:
         """The factors of `number U`, for a positive number."""
-        if not self.linear_in:
+        if self.scales_with is None:
             raise ValueError(
                 f"normalise: the structure {self.name!r} has no `times` that would scale it; write one, or leave "
                 "normalise out"
             )
-        return factors | {name: factors[name] * number.to(factors[name]) for name in self.linear_in[0]}
+        return factors | {self.scales_with: factors[self.scales_with] * number.to(factors[self.scales_with])}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        """Keep the spectrum of `U` inside `bounds`; without bounds, do what the paper's runs do, which is nothing."""
-        if bounds is not None:
-            raise ValueError(
-                f"bounds: the structure {self.name!r} has no `constrain` that would keep them; write one, or leave "
-                "bounds out"
-            )
-        return factors
+        """Keep the spectrum of `U` inside `bounds`; without bounds, do what the paper's runs do."""
+        bounds = bounds or self.default_bounds
+        return factors if bounds is None else self.project(factors, *bounds)
 
-    def matrices(self, factors: Factors) -> list[Tensor]:
-        """Every block of `U` as a dense matrix that acts on the row-major flattened block: the reference.
+    def project(self, factors: Factors, lower: float, upper: float) -> Factors:
+        """Factors near these for which the spectrum of `U` is in `[lower, upper]`."""
+        raise ValueError(
+            f"bounds: the structure {self.name!r} has no `project` that would keep them; write one, or leave bounds out"
+        )
 
-        By applying `U` to basis vectors, to one of every block at a time: `U` does not mix blocks.
-        """
-        like = next(iter(factors.values()))
-        columns: list[list[Tensor]] = [[] for _ in self.blocks]
-        for i in range(max(block.size for block in self.blocks)):
-            basis = [torch.zeros(block.native, dtype=like.dtype, device=like.device) for block in self.blocks]
-            for vector in basis:
-                vector.view(-1)[i : i + 1] = 1.0
-            applied = self.unpack(self.apply(factors, self.pack(basis)))
-            for block, own, column in zip(self.blocks, columns, applied, strict=True):
-                if i < block.size:
-                    own.append(column.reshape(-1))
-        return [torch.stack(own, 1) for own in columns]
+    def apply_each(self, factors: Factors, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """`U g`, computed in the dtype of the factors, one tensor per block in and out."""
+        first, dtype = pieces[0], next(iter(factors.values())).dtype
+        if len(pieces) == 1 and first.dtype == dtype and first.stride() == self._places[0][1]:
+            packed = first.as_strided(self._shape, self._strides)  # a single block is used where it is
+        else:
+            packed = self.pack(pieces, dtype)
+        Ug, dtypes = self.apply(factors, packed), {piece.dtype for piece in pieces}
+        # Converted at once, if possible: converting each block would be one kernel launch per block.
+        return self.unpack(Ug.to(dtypes.pop()) if len(dtypes) == 1 else Ug)
 
-    def apply_pieces(self, factors: Factors, pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """`U g`, computed in the dtype of the factors `for_inbox`, one tensor per block in and out."""
-        inbox = self.inbox(dtype, pieces[0].device)
-        copy_each(self.unpack(inbox), pieces)
-        dtypes = {piece.dtype for piece in pieces}
-        return self.apply_inbox(factors, inbox, dtypes.pop() if len(dtypes) == 1 else None)
-
-    def inbox(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Uninitialised memory for a gradient, each block in its parameter's memory order; `unpack` gives them."""
-        return self.blank(dtype, device)
-
-    def for_inbox(self, factors: Factors) -> Factors:
-        """The factors as `apply_inbox` takes them."""
-        return factors
-
-    def apply_inbox(self, factors: Factors, inbox: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
-        """`U g` for the gradient in an `inbox`, one tensor per block, in this dtype (default: as computed).
-
-        Converted all at once: converting each block would be one kernel launch per block.
-        """
-        Ug = self.apply(factors, inbox)
-        return self.unpack(Ug if dtype is None else Ug.to(dtype))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every factor of the whole group."""
+        return {name: tuple(factor.shape) for name, factor in self.identity(self.dtype, META).items()}
 
     def stored(self) -> int:
         """Stored scalars."""
@@ -159,11 +153,7 @@ class Structure(ABC):
         """The longest side a factor of this block has, which `max_side` limits."""
         return max(block.shape)
 
-    def inseparable(self) -> list[tuple[Block, ...]]:
-        """The blocks, in the smallest pieces that different ranks can learn."""
-        return [(block,) for block in self.blocks]
-
-    # -- the layout: how the group's blocks are stored in one tensor (`Stacked` and `Flat`) ----------------------------
+    # -- the layout: the blocks one after the other in one tensor (`Stacked` and `Flat`) -------------------------------
 
     @classmethod
     @abstractmethod
@@ -171,8 +161,42 @@ class Structure(ABC):
         """Blocks with equal keys can be in one group."""
 
     @abstractmethod
+    def packed_shape(self) -> tuple[int, ...]:
+        """Of the tensor that holds all blocks."""
+
+    @abstractmethod
+    def strides_of(self, block: Block) -> tuple[int, ...]:
+        """The memory order of a block in the packed tensor."""
+
+    @abstractmethod
+    def inseparable(self) -> list[tuple[Block, ...]]:
+        """The blocks, in the smallest pieces that different ranks can learn."""
+
+    @abstractmethod
+    def norms(self, gradient: Tensor) -> Tensor:
+        """The norm of every part of a factor's gradient that is clipped as one, in at least float32."""
+
+    @abstractmethod
+    def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
+        """A factor's gradient with every such part multiplied by its number."""
+
+    @abstractmethod
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        """Views of the factors, one block at a time, under names that do not depend on the packing."""
+
+    def reordered(self, factors: Factors, *, to_memory: bool) -> Factors:
+        """Factors from the order of rows and columns that is saved to the one that is used in memory, or back."""
+        return factors
+
     def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The group's one tensor, uninitialised."""
+        return torch.empty(self._shape, dtype=dtype, device=device)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """Views of the blocks in their native shapes."""
+        packed = packed.contiguous()
+        offset = packed.storage_offset()
+        return [packed.as_strided(native, strides, offset + start) for native, strides, start in self._places]
 
     def pack(self, pieces: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor per block -> the group's one tensor."""
@@ -180,18 +204,219 @@ class Structure(ABC):
         copy_each(self.unpack(packed), pieces)
         return packed
 
-    @abstractmethod
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        """The inverse of `pack`, as views in the blocks' native shapes."""
 
-    @abstractmethod
-    def units(self, gradients: Factors) -> list[Tensor]:
-        """The parts of the factors' gradients that are clipped as one, as views."""
+class Stacked(Structure):
+    """Matrices of one shape `(m, n)`, stacked to `(k, m, n)`; every factor has the leading dimension `k`.
 
-    @abstractmethod
-    def scaled(self, gradients: Factors, numbers: Tensor) -> Factors:
-        """The gradients, with every unit multiplied by its number."""
+    The columns of channels-last convolutions are sorted by kernel position, as their memory is, so that gradients are
+    multiplied as they are; `over_columns` says how the factors follow.
+    """
 
-    @abstractmethod
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.k, self.m, self.n = len(blocks), blocks[0].shape[0], blocks[0].shape[-1]
+        self.by_position = self.sorts_positions(blocks[0]) and bool(self.over_columns())
+        super().__init__(blocks)
+
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.k, *self.blocks[0].shape)
+
+    @classmethod
+    def sorts_positions(cls, block: Block) -> bool:
+        """Whether the columns of this block are sorted by kernel position."""
+        return block.channels_last
+
+    @classmethod
+    def group_key(cls, block: Block) -> Hashable:
+        return block.shape, block.kernel_positions if cls.sorts_positions(block) else 1
+
+    def strides_of(self, block: Block) -> tuple[int, ...]:
+        if block.channels_last if self.by_position else block.row_by_row:
+            return block.strides
+        out, *rest = block.native
+        order = (out, *rest[1:], rest[0]) if self.by_position else block.native
+        memory = torch.empty(order, device=META)
+        return memory.movedim(-1, 1).stride() if self.by_position else memory.stride()
+
+    def over_columns(self) -> dict[str, tuple[int, ...]]:
+        """The factors' dimensions that run over the columns of a matrix; none: columns must be in their own order."""
+        return {}
+
+    def reordered(self, factors: Factors, *, to_memory: bool) -> Factors:
+        """Columns from (channel, position) to (position, channel), or back."""
+        if not self.by_position:
+            return factors
+        positions = self.blocks[0].kernel_positions
+        shape = (-1, positions) if to_memory else (positions, -1)
+        order = torch.arange(self.n, device=self.device).view(shape).mT.flatten()
+        moved = dict(factors)
+        for name, dimensions in self.over_columns().items():
+            for dimension in dimensions:
+                moved[name] = moved[name].index_select(dimension, order)
+        return moved
+
+    def inseparable(self) -> list[tuple[Block, ...]]:
+        return [(block,) for block in self.blocks]
+
+    def norms(self, gradient: Tensor) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=_wide(gradient))
+        return norms
+
+    def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
+        return gradient * numbers.view(-1, *[1] * (gradient.ndim - 1))
+
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
-        """Views of the factors, one block at a time, under names that do not depend on the packing."""
+        for i, block in enumerate(self.blocks):
+            for name, factor in factors.items():
+                yield f"{block.name}/{name}", factor[i]
+
+    def eye(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A stack of identity matrices."""
+        return torch.eye(size, dtype=dtype, device=device).repeat(self.k, 1, 1)
+
+
+class Flat(Structure):
+    """Blocks of any shape laid end to end in one vector, layer after layer; a layer is the unit that is clipped.
+
+    Each block keeps its parameter's memory order, so that a few multi-tensor kernels serve all of them. A factor
+    has one number per entry or one per layer.
+    """
+
+    takes_vectors = True
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        entries: dict[str, int] = {}
+        for block in blocks:
+            entries[block.layer] = entries.get(block.layer, 0) + block.size
+        self.layers = sorted(entries, key=lambda layer: entries[layer] % ROW > 0)  # stable: otherwise as they come
+        order = {layer: i for i, layer in enumerate(self.layers)}
+        self.size = sum(entries.values())
+        super().__init__(sorted(blocks, key=lambda block: order[block.layer]))
+        self.layer_sizes = [entries[layer] for layer in self.layers]
+        self._rows = [size // ROW for size in self.layer_sizes if size % ROW == 0]
+        self._of_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def group_key(cls, block: Block) -> Hashable:
+        return None
+
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    def strides_of(self, block: Block) -> tuple[int, ...]:
+        return block.strides
+
+    def inseparable(self) -> list[tuple[Block, ...]]:
+        """Whole layers: they are clipped as one, and may share a number."""
+        return [tuple(block for block in self.blocks if block.layer == layer) for layer in self.layers]
+
+    def norms(self, gradient: Tensor) -> Tensor:
+        if not self._per_entry(gradient):
+            return gradient.abs().to(_wide(gradient))
+        return torch.stack(torch._foreach_norm(self.by_layer(gradient), 2, _wide(gradient)))
+
+    def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
+        return self.scale_layers(gradient, numbers) if self._per_entry(gradient) else gradient * numbers
+
+    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        """An only factor is named after its block or layer alone."""
+        for name, factor in factors.items():
+            suffix = f"/{name}" if len(factors) > 1 else ""
+            if self._per_entry(factor):
+                for block, own in zip(self.blocks, self.unpack(factor), strict=True):
+                    yield block.name + suffix, own
+            else:
+                for layer, own in zip(self.layers, factor, strict=True):
+                    yield layer + suffix, own
+
+    def _per_entry(self, factor: Tensor) -> bool:
+        return len(factor) == self.size
+
+    def by_layer(self, flat: Tensor) -> list[Tensor]:
+        """The layers' parts of a packed vector, as views."""
+        return list(flat.split(self.layer_sizes))
+
+    def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
+        """Every layer's entries times the layer's number."""
+        whole, rows = self._in_rows(flat)
+        parts = list(zip(self.by_layer(flat)[whole:], numbers[whole:].unbind(), strict=True))
+        scaled = [part * number for part, number in parts]
+        if whole:
+            of_rows = numbers.index_select(0, self._rows_and_layers(flat.device)[1])
+            scaled = [(rows * of_rows.unsqueeze(1)).view(-1), *scaled]
+        return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
+
+    def sum_layers(self, flat: Tensor) -> Tensor:
+        """One sum per layer, accumulated in float64."""
+        whole, rows = self._in_rows(flat)
+        sums = [part.sum(dtype=torch.float64) for part in self.by_layer(flat)[whole:]]
+        if not whole:
+            return torch.stack(sums).to(flat.dtype)
+        lengths = self._rows_and_layers(flat.device)[0]
+        of_rows = torch.segment_reduce(rows.sum(1, dtype=torch.float64), "sum", lengths=lengths, unsafe=True)
+        return torch.cat([of_rows, *(part.view(1) for part in sums)]).to(flat.dtype)
+
+    def _in_rows(self, flat: Tensor) -> tuple[int, Tensor]:
+        """How many layers fill whole rows, and their entries (which come first) as a matrix of rows."""
+        return len(self._rows), flat[: sum(self._rows) * ROW].view(-1, ROW)
+
+    def _rows_and_layers(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The rows of each layer, and the layer of each row; cached, because they are copied from the host."""
+        if device not in self._of_device:
+            counts = torch.tensor(self._rows)
+            layers = torch.arange(len(counts)).repeat_interleave(counts)
+            self._of_device[device] = counts.to(device), layers.to(device)
+        return self._of_device[device]
+
+
+# -- what structures and solvers compute with --------------------------------------------------------------------------
+
+
+def clip(
+    groups: Sequence[Structure],
+    gradients: Sequence[Factors],
+    limit: float,
+    run: Callable[[Each], list[Factors]] | None = None,
+) -> list[Factors]:
+    """Bound the norm of every unit (a block's factor, a layer of a diagonal) by `limit`, in at least float32.
+
+    `run` calls a function for every group.
+    """
+    each = [partial(_clipped, *own, limit) for own in zip(groups, gradients, strict=True)]
+    return run(each) if run is not None else [clipped() for clipped in each]
+
+
+def _clipped(group: Structure, gradients: Factors, limit: float) -> Factors:
+    def clipped(gradient: Tensor) -> Tensor:
+        norms = group.norms(gradient)
+        shrink = (norms / max(limit, torch.finfo(norms.dtype).tiny)).clamp_min(1.0).reciprocal()
+        return group.scaled(gradient, shrink)
+
+    return {name: clipped(gradient) for name, gradient in gradients.items()}
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of two stacks in at least float32: a product of narrower ones is not rounded back to their dtype."""
+    wide = _wide(a)
+    if a.dtype == wide:
+        return a @ b
+    # Only NVIDIA devices have a product of narrow matrices with a wide result.
+    return torch.bmm(a, b, wide) if a.is_cuda and torch.version.hip is None else (a @ b).to(wide)
+
+
+def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:
+    """Project every matrix of a stack onto those with singular values in `[lower, upper]`."""
+    left, values, right = torch.linalg.svd(stack.to(_wide(stack)), full_matrices=False)
+    projected: Tensor = (left * values.clamp(lower, upper).unsqueeze(-2)) @ right
+    return projected.to(stack.dtype)
+
+
+def clamp_eigenvalues(stack: Tensor, lower: float, upper: float) -> Tensor:
+    """Project every matrix of a stack onto the symmetric ones with eigenvalues in `[lower, upper]`."""
+    wide = stack.to(_wide(stack))
+    values, vectors = torch.linalg.eigh(0.5 * (wide + wide.mT))
+    projected: Tensor = (vectors * values.clamp(lower, upper).unsqueeze(-2)) @ vectors.mT
+    return projected.to(stack.dtype)

@@ -13,8 +13,8 @@ from llqr import STRUCTURES, Geometry, Inner, Metric, Runtime
 from llqr.curvature import Loss
 from llqr.curvature.divergence import DIVERGENCES
 from llqr.lab.names import check_known
-from llqr.metric.layout import requested
 from llqr.metric.structure import Bounds
+from llqr.metric.structures import requested
 from llqr.probes import PROBES, SAMProbe
 from llqr.schedule import check_number
 

@@ -18,7 +18,7 @@ import torch
 from rich.table import Table
 
 from llqr import Metric
-from llqr.distributed.owners import owners
+from llqr.distributed.placement import owners
 from llqr.lab import models
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.number_table import IN_MIB, Column, number_table

@@ -14,7 +14,7 @@ from llqr.distributed import collectives
 #: Names of `torch.distributed` that hand tensors or objects to other ranks.
 TRAVELS = ("all_", "reduce", "broadcast", "gather", "scatter", "send", "recv", "isend", "irecv", "monitored_barrier")
 #: Those of a group that the laboratory makes for the host, with gloo.
-ON_THE_HOST = {("lab/ranks/team.py", name) for name in ("broadcast_object_list", "all_gather_object", "all_reduce")}
+ON_THE_HOST = {("lab/ranks/team.py", name) for name in ("all_gather_object", "all_reduce")}
 
 
 @pytest.fixture

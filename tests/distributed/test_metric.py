@@ -96,9 +96,6 @@ FEW = {
     "hsdp": ("hsdp", {}, "llqr+fsam", {"divergence": "newton", "structure": "scalar"}),
 }
 GRID = FEW | {
-    "split by columns": ("columns", {}, "llqr+sam", {"structure": "kfac", "engine": "double-backward"}),
-}
-GRID |= {
     f"{kind}, {reshard}, {method}, {structure}, {divergence}": (
         kind,
         {"reshard_after_forward": reshard},

@@ -55,6 +55,9 @@ def refusals(rank, world):
         "a geometry": refusal(lambda: llqr.Geometry(model, mse)),
         "a geometry of tensor parallel weights": refusal(lambda: llqr.Geometry(parallel, mse, shards="all")),
         "a geometry of two dimensions": refusal(lambda: llqr.Geometry(both, mse, shards="all")),
+        "a geometry of columns": refusal(
+            lambda: llqr.Geometry(test_metric.sharded(world, "columns"), mse, shards="all")
+        ),
         "a captured refresh": refusal(
             lambda: llqr.Geometry(model, mse, shards="all", runtime=llqr.Runtime(capture=True))
         ),
@@ -267,7 +270,8 @@ def test_fsdp1_is_refused(ranks, wrapped):
         ("own probes", "no_sync: a probe of each rank's own"),
         ("a geometry", "shards: the weights are split among 2 ranks"),
         ("a geometry of tensor parallel weights", "let fully_shard take all parameters"),
-        ("a geometry of two dimensions", "sharded otherwise than by FSDP2 (fully_shard) alone"),
+        ("a geometry of two dimensions", "sharded otherwise than by FSDP2 (fully_shard) along their first dimension"),
+        ("a geometry of columns", "sharded otherwise than by FSDP2 (fully_shard) along their first dimension"),
         ("a captured refresh", "capture: not with shards"),
         ("gradients from outside", "step: there are gradients of a backward pass outside the closure"),
     ],
