@@ -8,6 +8,7 @@ run uncaptured.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,15 +31,15 @@ Capture = Callable[[Compute], Compute]
 """Turns a pass over fixed buffers into a function that replays it."""
 
 
+@dataclass(frozen=True)
 class Precision:
     """``fp32``, ``tf32`` (products in TF32 where the device has it) or ``bf16`` (autocast; weights stay in float32).
 
     With ``bf16`` what autocast leaves in float32, such as the factors of the metric, uses TF32 products.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.name = name
-        self.device = device
+    name: str
+    device: torch.device
 
     def set_up(self) -> None:
         """Set the switches of the process that this precision means, for the run that begins."""

@@ -11,6 +11,7 @@ in the batch, so that a translation does not depend on what it was batched with.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,16 +26,6 @@ class Hypothesis(NamedTuple):
 
     tokens: list[int]
     score: float
-
-
-class Step(NamedTuple):
-    """One step of the search, per sentence."""
-
-    ending: Tensor  # which of the `beam` best extensions end and are collected
-    scores: Tensor  # their scores
-    ended: Tensor  # the hypotheses that they end
-    tokens: Tensor  # the last tokens of the hypotheses that continue
-    parents: Tensor  # the hypotheses that they continue
 
 
 @torch.no_grad()
@@ -78,7 +69,7 @@ def beam_search(
     scores = torch.full(tokens.shape, -torch.inf, dtype=dtype, device=source.device)
     scores[:, 0] = 0.0
     finished, collected = lengths == 0, torch.zeros_like(lengths)
-    steps: list[Step] = []
+    steps: list[tuple[Tensor, ...]] = []
     for step in range(longest + 1):
         logp = model.decode(tokens, memory, cache).log_softmax(dim=2, dtype=dtype)
         logp = logp.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
@@ -99,7 +90,7 @@ def beam_search(
         going_on = order.topk(beam, largest=False).indices
         ended, penalised = parents[:, :beam], best[:, :beam] / (step + 1) ** length_penalty
         scores, tokens, parents = (part.gather(1, going_on) for part in (best, tokens, parents))
-        steps.append(Step(ending, penalised, ended, tokens, parents))
+        steps.append((ending, penalised, ended, tokens, parents))
         collected = collected + ending.sum(dim=1)
         finished = finished | (collected >= beam) | last
         if step % CHECK_EVERY == CHECK_EVERY - 1 and bool(finished.all()):
@@ -109,17 +100,15 @@ def beam_search(
     return _hypotheses(steps, beam)
 
 
-def _hypotheses(steps: list[Step], beam: int) -> list[list[Hypothesis]]:
+def _hypotheses(steps: list[tuple[Tensor, ...]], beam: int) -> list[list[Hypothesis]]:
     """The first ``beam`` hypotheses that ended in each sentence, best first, read backwards from where they ended."""
-    history = Step(*(torch.stack(parts).tolist() for parts in zip(*steps, strict=True)))
-    found: list[list[Hypothesis]] = [[] for _ in history.ending[0]]
-    for end, ending in enumerate(history.ending):
-        for sentence, candidates in enumerate(ending):
-            for candidate, ends in enumerate(candidates):
-                if ends and len(found[sentence]) < beam:
-                    tokens, place = [], history.ended[end][sentence][candidate]
-                    for step in reversed(range(end)):
-                        tokens.append(history.tokens[step][sentence][place])
-                        place = history.parents[step][sentence][place]
-                    found[sentence].append(Hypothesis(tokens[::-1], history.scores[end][sentence][candidate]))
+    ending, scores, ended, tokens, parents = (torch.stack(parts).tolist() for parts in zip(*steps, strict=True))
+    found: list[list[Hypothesis]] = [[] for _ in ending[0]]
+    for end, sentence, candidate in np.argwhere(np.array(ending)).tolist():
+        if len(found[sentence]) < beam:
+            words, place = [], ended[end][sentence][candidate]
+            for step in reversed(range(end)):
+                words.append(tokens[step][sentence][place])
+                place = parents[step][sentence][place]
+            found[sentence].append(Hypothesis(words[::-1], scores[end][sentence][candidate]))
     return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]

@@ -157,8 +157,8 @@ class ParallelText(PreparedText[SentencePairs]):
 
     @classmethod
     def _split(cls, saved: Mapping[str, Any]) -> SentencePairs:
-        sides = (tokens.split(lengths.tolist()) for tokens, lengths in (saved["source"], saved["target"]))
-        return SentencePairs(*sides, saved["references"])
+        source, target = (tokens.split(lengths.tolist()) for tokens, lengths in (saved["source"], saved["target"]))
+        return SentencePairs(source, target, saved["references"])
 
 
 @lru_cache
