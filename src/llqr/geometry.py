@@ -28,16 +28,7 @@ from llqr.distributed.placement import Shards, own_part
 from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.structure import Bounds, Factors
-from llqr.report import (
-    WEAK,
-    Effect,
-    Refresh,
-    RefreshError,
-    RefreshWarning,
-    examine,
-    summarise,
-    weak_metric,
-)
+from llqr.report import WEAK, Effect, Refresh, RefreshError, RefreshWarning, examine, summarise, weak_metric
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
 
@@ -234,39 +225,15 @@ class Geometry:
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("refresh: torch has no derivatives inside inference_mode(); use no_grad() around it")
-
-        def learned() -> Solution:
-            drawn = self.linearizer.agreed(lambda: self._drawn(batch))
-            if self.runtime.capture and self.metric.stored():
-                return self._replayed(drawn)
-            return self._solved(self._objective(self._linearised(drawn)))  # frees the first copy of the gradient
-
-        return self._refresh(learned)
-
-    @_disable_dynamo
-    def learn_from(self, quadratic: QuadraticModel) -> Refresh:
-        """A refresh on a quadratic model of your own."""
-        return self._refresh(lambda: self._solved(self._objective(quadratic)))
-
-    @contextmanager
-    def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:
-        """The quadratic model that a refresh on this batch would learn from; freezes the model while entered.
-
-        Of a metric that is shared out, its vectors are those of this rank's blocks, by their names.
-        """
-        with self.linearizer.frozen():
-            yield self._linearised(batch)
-
-    def _refresh(self, learned: Callable[[], Solution]) -> Refresh:
         started = time.perf_counter()
         self._check_parameters()
-        next_step = self._step + max(1, round(at(self._every, self._step, "every", 0)))
-        beta = self._beta()
+        following = self._step + max(1, round(at(self._every, self._step, "every", 0)))
         averaged: list[Factors] = []
         try:
             with self.linearizer.frozen():
-                solution = learned()
-                averaged = self._averaged(solution, beta)
+                drawn = self.linearizer.agreed(lambda: self._drawn(batch))
+                solution = self._solved(drawn)
+                averaged = self._averaged(solution)
                 report, layers = examine(self.metric, solution, averaged, self._step)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             report, layers = Refresh(self._step, accepted=False, reason=f"a decomposition failed ({error})"), {}
@@ -277,7 +244,7 @@ class Geometry:
         self.refreshes += 1
         self.failures += not report.accepted
         self._failures_in_a_row = 0 if report.accepted else self._failures_in_a_row + 1
-        self._next = next_step
+        self._next = following
         if self._on_refresh is not None:
             self._on_refresh(report)
         self._warn(report)
@@ -303,13 +270,11 @@ class Geometry:
     def _linearised(self, batch: Batch) -> QuadraticModel:
         return self.linearizer.linearise(self.linearizer.problem(batch))
 
-    def _objective(self, quadratic: QuadraticModel) -> Objective:
-        return Objective(self.metric, quadratic, self._damping, self._precision)
-
-    def _solved(self, objective: Objective) -> Solution:
-        return solve(objective, self.inner, at(self.inner.lr, self._step, "lr", 0))
-
-    def _replayed(self, batch: Batch) -> Solution:
+    def _solved(self, batch: Batch) -> Solution:
+        """What the inner loop learns, eagerly or as CUDA graphs."""
+        if not self.runtime.capture or not self.metric.stored():
+            objective = Objective(self.metric, self._linearised(batch), self._damping, self._precision)
+            return solve(objective, self.inner, at(self.inner.lr, self._step, "lr", 0))
         if self._captured is None or not self._captured.fits(batch):
             self._captured = None  # frees the old graphs before new ones are captured
             self._captured = CapturedLoop(
@@ -323,15 +288,13 @@ class Geometry:
         narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
         return self.runtime.autocast if narrow and self.runtime.autocast in PRECISIONS else None
 
-    def _beta(self) -> float:
-        """The weight of the old metric in the moving average."""
-        beta = at(self._ema, self._step, "ema", 0, 1)
-        accepted = self.refreshes - self.failures
-        return min(beta, accepted / (accepted + 1)) if self.inner.debias else beta
-
-    def _averaged(self, solution: Solution, beta: float) -> list[Factors]:
+    def _averaged(self, solution: Solution) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
         metric, factors = self.metric, solution.factors
+        beta = at(self._ema, self._step, "ema", 0, 1)
+        if self.inner.debias:
+            accepted = self.refreshes - self.failures
+            beta = min(beta, accepted / (accepted + 1))
         if self.inner.normalise and metric.stored():
             g = solution.quadratic.gradient
             # Before, so that old and new weigh what `beta` says; after, because products of averages are other ones.
@@ -353,6 +316,15 @@ class Geometry:
             self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
                 warn(weak_metric(report.change), RefreshWarning)
+
+    @contextmanager
+    def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:
+        """The quadratic model that a refresh on this batch would learn from; freezes the model while entered.
+
+        Of a metric that is shared out, its vectors are those of this rank's blocks, by their names.
+        """
+        with self.linearizer.frozen():
+            yield self._linearised(batch)
 
     def summary(self) -> str:
         """What `U` does to a gradient, in a sentence, and the layers that it changes most and least.

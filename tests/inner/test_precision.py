@@ -97,7 +97,7 @@ def test_factors_momentum_and_what_is_not_multiplied_stay_in_float32(kind):
     descent = solver_for(metric, Inner())
     descent.step(lowered)
     assert {factor.dtype for group in descent.factors for factor in group.values()} == {torch.float32}
-    assert {momentum.dtype for momentum in descent._momenta} == {torch.float32}
+    assert {momentum.dtype for momentum in descent._memory} == {torch.float32}
 
 
 @pytest.mark.parametrize("solver", ["heavy-ball", "adam"])

@@ -39,6 +39,7 @@ class Solver(ABC):
             for group, own in zip(metric.groups, metric.factors(), strict=True)
         ]
         self._flat = flattened(self.factors)
+        self._memory: list[Tensor] = []  # of the steps so far
 
     @classmethod  # noqa: B027 - most solvers learn any metric
     def check(cls, metric: Metric) -> None:
@@ -58,7 +59,8 @@ class Solver(ABC):
 
     def restart(self) -> None:
         """Forget the steps so far; captured loops start every refresh with this."""
-        raise NotImplementedError(f"solver: {self.name!r} cannot be captured")
+        for tensor in self._memory:
+            tensor.zero_()
 
 
 class Descent(Solver):
@@ -90,6 +92,7 @@ class Descent(Solver):
     def _update(self, slopes: list[Tensor]) -> None: ...
 
     def restart(self) -> None:
+        super().restart()
         if self._products is not None:
             self._products.forget()
 
@@ -101,14 +104,14 @@ class HeavyBall(Descent):
 
     def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
         super().__init__(metric, inner, lr)
-        self._momenta: list[Tensor | None] = [torch.zeros_like(factor) for factor in self._flat]
+        self._memory = [torch.zeros_like(factor) for factor in self._flat]
 
     def _update(self, slopes: list[Tensor]) -> None:
         # The function, because the class around it takes longer than the arithmetic of a small network.
         sgd(
             self._flat,
             slopes,
-            self._momenta,
+            [*self._memory],  # a list that may hold None, for those who let it make the momenta
             foreach=not self._on_cuda,
             fused=self._on_cuda,
             weight_decay=0.0,
@@ -118,12 +121,6 @@ class HeavyBall(Descent):
             nesterov=False,
             maximize=False,
         )
-
-    def restart(self) -> None:
-        super().restart()
-        for momentum in self._momenta:
-            assert momentum is not None
-            momentum.zero_()
 
 
 class Adam(Descent):
@@ -142,10 +139,8 @@ class Adam(Descent):
         self._optimizer.zero_grad()  # frees the gradients, which would lie beside the activations in the next product
 
     def restart(self) -> None:
+        self._memory = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         super().restart()
-        for state in self._optimizer.state.values():
-            for tensor in state.values():
-                tensor.zero_()
 
 
 class PreconditionedCG(Solver):
@@ -168,6 +163,7 @@ class PreconditionedCG(Solver):
         self._weights, self._slopes, self._direction = ([torch.zeros_like(u) for u in self._flat] for _ in range(3))
         self._size = torch.zeros((), dtype=torch.float64, device=self._flat[0].device)
         self._residual: Packed = []
+        self._memory = [*self._slopes, *self._direction, self._size]
 
     @classmethod
     def check(cls, metric: Metric) -> None:
@@ -177,10 +173,6 @@ class PreconditionedCG(Solver):
                 "solver: 'pcg' is for structures that scale entries (scalar, diagonal), which "
                 f"{', '.join(other)} does not; choose heavy-ball or adam"
             )
-
-    def restart(self) -> None:
-        for tensor in (*self._slopes, *self._direction, self._size):
-            tensor.zero_()
 
     def step(self, objective: Objective) -> Tensor:
         """The first step: evaluate `J`, move to the best multiple of the factors, and set up the preconditioner."""
