@@ -3,19 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel
-    from llqr.geometry import (
-        FixedGeometry,
-        Geometry,
-        Refresh,
-        RefreshError,
-        RefreshWarning,
-        Runtime,
-        ShiftedCrossEntropy,
-    )
+    from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel, ShiftedCrossEntropy
+    from llqr.geometry import FixedGeometry, Geometry
     from llqr.inner import SOLVERS, Inner
     from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
     from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
+    from llqr.report import Refresh, RefreshError, RefreshWarning
+    from llqr.runtime import Runtime
     from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
     from llqr.state import joined_state, split_state
 

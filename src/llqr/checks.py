@@ -13,9 +13,10 @@ from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
 from llqr.schedule import check, plain
 
 if TYPE_CHECKING:
-    from llqr.geometry import GeometryLike, Runtime
+    from llqr.geometry import GeometryLike
     from llqr.inner import Inner, Solver
     from llqr.metric import Metric
+    from llqr.runtime import Runtime
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
@@ -225,8 +226,8 @@ def check_runtime(runtime: Runtime, engines: Collection[str]) -> None:
 
 
 def check_geometry_settings(inner: Any, runtime: Any, damping: Any, on_refresh: Any) -> None:
-    from llqr.geometry import Runtime
     from llqr.inner import Inner
+    from llqr.runtime import Runtime
 
     for name, given, kind in (("inner", inner, Inner), ("runtime", runtime, Runtime)):
         if not (given is None or isinstance(given, kind)):

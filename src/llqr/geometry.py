@@ -21,7 +21,7 @@ from llqr.caller_warnings import warn
 from llqr.checks import check_capture, check_geometry_settings
 from llqr.cuda import CapturedLoop, CapturedMetric
 from llqr.curvature import ENGINES, Batch, Divergence, Forward, Loss, QuadraticModel, divergence_named
-from llqr.curvature.batch import ShiftedCrossEntropy, opened, split_batch
+from llqr.curvature.batch import opened, split_batch
 from llqr.curvature.linearizer import Linearizer
 from llqr.distributed.dtensors import drop_gathered
 from llqr.distributed.placement import Shards, own_part
@@ -31,17 +31,6 @@ from llqr.metric.structure import Bounds, Factors
 from llqr.report import WEAK, Effect, Refresh, RefreshError, RefreshWarning, examine, summarise, weak_metric
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
-
-__all__ = [
-    "FixedGeometry",
-    "Geometry",
-    "GeometryLike",
-    "Refresh",
-    "RefreshError",
-    "RefreshWarning",
-    "Runtime",
-    "ShiftedCrossEntropy",
-]
 
 #: The paper's inner loop with fewer products; what it learns differs from that of all products by less than a per cent.
 DEFAULT_INNER = Inner(product_every=3)
@@ -86,11 +75,8 @@ class Geometry:
         >>> geometry.due, geometry.refresh(batch).accepted, geometry.due
         (True, True, False)
 
-    `geometry.batches = loader` lets it draw its own batches. Models that are not called as `model(inputs)` have an
-    adapter, `forward`, which returns the outputs that `loss_fn` takes, never the loss itself: for a model that computes
-    its own loss `lambda model, inputs: model(**inputs).logits` (the labels are not among the inputs), for one with
-    several outputs `lambda model, inputs: torch.cat(model(inputs), -1)` and a `loss_fn` that takes them apart. A causal
-    language model, whose targets are its inputs one place further, has `loss_fn=llqr.ShiftedCrossEntropy()`.
+    `geometry.batches = loader` lets it draw its own batches. `forward` returns the outputs that `loss_fn` takes, never
+    the loss itself: `lambda model, inputs: model(**inputs).logits` for a model that computes its own loss.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ In reading order: `batch` (what a user gives), `problem` (model, loss and batch 
 `quadratic` (what a refresh learns from), `traced` (the engine "linearised") and `linearizer` (what a geometry holds).
 """
 
-from llqr.curvature.batch import Batch, Loss
+from llqr.curvature.batch import Batch, Loss, ShiftedCrossEntropy
 from llqr.curvature.curvature import Curvature, choose_engine
 from llqr.curvature.derivatives import ENGINES, Derivatives
 from llqr.curvature.divergence import NEWTON, NGD, Divergence, OutputDivergence, divergence_named
@@ -26,6 +26,7 @@ __all__ = [
     "OutputDivergence",
     "Problem",
     "QuadraticModel",
+    "ShiftedCrossEntropy",
     "choose_engine",
     "divergence_named",
     "frozen",

@@ -99,18 +99,19 @@ class Objective:
         exact.precision, exact._operands = None, self.g
         return exact
 
-    def at(self, factors: Sequence[Factors], products: Extrapolation | None = None) -> Evaluation:
-        """With one product with `H`, which `products` remembers."""
+    def at(
+        self, factors: Sequence[Factors], products: Extrapolation | None = None, *, product: bool = True
+    ) -> Evaluation:
+        """With one product with `H`, which `products` remembers; without one, from those that it remembers."""
         Ug, pulls = self._trace(factors)
-        HUg = self._multiply(Ug)
-        if products is not None:
-            products.remember(Ug, HUg)
-        return self._evaluation(Ug, HUg, pulls)
-
-    def extrapolated(self, factors: Sequence[Factors], products: Extrapolation) -> Evaluation:
-        """Without a product with `H`: from the remembered ones."""
-        Ug, pulls = self._trace(factors)
-        return self._evaluation(Ug, products.product(Ug), pulls)
+        if product or products is None:
+            residual = self._multiply(Ug)
+            if products is not None:
+                products.remember(Ug, residual)
+        else:
+            residual = products.product(Ug)
+        torch._foreach_sub_(residual, self.g)
+        return Evaluation(self, Ug, residual, pulls)
 
     def known(self, factors: Sequence[Factors], residual: Packed) -> Evaluation:
         """Without a product with `H`: from a residual that is known."""
@@ -133,11 +134,6 @@ class Objective:
         if self._branches is None:
             return [compute() for compute in each]
         return self._branches.run(each, [group.stored() for group in self.metric.groups], LARGE)
-
-    def _evaluation(self, Ug: Packed, HUg: Packed, pulls: list[Pull]) -> Evaluation:
-        """Turns `HUg` into the residual, in place."""
-        torch._foreach_sub_(HUg, self.g)
-        return Evaluation(self, Ug, HUg, pulls)
 
     def _trace(self, factors: Sequence[Factors]) -> tuple[Packed, list[Pull]]:
         """`U g` in the dtype of `g`, and the way back."""
@@ -183,62 +179,56 @@ class Extrapolation:
     """
 
     def __init__(self, dot: Callable[[Packed, Packed], Tensor] = quick_dot) -> None:
-        self._dot = dot
-        self._v: Packed = []
-        self._Hv: Packed = []
-        self._directions: list[tuple[Packed, Packed]] = []
+        self._product = dot
+        # Pairs `(v, H v)`, one list of tensors each: the last one, and directions that are orthogonal in `v`.
+        self._last: Packed = []
+        self._directions: list[Packed] = []
         # For every direction: 1 / |d|^2, or zero if it is not to be used, and the last `v`'s coordinate along it.
         self._weights: list[Tensor] = []
         self._places: list[Tensor] = []
 
     def forget(self) -> None:
         """Start over from `H 0 = 0`."""
-        vectors = (self._v, self._Hv, *(part for pair in self._directions for part in pair))
-        for tensor in (*(part for vector in vectors for part in vector), *self._weights, *self._places):
+        for tensor in (*self._last, *(x for pair in self._directions for x in pair), *self._weights, *self._places):
             tensor.zero_()
 
     def remember(self, v: Packed, Hv: Packed) -> None:
         """`Hv` is `H v`; both are copied."""
-        v, Hv = joined(v), joined(Hv)
-        if not self._v:
-            self._make_room(v, Hv)
+        pair = [*joined(v), *joined(Hv)]
+        if not self._last:
+            self._last, *self._directions = ([torch.zeros_like(part) for part in pair] for _ in range(1 + DIRECTIONS))
+            numbers = [torch.zeros((), dtype=torch.float64, device=pair[0].device) for _ in range(2 * DIRECTIONS)]
+            self._weights, self._places = numbers[:DIRECTIONS], numbers[DIRECTIONS:]
         for newer, older in reversed(list(pairwise(self._directions))):
-            for kept, moving in zip(older, newer, strict=True):
-                torch._foreach_copy_(kept, moving)
-        for new, last, step in ((v, self._v, self._directions[0][0]), (Hv, self._Hv, self._directions[0][1])):
-            for difference, now, before in zip(step, new, last, strict=True):
-                torch.sub(now, before, out=difference)
-            torch._foreach_copy_(last, new)
+            torch._foreach_copy_(older, newer)
+        for difference, now, before in zip(self._directions[0], pair, self._last, strict=True):
+            torch.sub(now, before, out=difference)
+        torch._foreach_copy_(self._last, pair)
         for i in range(DIRECTIONS):
             self._set_apart(i)
 
     def product(self, v: Packed) -> Packed:
         """About `H v`."""
-        bundles, Hv = joined(v), self._Hv
-        for (direction, change), weight, place in zip(self._directions, self._weights, self._places, strict=True):
-            times = (self._dot(bundles, direction) - place) * weight
-            Hv = [torch.addcmul(own, part, times.to(part)) for own, part in zip(Hv, change, strict=True)]
+        known = joined(v)
+        Hv = self._last[len(known) :]
+        for direction, weight, place in zip(self._directions, self._weights, self._places, strict=True):
+            times = (self._product(known, direction[: len(known)]) - place) * weight
+            Hv = [torch.addcmul(own, d, times.to(d)) for own, d in zip(Hv, direction[len(known) :], strict=True)]
         return parted(Hv, v)
-
-    def _make_room(self, v: Packed, Hv: Packed) -> None:
-        def blank(parts: Packed) -> Packed:
-            return [torch.zeros_like(part) for part in parts]
-
-        self._v, self._Hv = blank(v), blank(Hv)
-        self._directions = [(blank(v), blank(Hv)) for _ in range(DIRECTIONS)]
-        self._weights = [torch.zeros((), dtype=torch.float64, device=v[0].device) for _ in range(DIRECTIONS)]
-        self._places = [torch.zeros_like(weight) for weight in self._weights]
 
     def _set_apart(self, i: int) -> None:
         """Make direction `i` orthogonal to the ones before it, which are so to one another."""
-        direction, change = self._directions[i]
+        direction = self._directions[i]
         before = square = self._dot(direction, direction)
-        for (other, its_change), weight in zip(self._directions[:i], self._weights[:i], strict=True):
+        for other, weight in zip(self._directions[:i], self._weights[:i], strict=True):
             share = -self._dot(direction, other) * weight
-            for to, parts in ((direction, other), (change, its_change)):
-                for own, part in zip(to, parts, strict=True):
-                    own.addcmul_(part, share.to(part))
+            for own, part in zip(direction, other, strict=True):
+                own.addcmul_(part, share.to(part))
         if i > 0:
             square = self._dot(direction, direction)
         self._weights[i].copy_(torch.where(square > NEW * before, 1 / square, 0.0))
-        self._places[i].copy_(self._dot(self._v, direction))
+        self._places[i].copy_(self._dot(self._last, direction))
+
+    def _dot(self, a: Packed, b: Packed) -> Tensor:
+        """Of the vectors `v` of two pairs."""
+        return self._product(a[: len(a) // 2], b[: len(b) // 2])

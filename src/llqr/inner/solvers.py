@@ -79,10 +79,7 @@ class Descent(Solver):
         return here.value
 
     def advance(self, objective: Objective, *, product: bool) -> None:
-        if product or self._products is None:
-            self._move(objective.at(self.factors, self._products))
-        else:
-            self._move(objective.extrapolated(self.factors, self._products))
+        self._move(objective.at(self.factors, self._products, product=product))
 
     def _move(self, here: Evaluation) -> None:
         slopes = here.slopes(finite=True)
