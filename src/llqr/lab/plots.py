@@ -13,7 +13,7 @@ from llqr.lab import pictures
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known
-from llqr.lab.results import curves
+from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import PaperTable, paper
 from llqr.lab.runs.stored import settings_apart
 
@@ -43,7 +43,7 @@ def save_table(table: PaperTable, path: Path) -> None:
 
 def table_digest(table: PaperTable) -> str:
     """A table by its name and numbers, to be named as the source of its picture."""
-    return f"{table.name} sha256:{hashlib.sha256(table.to_json().encode()).hexdigest()[:16]}"
+    return f"{table.name} sha256:{hashlib.sha256(repr(tables.texts(table)).encode()).hexdigest()[:16]}"
 
 
 @pictures.styled
@@ -91,7 +91,7 @@ LONG = 28
 
 def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
     """Draw the curves of these files, or only those of some methods."""
-    lines = [line for file in files for line in curves.read(file).values()]
+    lines = [line for file in files for line in measurements.read_curves(file)]
     known = list(dict.fromkeys(line["run"]["method"] for line in lines))
     for method in methods:
         check_known("--method", method, known)

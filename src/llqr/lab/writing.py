@@ -10,9 +10,6 @@ from typing import BinaryIO
 
 from llqr.lab.errors import CannotWrite
 
-PROBE = bytes(4096)
-"""What a disk must have room for before anything is measured."""
-
 
 @contextmanager
 def explained(path: Path, option: str = "") -> Iterator[None]:
@@ -56,23 +53,17 @@ def make_folder(path: Path) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to; nothing is left behind."""
-    with explained(folder, option):
-        _write_probe(folder)
+    """Refuse a folder that cannot be made or written to, or whose disk is full; nothing is left behind."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    with explained(folder, option), tempfile.TemporaryFile(dir=nearest) as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_file(option: str, path: Path) -> None:
     """Refuse a file that cannot be made, replaced or appended to."""
     with explained(path, option):
-        _write_probe(path.parent)
+        check_folder(option, path.parent)
         if path.exists():
             path.open("ab").close()
-
-
-def _write_probe(folder: Path) -> None:
-    """In the folder itself, or where it will be made."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    with tempfile.TemporaryFile(dir=nearest) as file:
-        file.write(PROBE)
-        file.flush()
-        os.fsync(file.fileno())

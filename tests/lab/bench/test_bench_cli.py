@@ -97,7 +97,7 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
         ("--capture-passes needs a CUDA device", ["cadence", "--capture-passes"]),
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
         ("--structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
-        ("--apply-dtype must be the name of a torch dtype, got 'fp16'", ["cadence", "--apply-dtype", "fp16"]),
+        ("--apply-dtype must be a", ["cadence", "--apply-dtype", "fp16"]),
         ("--attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
         ("--engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
         ("--device: peak memory is counted", ["memory"]),

@@ -28,7 +28,7 @@ KEYS = ("model", "structure", "shards", "model_params", "precond_params", "preco
 
 @pytest.fixture(scope="module")
 def rows():
-    return {(row.model, row.structure, row.shards): row.to_dict() for row in storage.rows()}
+    return {(row["model"], row["structure"], row["shards"]): row for row in storage.rows()}
 
 
 def test_the_table_has_the_papers_rows_in_its_order(rows):

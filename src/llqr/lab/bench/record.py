@@ -1,9 +1,9 @@
-"""A measurement as a file (every row, with its command, commit and machine) and as a table in Markdown."""
+"""A measurement as a file: every row, with its command, commit and machine."""
 
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,25 +69,6 @@ def read(file: Path) -> dict[str, Any]:
     if bench not in BENCHES:
         raise ConfigurationError(f"{file}: there is no `llqr bench {bench}` any more.")
     return record
-
-
-def markdown(file: Path, filters: Sequence[str] = ()) -> str:
-    """The table that the command printed, with the rows that match every ``key=value``, and where it comes from."""
-    record = read(file)
-    wanted = dict(word.partition("=")[::2] for word in filters)
-    # Rows without the key match too: methods without a metric have no interval.
-    rows = [row for row in record["rows"] if all(row.get(k) is None or str(row[k]) == v for k, v in wanted.items())]
-    if not rows:
-        raise ConfigurationError(f"{file}: no row matches {' '.join(filters)}.")
-    table = BENCHES[record["bench"]].as_table(rows)
-    lines = [[str(column.header) for column in table.columns]]
-    lines += [[{"left": ":--", "right": "--:"}[column.justify] for column in table.columns]]
-    lines += [list(map(str, cells)) for cells in zip(*(column.cells for column in table.columns), strict=True)]
-    # Files from before commits were recorded say null.
-    commit = f", commit {record['commit'][:12]}" if record.get("commit") else ""
-    changed = ", changed" if commit and record["dirty"] else ""
-    source = f"`{record['command']}` on {measured_on(record)}{commit}{changed}."
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", source])
 
 
 def measured_on(record: Mapping[str, Any]) -> str:

@@ -42,6 +42,6 @@ def show_storage(
     """Print the paper's storage table and cheaper structures, counted from the layout of the metric."""
     rows = storage.rows(shards or storage.SHARDS)
     if as_json:
-        print(json.dumps([row.to_dict() for row in rows], indent=1))
+        print(json.dumps(rows, indent=1))
     else:
         show(storage.as_table(rows))

@@ -1,6 +1,5 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
-from llqr.lab.results import curves, measurements, tables
+from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import Measure, PaperTable
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
@@ -94,7 +93,6 @@ def table(
     ] = None,
     measure: Annotated[Measure, typer.Option(help="Which evaluation of a run counts.")] = "best",
     picture: options.Plot = None,
-    as_json: options.Json = False,
 ) -> None:
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
     if (name is None) == (write is None):
@@ -107,16 +105,14 @@ def table(
         if not write.is_file():
             raise ConfigurationError(f"--write: {write} is not there.")
         check_file("--write", write)
-        write_text(write, markdown.regenerate(write.read_text(), runs, folder))
+        write_text(write, markdown.regenerate(write.read_text(), runs))
         return
     assert name is not None
     built = tables.build(name, runs, measure)
     if picture is not None:
         plots.save_table(built, picture)
     if against is not None:
-        show_comparison(built, against, as_json)
-    elif as_json:
-        print(built.to_json())
+        show_comparison(built, against)
     else:
         show_table(built)
 
@@ -133,12 +129,10 @@ def show_table(built: PaperTable) -> None:
         print(f"Not counted: {reason}")
 
 
-def show_comparison(built: PaperTable, reference: str, as_json: bool) -> None:
+def show_comparison(built: PaperTable, reference: str) -> None:
     """Print how the methods of a table differ from one of them."""
     found = tables.compare(built, reference)
-    if as_json:
-        print(found.drop(columns="values").to_json(orient="records", indent=1, double_precision=15))
-    elif found.empty:
+    if found.empty:
         print("Nothing is measured yet.")
     else:
         _show(built, *tables.compared_texts(found))
@@ -172,26 +166,8 @@ def add(
 
 
 @results_app.command()
-def curve(
-    runs: Runs,
-    to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
-) -> None:
-    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
-    check_folder("--to", to)
-    found = stored.find(runs)
-    evaluated = [run for run in found if run.records]
-    if not evaluated:
-        raise DataError(f"{found[0].path} has no evaluation yet.")
-    for run in found:
-        if not run.records:
-            print(f"left out: {run.path} has no evaluation yet", file=sys.stderr)
-    for path in curves.write(evaluated, to):
-        print(path)
-
-
-@results_app.command()
 def draw(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of kept curves.")],
     to: Annotated[
         Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark), .png or .pdf.")
     ],
@@ -201,7 +177,6 @@ def draw(
     pictures.check("--to", to)
     for file in files:
         if not file.is_file():
-            wrong = "a folder; name the files in it" if file.is_dir() else "not there"
-            raise ConfigurationError(f"FILES: {file} is {wrong}.")
+            raise ConfigurationError(f"FILES: {file} is no file.")
     plots.save_curves(files, to, method or ())
     print(to)

@@ -9,7 +9,7 @@ import pandas as pd
 from llqr.lab import pictures
 from llqr.lab.grouping import grouped
 from llqr.lab.report import parts
-from llqr.lab.report.parts import Link, Part
+from llqr.lab.report.parts import Part
 from llqr.lab.runs.stored import StoredRun, told_apart
 from llqr.lab.writing import make_folder, write_text
 
@@ -23,7 +23,7 @@ def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = 
 
 
 def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None = None) -> str:
-    """The page as HTML; links to the folders of the runs are relative to the folder ``home``.
+    """The page as HTML; the folders of the runs are named relative to the folder ``home``.
 
     ``notes`` say why the solution of a run, given by its path, was not measured.
     """
@@ -80,12 +80,8 @@ def _html(part: Part, methods: Sequence[str]) -> str:
 
 
 def _table(frame: pd.DataFrame) -> str:
-    """The cells as text; a `Link` is HTML already."""
-    shown = frame.map(lambda cell: cell if isinstance(cell, Link) else escape(str(cell)))
-    shown.columns = [escape(str(name)) for name in frame.columns]
     with pd.option_context("display.max_colwidth", None):
-        table = shown.to_html(index=False, escape=False, border=0)
-    return f'<div class="wide">{table}</div>'
+        return f'<div class="wide">{frame.to_html(index=False, border=0)}</div>'
 
 
 def _legend(methods: Sequence[str]) -> str:

@@ -3,13 +3,10 @@
 ``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
 table of a variant of the recipes. With ``against=sam`` it shows the differences to that method instead of the paper's
 numbers, and with ``measure=last`` the last evaluation of every run counts, not the best.
-``<!-- table:bench/FILE KEY=VALUE -->`` shows the rows with these values of
-``results/bench/FILE.json``, which a command of `llqr bench` wrote.
 """
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 from llqr.lab.errors import ConfigurationError
@@ -23,20 +20,14 @@ BLOCK = re.compile(r"(<!-- table:([^\s>]+)((?: [^\s>]+)*) -->)(.*?)(<!-- /table 
 MARK = re.compile(r"<!-- (?:table:[^>]*|/table) -->")
 
 
-def regenerate(text: str, runs: Sequence[RunRecord], results: Path) -> str:
-    """The text with every marked block rewritten from these runs and the benchmarks in a folder of results."""
+def regenerate(text: str, runs: Sequence[RunRecord]) -> str:
+    """The text with every marked block rewritten from these runs."""
 
     def made(block: re.Match[str]) -> str:
         start, name, words, content, end = block.groups()
         if MARK.search(content):
             raise ConfigurationError(f"{start} is not closed by <!-- /table -->.")
-        if name.startswith("bench/"):
-            from llqr.lab.bench import record  # imports every bench
-
-            table = record.markdown(results / f"{name}.json", words.split())
-        else:
-            table = _table(name, words.split(), runs)
-        return f"{start}\n{table}\n{end}"
+        return f"{start}\n{_table(name, words.split(), runs)}\n{end}"
 
     if stray := MARK.search(BLOCK.sub("", text)):
         raise ConfigurationError(f"{stray.group()} has no matching mark.")

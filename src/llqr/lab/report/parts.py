@@ -4,13 +4,11 @@ The runs are in the order in which their methods are shown; times are compared w
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -28,13 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTHING = "–"
-MIB = 2**20
-
-
-class Link(str):
-    """A cell that is HTML already."""
-
-    __slots__ = ()
+ByMethod = Mapping[str, Sequence[StoredRun]]
 
 
 @dataclass(frozen=True)
@@ -67,36 +59,31 @@ def conclusion(runs: Sequence[StoredRun]) -> str:
 
 
 def results(runs: Sequence[StoredRun]) -> Part | None:
-    """Mean ± standard deviation over seeds, times relative to the first method, and Welch's p against it."""
+    """Mean ± standard deviation over seeds, Welch's p against the first method, and times relative to it."""
     finished = grouped((run.result for run in runs if run.result is not None), lambda result: result["method"])
     if not finished:
         return None
     found = summary.summarise(result for own in finished.values() for result in own)
     first = next(found.itertuples())
-    result = finished[first.method][0]
-    split, metric = result.get("split", "test"), first.metric
+    result, metric = finished[first.method][0], first.metric
+    split = result.get("split", "test")
     rows = []
     for one in found.itertuples():
         own = finished[one.method]
         row = {"method": one.method, f"best {metric}": spread(one.best_mean, one.best_std)}
         if found["test_mean"].notna().any():
-            row[f"test {metric} of the best"] = mean([r.get("test_of_best", {}).get(metric) for r in own])
+            row[f"test {metric} of the best"] = mean(r.get("test_of_best", {}).get(metric) for r in own)
         row[f"last {metric}"] = spread(one.last_mean, one.last_std)
         for name in (name for name in result[split] if name != metric):
-            row[f"last {split} {name.replace('_', ' ')}"] = mean([r[split][name] for r in own])
+            row[f"last {split} {name.replace('_', ' ')}"] = mean(r[split][name] for r in own)
         p = None if one.method == first.method else summary.welch(one.best, first.best)
-        row |= {"n": one.n, f"p against {first.method}": NOTHING if p is None else f"{p:.2g}"}
+        row |= {"n": one.n, f"p against {first.method}": _number(p, "{:.2g}")}
         row[f"s / {one.counted_in}"] = summary.TIMES[one.counted_in][1].format(one.seconds)
-        row[f"time / {first.method}"] = f"{one.relative_time:.2f}×"
-        probing = [r["probing_step_seconds"] for r in own if r.get("probing_step_seconds")]
-        row["while probing"] = f"{np.median(probing) / first.seconds:.2f}×" if probing else NOTHING
-        rows.append(row)
-    frame = pd.DataFrame(rows)
-    frame = frame.drop(columns=[name for name in frame if (frame[name] == NOTHING).all()])
+        rows.append(row | {f"time / {first.method}": f"{one.relative_time:.2f}×"})
     better = "larger" if result["larger_is_better"] else "smaller"
     sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better; times without evaluation."
     facts = dict.fromkeys(f"{metric}: {r['bleu']}." for own in finished.values() for r in own if "bleu" in r)
-    return Part("Results", [sentence, *facts], [frame])
+    return Part("Results", [sentence, *facts], [pd.DataFrame(rows)])
 
 
 def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
@@ -110,44 +97,50 @@ def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
         found = " and ".join(sorted(f"{split} {metric}" for split, metric, *_ in kinds))
         raise ConfigurationError(f"RUNS: those of {runs[0].recipe} were evaluated by {found}; report on them apart.")
     ((split, *metrics),) = kinds
-    axis = _axis(runs)
-    wanted = [(split, name, timed) for name in metrics for timed in (False, True)]
-    wanted += [("train", name, False) for name in records[0]["train"]]
+    wanted = [(split, name, axis) for name in metrics for axis in (_axis(runs), "minutes")]
+    wanted += [("train", name, _axis(runs)) for name in records[0]["train"]]
     figures = {}
-    for kind, name, timed in wanted:
-        lines: dict[str, Any] = {}
-        for method, own in logged.items():
-            count = min(len(run.records) for run in own)
-            times = [list(accumulate(record["seconds"]["train"] for record in run.records[:count])) for run in own]
-            at = np.mean(times, axis=0) / 60 if timed else [record[axis] for record in own[0].records[:count]]
-            lines[method] = at, [[record[kind][name] for record in run.records[:count]] for run in own]
+    for kind, name, axis in wanted:
+        lines = _lines(logged, lambda record, kind=kind, name=name: record[kind][name], axis)  # type: ignore[misc]
         shown = name.replace("_", " ")
-        title = f"{kind} {shown} over time" if timed else f"{kind} {shown}"
-        figures[title] = ranges(title, "minutes" if timed else axis, shown, methods, [lines], late=True)
+        title = f"{kind} {shown} over time" if axis == "minutes" else f"{kind} {shown}"
+        figures[title] = ranges(title, axis, shown, methods, [lines], late=True)
     sentence = "Mean over seeds with their range; the first quarter may be cut off; time is training time."
     return Part("Curves", [sentence], figures=figures)
+
+
+def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str) -> Curves:
+    """A number of every record, as far as all runs of a method have come, against epochs, steps or minutes."""
+    found = {}
+    for method, own in logged.items():
+        records = list(zip(*(run.records for run in own), strict=False))
+        at: Sequence[float] = [first[axis] for first, *_ in records] if axis != "minutes" else []
+        if axis == "minutes":
+            seconds = (np.mean([record["seconds"]["train"] for record in several]) for several in records)
+            at = [total / 60 for total in accumulate(seconds)]
+        found[method] = at, [[number(record) for record in run] for run in zip(*records, strict=True)]
+    return found
 
 
 def solutions(runs: Sequence[StoredRun], methods: Sequence[str], notes: Mapping[Path, str]) -> Part | None:
     """The sharpness of the solutions, and the loss along lines through them."""
     missing = [f"Not measured: {note}" for note in dict.fromkeys(notes[run.path] for run in runs if run.path in notes)]
-    measured = grouped((run for run in runs if run.analysis is not None), lambda run: run.method)
+    measured = [(run.method, run.analysis) for run in runs if run.analysis is not None]
     if not measured:
         return Part("Solutions", missing) if missing else None
     rows, along, random = [], {}, {}
-    for method, own in measured.items():
-        found = [run.analysis for run in own if run.analysis is not None]
-        perceived = [one["sharpness"]["perceived"]["value"] for one in found if one["sharpness"].get("perceived")]
-        row = {"method": method, "top eigenvalue": mean([one["sharpness"]["top"]["value"] for one in found])}
-        row |= {"perceived": mean(perceived), "loss": mean([one["loss"] for one in found]), "n": len(found)}
-        rows.append(row)
+    for method, pairs in grouped(measured, lambda pair: pair[0]).items():
+        found = [analysis for _, analysis in pairs]
+        sharpness = [one["sharpness"] for one in found]
+        row = {"method": method, "top eigenvalue": mean(one["top"]["value"] for one in sharpness)}
+        row["perceived"] = mean(one["perceived"]["value"] for one in sharpness if one.get("perceived"))
+        rows.append(row | {"loss": mean(one["loss"] for one in found), "n": len(found)})
         for lines, is_random in ((along, False), (random, True)):
             of = [_slices(one["slices"], is_random) for one in found]
             lines[method] = of[0][0], [losses for _, losses in of]
-    first = next(iter(measured.values()))[0].analysis or {}
     sentence = (
-        f"The top eigenvalue of the Hessian H of the mean loss on {first['samples']} training samples, by Lanczos; "
-        "perceived is that of √U H √U, with U = I where no metric is learned."
+        f"The top eigenvalue of the Hessian H of the mean loss on {measured[0][1]['samples']} training samples, by "
+        "Lanczos; perceived is that of √U H √U, with U = I where no metric is learned."
     )
     titles = "Along the top eigenvector of H", "Along random filter-normalised directions"
     figures = {
@@ -164,69 +157,56 @@ def _slices(lines: Iterable[Mapping[str, Any]], is_random: bool) -> tuple[Sequen
     return chosen[0]["positions"], losses.mean(axis=0).tolist()
 
 
+KEYS = ("step", "accepted", "seconds", "engine", "objective_before", "objective_after", "change", "cosine")
+"""What is shown of the report of a refresh; older runs lack some of it."""
+
+
 def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     """One row per method that learns a metric, the objective of every refresh, and the metric over the run."""
-    learned = [run for run in runs if any(record["refreshes"] for record in run.records)]
-    if not learned:
+    learned = grouped((run for run in runs if any(one["refreshes"] for one in run.records)), lambda run: run.method)
+    listed = [(run, one) for own in learned.values() for run in own for one in run.records]
+    if not listed:
         return None
-    reports = pd.DataFrame(
-        {"method": run.method, "run": run.path, **report}
-        for run in learned
-        for record in run.records
-        for report in record["refreshes"]
-    ).reindex(columns=["method", "run", *KEYS])
-    reports = reports.astype(dict.fromkeys(("objective_before", "objective_after", "change", "cosine"), float))
+    made = [{"method": run.method, "run": run.path} | one for run, record in listed for one in record["refreshes"]]
+    reports = pd.DataFrame(made).reindex(columns=["method", "run", *KEYS]).astype(dict.fromkeys(KEYS[4:], float))
     before = reports["objective_before"]
     reports["of J"] = 100 * (reports["objective_after"] - before) / before.abs().replace(0, np.nan)
-    accepted = reports[reports["accepted"].astype(bool)]
+    reports["change"] = 100 * reports["change"].where(reports["accepted"].astype(bool))
     rows = []
-    for method, own in grouped(learned, lambda run: run.method).items():
-        found, last = (frame[frame["method"] == method] for frame in (reports, accepted))
-        ends = last.dropna(subset="change").groupby("run")[["change", "cosine"]].last().mean()
-        weak = " (nearly nothing)" if ends["change"] < WEAK else ""
-        seconds = [[record["seconds"][part] for run in own for record in run.records] for part in ("refresh", "train")]
-        sizes = [run.result["metric_bytes"] / MIB for run in own if run.result is not None]
+    for method, own in learned.items():
+        found = reports[reports["method"] == method]
+        ends = found.dropna(subset="change").groupby("run")[["change", "cosine"]].last().mean()
+        weak = " (nearly nothing)" if ends["change"] < 100 * WEAK else ""
+        spent = pd.DataFrame(record["seconds"] for run in own for record in run.records).sum()
+        sizes = pd.Series([run.result["metric_bytes"] / 2**20 for run in own if run.result is not None], dtype=float)
         spectra = pd.DataFrame(run.records[-1]["spectrum"] for run in own)
         rows.append(
             {
                 "method": method,
                 "refreshes": f"{len(found) / len(own):g}",
-                "rejected": len(found) - len(last),
+                "rejected": int((~found["accepted"].astype(bool)).sum()),
                 "seconds each": f"{found['seconds'].mean():.3f}",
-                "of the time": f"{100 * sum(seconds[0]) / sum(seconds[1]):.1f} %",
+                "of the time": f"{100 * spent['refresh'] / spent['train']:.1f} %",
                 "change of J": _number(found["of J"].median(), "{:.2f} %"),
-                "change of g": _number(100 * ends["change"], "{:.2g} %") + weak,
+                "change of g": _number(ends["change"], "{:.2g} %") + weak,
                 "cos(g, Ug)": _number(ends["cosine"], "{:.3f}"),
                 "engine": ", ".join(found["engine"].unique()),
-                **{f"{key} U": f"{spectra[key].mean():.4f}" for key in ("min", "median", "max")},
-                "MiB of U": _number(np.mean(sizes) if sizes else None, "{:,.2f}"),
+                **{f"{key} U": f"{spectra[key].mean():.4f}" for key in ("min", "max")},
+                "MiB of U": _number(sizes.mean(), "{:,.2f}"),
             }
         )
-    axis = _axis(runs)
-    spectrum: list[Curves] = []
-    for key in ("min", "max"):
-        spectrum.append({})
-        for method, own in grouped(learned, lambda run: run.method).items():
-            count = min(len(run.records) for run in own)
-            several = [[record["spectrum"][key] for record in run.records[:count]] for run in own]
-            spectrum[-1] |= {method: ([record[axis] for record in own[0].records[:count]], several)}
     effect, change = "Change of a gradient by U, |Ug − g| / |g| in %", "Change of J by a refresh, in % of its size"
     label = "Lowest and highest mean eigenvalue of U among layers"
-    changes = _by_step(accepted.assign(change=100 * accepted["change"]), "change")
-    figures = {effect: ranges(effect, "step", "%", methods, [changes])} if changes else {}
-    figures |= {
-        change: ranges(change, "step", "%", methods, [_by_step(reports, "of J")]),
-        label: ranges(label, axis, "mean eigenvalue", methods, spectrum),
-    }
+    spectrum = [_lines(learned, lambda one: one["spectrum"]["min"], _axis(runs))]
+    spectrum += [_lines(learned, lambda one: one["spectrum"]["max"], _axis(runs))]
+    figures = {title: _by_step(reports, column) for title, column in ((effect, "change"), (change, "of J"))}
+    drawn = {title: ranges(title, "step", "%", methods, [lines]) for title, lines in figures.items() if lines}
+    drawn[label] = ranges(label, _axis(runs), "mean eigenvalue", methods, spectrum)
     sentence = (
         "J is the objective of a refresh, the change of g is |Ug − g| / |g| after the last accepted refresh, and U is "
         "given by the mean eigenvalue of a layer, trace(U) / n."
     )
-    return Part("Refreshes of the metric", [sentence], [pd.DataFrame(rows)], figures)
-
-
-KEYS = ("step", "accepted", "seconds", "engine", "objective_before", "objective_after", "change", "cosine")
-"""What is shown of the report of a refresh; older runs lack some of it."""
+    return Part("Refreshes of the metric", [sentence], [pd.DataFrame(rows)], drawn)
 
 
 def _by_step(reports: pd.DataFrame, column: str) -> Curves:
@@ -240,18 +220,16 @@ def _by_step(reports: pd.DataFrame, column: str) -> Curves:
 
 
 def every_run(runs: Sequence[StoredRun], repeated: Sequence[StoredRun], home: Path) -> Part:
-    """One row per run, with a link to its folder."""
+    """One row per run, with its folder."""
     axis, rows = _axis(runs), []
     for run in runs:
-        # Quoted: a name may look like an address.
-        place = quote(Path(os.path.relpath(run.path, home)).as_posix(), safe="/+@=,")
-        row = {"method": Link(f'<a href="{place}">{escape(run.method)}</a>'), "seed": run.seed, "state": run.state}
+        row = {"method": run.method, "seed": run.seed, "state": run.state}
         if run.result is not None:
-            result, minutes = run.result, run.result["seconds"]["total"] / 60
-            row |= {f"best {result['metric']}": spread(result["best"]), f"at {axis}": result.get(f"best_{axis}")}
-            row |= {f"last {result['metric']}": spread(result["last"]), "minutes": f"{minutes:.1f}"}
-            row["per second"] = f"{result['rate']:,.0f} {result['unit']}"
-        rows.append(row)
+            metric, minutes = run.result["metric"], run.result["seconds"]["total"] / 60
+            row |= {f"best {metric}": spread(run.result["best"]), f"at {axis}": run.result.get(f"best_{axis}")}
+            row |= {f"last {metric}": spread(run.result["last"]), "minutes": f"{minutes:.1f}"}
+            row["per second"] = f"{run.result['rate']:,.0f} {run.result['unit']}"
+        rows.append(row | {"folder": Path(os.path.relpath(run.path, home)).as_posix()})
     sentences = [f"Not counted, because another folder has the same run: {run.path}." for run in repeated]
     return Part("Runs", sentences, [pd.DataFrame(rows).astype(object).fillna(NOTHING)])
 
@@ -261,20 +239,18 @@ def configuration(runs: Sequence[StoredRun]) -> Part:
     # Left out: options that no method sets, the method (it heads the columns), and where the data lies.
     settings = pd.DataFrame({run.method: _texts(run.config["run"]) for run in runs}).fillna(NOTHING)
     unset = settings.isin([NOTHING, "None", "{}"]).all(axis=1) | settings.index.isin(["method", "data.root"])
-    settings = settings[~unset]
-    same = settings.eq(settings.iloc[:, 0], axis=0).all(axis=1)
+    settings = settings[~unset].rename_axis("setting").reset_index()
+    same = settings.iloc[:, 1:].nunique(axis=1) == 1
     commands = [command for run in runs for command in (run.config, *run.config["resumed"])]
     kinds = ("commit", "dirty", "versions", "machine")
     made = pd.DataFrame(_texts({kind: command[kind] for kind in kinds if kind in command}) for command in commands)
-    values = {key: ", ".join(dict.fromkeys(made[key].dropna())) for key in made}
-    settings = settings.rename_axis("setting").reset_index()
+    values = [(key, ", ".join(dict.fromkeys(made[key].dropna()))) for key in made]
     folded = {
-        "Shared by all methods": settings[same.to_numpy()].iloc[:, :2].set_axis(["setting", "value"], axis=1),
-        "Source, versions and machines": pd.DataFrame({"": list(values), "value": list(values.values())}),
+        "Shared by all methods": settings[same].iloc[:, :2].set_axis(["setting", "value"], axis=1),
+        "Source, versions and machines": pd.DataFrame(values, columns=["", "value"]),
     }
-    tables = [] if same.all() else [settings[~same.to_numpy()]]
     used = list(dict.fromkeys(command["command"] for command in commands))
-    return Part("Configuration", tables=tables, folded=folded, listings=used)
+    return Part("Configuration", tables=[] if same.all() else [settings[~same]], folded=folded, listings=used)
 
 
 def mean(values: Iterable[float | None]) -> str:

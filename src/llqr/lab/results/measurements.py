@@ -15,7 +15,7 @@ from typing import Any
 from llqr import STRUCTURES
 from llqr.lab import writing
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.runs.json_files import LINE, checked, flatten, plain
+from llqr.lab.runs.json_files import CURVE, LINE, checked, flatten, plain
 from llqr.lab.runs.stored import RunRecord, StoredRun
 
 KIND = "run"
@@ -56,18 +56,14 @@ def _has_sides(structure: Any) -> bool:
     return any(kind not in STRUCTURES or STRUCTURES[kind].fallback is not None for kind in kinds)
 
 
-def head_of(run: StoredRun, kind: str) -> dict[str, Any]:
-    """How a line begins: what was asked for, and the commands that made it."""
-    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
-    head = {"kind": kind, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
-    return head | _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
-
-
 def line_of(run: StoredRun) -> dict[str, Any]:
-    """The line that keeps a finished run."""
+    """The line that keeps a finished run: what was asked for, the commands that made it, and what came of it."""
     if run.result is None:
         raise DataError(f"{run.path} is not finished ({run.state}).")
-    line = head_of(run, KIND) | {"result": run.result}
+    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
+    line = {"kind": KIND, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
+    line |= _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
+    line["result"] = run.result
     if run.analysis is not None:
         line["analysis"] = {key: run.analysis[key] for key in ANALYSIS}
     plain_line: dict[str, Any] = plain(line)
@@ -139,6 +135,16 @@ def read_file(path: Path) -> list[RunRecord]:
             config = {key: value for key, value in line.items() if key not in ("kind", "result", "analysis")}
             runs.append(RunRecord(config, line["result"], line.get("analysis"), origin))
     return runs
+
+
+def read_curves(path: Path) -> list[dict[str, Any]]:
+    """The kept curves of a file: every evaluation and every refresh of a run, one run per line."""
+    lines = list(lines_of(path))
+    for origin, line in lines:
+        if line["kind"] != "curve":
+            raise DataError(f"{origin} is no curve, but a {line['kind']}.")
+        checked(line, CURVE, origin)
+    return [line for _, line in lines]
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

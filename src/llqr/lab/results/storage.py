@@ -11,7 +11,6 @@ library's own assignment of blocks (``Geometry(shards=...)``), planned on the me
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,29 +31,12 @@ NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
 }
 STRUCTURES = ("e-kfac", "e-kfac-one-sided", "e-kfac-channels", "diag-kfac")
 SHARDS = (1, 4)
+KEYS = ("model", "structure", "shards", "model_params", "precond_params", "precond_mib", "total_mib")
+BYTES = torch.float32.itemsize
 
 
-@dataclass(frozen=True)
-class Storage:
-    """One row: the memory of a network and its metric on the fullest of ``shards`` devices."""
-
-    model: str
-    structure: str
-    shards: int
-    model_params: int
-    precond_params: int
-    largest_shard: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as the paper prints it, with two decimals."""
-        counted = ("model", "structure", "shards", "model_params", "precond_params")
-        model, metric = (IN_MIB * torch.float32.itemsize * count for count in (self.model_params, self.largest_shard))
-        sizes = {"precond_mib": round(metric, 2), "total_mib": round(model + metric, 2)}
-        return {key: getattr(self, key) for key in counted} | sizes
-
-
-def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES) -> list[Storage]:
-    """The table; the paper's rows are in its order."""
+def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES) -> list[dict[str, Any]]:
+    """One row per network, structure and number of devices, in the paper's order and with its two decimals."""
     table = []
     for title, (name, options) in NETWORKS.items():
         with torch.device("meta"):
@@ -63,8 +45,10 @@ def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES)
         for structure in structures:
             metric = Metric(model, structure=structure, max_side=sys.maxsize)  # what the row is named after
             for count in shards:
-                largest = max(scalars_of_shards(metric, count))
-                table.append(Storage(title, structure, count, parameters, metric.stored(), largest))
+                held = max(scalars_of_shards(metric, count))
+                sizes = [round(BYTES * IN_MIB * scalars, 2) for scalars in (held, parameters + held)]
+                row = (title, structure, count, parameters, metric.stored(), *sizes)
+                table.append(dict(zip(KEYS, row, strict=True)))
     return table
 
 
@@ -81,7 +65,7 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
     return [held[shard] for shard in range(shards)]
 
 
-def as_table(found: list[Storage]) -> Table:
+def as_table(found: Sequence[dict[str, Any]]) -> Table:
     numbers = [
         Column("S", "shards", "{}"),
         Column("parameters", "model_params", "{:,}"),
@@ -89,5 +73,4 @@ def as_table(found: list[Storage]) -> Table:
         Column("U MiB", "precond_mib", "{:,.2f}"),
         Column("total MiB", "total_mib", "{:,.2f}"),
     ]
-    rows = [row.to_dict() for row in found]
-    return number_table("fp32 storage per device", rows, ("model", "structure"), numbers)
+    return number_table("fp32 storage per device", found, ("model", "structure"), numbers)

@@ -75,11 +75,6 @@ class PaperTable:
         caveats = {row: caveat for row, caveat in self.caveats.items() if row in rows}
         return replace(self, cells=self.cells[self.cells["row"].isin(rows)], caveats=caveats)
 
-    def to_json(self) -> str:
-        """The cells with their differences to the paper."""
-        found = self.cells.drop(columns="values").assign(difference=[difference(self, c) for c in self.tuples()])
-        return str(found.to_json(orient="records", indent=1, double_precision=15))
-
     def tuples(self) -> Iterator[Any]:
         return iter(self.cells.itertuples())
 
@@ -184,7 +179,7 @@ def _storage_cells() -> Iterator[dict[str, Any]]:
     """Counted, not measured."""
     keys = ("model", "structure", "shards")
     printed = {tuple(row[key] for key in keys): row for row in paper()["storage"]["rows"]}
-    for counted in (row.to_dict() for row in storage.rows()):
+    for counted in storage.rows():
         theirs = printed.get(tuple(counted[key] for key in keys), {})
         label = f"{counted['model']} {counted['structure']}, {counted['shards']} device(s)"
         for column in (key for key in counted if key not in keys):
