@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from llqr.curvature import ENGINES, Divergence, OutputDivergence, QuadraticModel, ShiftedCrossEntropy
     from llqr.geometry import FixedGeometry, Geometry
     from llqr.inner import SOLVERS, Inner
-    from llqr.metric import STRUCTURES, Block, Flat, Metric, Stacked, Structure
+    from llqr.metric import STRUCTURES, Block, Flat, Metric, Structure
     from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
     from llqr.report import Refresh, RefreshError, RefreshWarning
     from llqr.runtime import Runtime
@@ -45,7 +45,6 @@ __all__ = [
     "Runtime",
     "SAMProbe",
     "ShiftedCrossEntropy",
-    "Stacked",
     "Structure",
     "build",
     "joined_state",

@@ -147,7 +147,7 @@ def test_how_many_products_are_made(steps, every, products):
 def test_it_is_exact_where_few_directions_matter(solver):
     """One number a layer: every `U g` is a combination of as many vectors as there are layers, two here."""
     metric, quadratic = setting("scalar")
-    assert sum(group.k if hasattr(group, "k") else len(group.layers) for group in metric.groups) == 2
+    assert sum(len(group.layers) for group in metric.groups) == 2
     few, all_of_them = (
         solve(metric, quadratic, Inner(solver, steps=30, lr=0.01, product_every=every), 0.2) for every in (6, 1)
     )

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import llqr
 from geometries import flat_geometry
-from llqr import STRUCTURES, Flat, Metric, Stacked
+from llqr import STRUCTURES, Flat, Metric, Structure
 from llqr.inner import Objective
 from metric.test_metric import perturbed, random_like
 from quadratics import setting, shaken, slopes_of
@@ -14,7 +14,7 @@ from references import dense_metric, flat, relative_error, trainable
 from small_models import case, mlp, vit
 
 
-class LowRank(Stacked):
+class LowRank(Structure):
     """`U G = G + A B^T G` with tall factors `A` and `B` of two columns."""
 
     name = "low-rank"

@@ -1,28 +1,25 @@
-"""Vectors in several parts: small ones are put together, and come apart as they were."""
+"""Many tensors are copied with one kernel per kind (dtypes, devices, memory order)."""
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llqr.metric import packed
-from llqr.metric.packed import joined, parted
-
-SHAPES = st.lists(st.integers(1, 7), max_size=3).map(tuple)
-DTYPES = st.sampled_from([torch.float32, torch.float64])
+from launches import Launches
+from llqr.metric.packed import copy_each
 
 
-@given(st.lists(st.tuples(SHAPES, DTYPES), max_size=8), st.sampled_from([1, 20, 2**20]))
-def test_what_is_joined_comes_apart_as_it_was(kinds, small):
-    parts = [torch.randn(shape, dtype=dtype) for shape, dtype in kinds]
-    before, packed.SMALL = packed.SMALL, small
-    try:
-        bundles = joined(parts)
-        found = parted(bundles, parts)
-    finally:
-        packed.SMALL = before
-    assert len(bundles) <= len(parts)
-    if small == 2**20:
-        assert len(bundles) == len({part.dtype for part in parts})
-    for part, again in zip(parts, found, strict=True):
-        assert again.dtype == part.dtype
-        assert torch.equal(again, part)
+def test_every_kind_is_copied_at_once():
+    sources = [torch.randn(4, 3) for _ in range(5)] + [torch.randn(3, 4).t() for _ in range(2)] + [torch.ones(2)]
+    targets = [torch.zeros(4, 3, dtype=torch.bfloat16) for _ in range(3)]
+    targets += [torch.zeros(source.shape) for source in sources[3:]]
+    with Launches() as operators:
+        copy_each(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        assert target.equal(source.to(target.dtype))
+    # Three that are rounded, three of equal memory order, and two of unequal order, which share no kernel.
+    assert operators.by_name == {"_foreach_copy_": 1 + 1 + 2}
+
+
+def test_a_single_different_memory_order_would_cost_one_kernel_per_tensor():
+    sources = [torch.randn(4, 3) for _ in range(5)] + [torch.randn(3, 4).t()]
+    with Launches() as operators:
+        torch._foreach_copy_([torch.zeros(4, 3) for _ in sources], sources)
+    assert operators.by_name["_foreach_copy_"] == 6

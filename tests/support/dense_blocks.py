@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from llqr.metric import Factors, Flat, Stacked, Structure
+from llqr.metric import Factors, Flat, Structure
 
 
 def dense_blocks(group: Structure, factors: Factors) -> list[Tensor]:
@@ -43,23 +43,23 @@ def of_identity(group: Flat, f: Factors) -> list[Tensor]:
     return [torch.eye(block.size, dtype=block.dtype, device=block.device) for block in group.blocks]
 
 
-def of_kfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_kfac(group: Structure, f: Factors) -> list[Tensor]:
     return [torch.kron(out, inner) for out, inner in zip(f["out"], f["in"], strict=True)]
 
 
-def of_positive_kfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_positive_kfac(group: Structure, f: Factors) -> list[Tensor]:
     return of_kfac(group, {name: factor @ factor.mT for name, factor in f.items()})
 
 
-def of_ekfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_ekfac(group: Structure, f: Factors) -> list[Tensor]:
     return _scaled([torch.kron(out, inner) for out, inner in zip(f["out"], f["in"], strict=True)], f["scale"])
 
 
-def of_positive_ekfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_positive_ekfac(group: Structure, f: Factors) -> list[Tensor]:
     return of_ekfac(group, f | {"scale": f["scale"] * f["scale"]})
 
 
-def of_one_sided_ekfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_one_sided_ekfac(group: Structure, f: Factors) -> list[Tensor]:
     bases = []
     for q in f["basis"]:
         eye = torch.eye(max(group.m, group.n), dtype=q.dtype, device=q.device)
@@ -67,7 +67,7 @@ def of_one_sided_ekfac(group: Stacked, f: Factors) -> list[Tensor]:
     return _scaled(bases, f["scale"])
 
 
-def of_channel_ekfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_channel_ekfac(group: Structure, f: Factors) -> list[Tensor]:
     q_in = f["in"]
     eye = torch.eye(group.blocks[0].kernel_positions, dtype=q_in.dtype, device=q_in.device)
     return of_ekfac(group, f | {"in": torch.stack([torch.kron(q, eye) for q in q_in])})
@@ -77,11 +77,11 @@ def _scaled(bases: list[Tensor], scales: Tensor) -> list[Tensor]:
     return [(basis * scale.reshape(-1)) @ basis.mT for basis, scale in zip(bases, scales, strict=True)]
 
 
-def of_diag_kfac(group: Stacked, f: Factors) -> list[Tensor]:
+def of_diag_kfac(group: Structure, f: Factors) -> list[Tensor]:
     return [torch.diag(torch.outer(out, inner).reshape(-1)) for out, inner in zip(f["out"], f["in"], strict=True)]
 
 
-def of_dense(group: Stacked, f: Factors) -> list[Tensor]:
+def of_dense(group: Structure, f: Factors) -> list[Tensor]:
     return list(0.5 * (f["dense"] + f["dense"].mT))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, joined, parted, quick_dot
+from llqr.metric.packed import Packed, quick_dot
 from llqr.metric.structure import Pull, Structure
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ T = TypeVar("T")
 LARGE = 2**25
 #: Directions along which products are known, besides the last `v` itself.
 DIRECTIONS = 2
+#: A tensor of fewer entries takes longer to launch a kernel for than to compute.
+SMALL = 2**20
 #: A direction with a smaller share of its square outside the others holds only rounding errors, and is not used.
 NEW = 1e-6
 
@@ -232,3 +234,26 @@ class Extrapolation:
     def _dot(self, a: Packed, b: Packed) -> Tensor:
         """Of the vectors `v` of two pairs."""
         return self._product(a[: len(a) // 2], b[: len(b) // 2])
+
+
+def joined(parts: Packed) -> Packed:
+    """The same vector with small parts put together, so that fewer kernels are launched for each operation on it."""
+    bundles = [[parts[i] for i in bundle] for bundle in _bundles(parts)]
+    return [own[0].flatten() if len(own) == 1 else torch.cat([part.flatten() for part in own]) for own in bundles]
+
+
+def parted(bundles: Packed, like: Packed) -> Packed:
+    """The inverse of `joined`: views in the shapes of `like`."""
+    found: dict[int, Tensor] = {}
+    for joint, bundle in zip(bundles, _bundles(like), strict=True):
+        for i, part in zip(bundle, joint.split([like[i].numel() for i in bundle]), strict=True):
+            found[i] = part.view(like[i].shape)
+    return [found[i] for i in range(len(like))]
+
+
+def _bundles(parts: Packed) -> list[list[int]]:
+    """Which parts are put together, by their places."""
+    bundles: dict[object, list[int]] = {}
+    for i, part in enumerate(parts):
+        bundles.setdefault((part.device, part.dtype) if part.numel() < SMALL else i, []).append(i)
+    return list(bundles.values())

@@ -7,7 +7,7 @@ groups with their factors) and `packed` (vectors in its layout). `llqr.distribut
 
 from llqr.metric.layout import Block
 from llqr.metric.metric import Metric
-from llqr.metric.structure import Bounds, Factors, Flat, Stacked, Structure
+from llqr.metric.structure import Bounds, Factors, Flat, Structure
 from llqr.metric.structures import STRUCTURES, StructureSpec
 
-__all__ = ["STRUCTURES", "Block", "Bounds", "Factors", "Flat", "Metric", "Stacked", "Structure", "StructureSpec"]
+__all__ = ["STRUCTURES", "Block", "Bounds", "Factors", "Flat", "Metric", "Structure", "StructureSpec"]

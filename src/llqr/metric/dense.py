@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from llqr.metric.layout import Block
-from llqr.metric.structure import Factors, Stacked, clamp_eigenvalues
+from llqr.metric.structure import Factors, Structure, clamp_eigenvalues
 
 
-class Dense(Stacked):
+class Dense(Structure):
     """`U = (F + F^T) / 2`, symmetric whatever the factor `F`; vectors are full blocks too."""
 
     name = "dense"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Factors, Pull, Stacked
+from llqr.metric.structure import Factors, Pull, Structure
 
 
-class DiagKFAC(Stacked):
+class DiagKFAC(Structure):
     name = "diag-kfac"
     scales_with = "out"
 

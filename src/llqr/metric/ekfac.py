@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Factors, Pull, Stacked, clamp_singular_values, wide_product
+from llqr.metric.structure import Factors, Pull, Structure, clamp_singular_values, wide_product
 
 
-class EKFAC(Stacked):
+class EKFAC(Structure):
     """The bases start at the identity and are not kept orthogonal."""
 
     name = "e-kfac"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llqr.metric.structure import Factors, Pull, Stacked, clamp_eigenvalues, clamp_singular_values, wide_product
+from llqr.metric.structure import Factors, Pull, Structure, clamp_eigenvalues, clamp_singular_values, wide_product
 
 
-class KFAC(Stacked):
+class KFAC(Structure):
     name = "kfac"
     fallback = "diag-kfac"
     scales_with = "out"

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from llqr.metric.layout import Block
-from llqr.metric.structure import Factors, Pull, Stacked, clamp_singular_values, wide_product
+from llqr.metric.structure import Factors, Pull, Structure, clamp_singular_values, wide_product
 
 
-class OneSidedEKFAC(Stacked):
+class OneSidedEKFAC(Structure):
     """One basis `Q` of the size `s = min(m, n)` and a free scale `S`: `s^2 + m n` numbers per matrix.
 
     Every row (column) of `G` has its own symmetric `Q diag(S_i) Q^T`. The basis starts at the identity and is not kept

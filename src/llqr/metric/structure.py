@@ -40,11 +40,13 @@ def learning_dtype(block: Block) -> torch.dtype:
 class Structure(ABC):
     """Blocks that share one structure, and the mathematics of their part of `U`.
 
-    A structure holds no numbers: factors are passed in, so that the inner solver can work on a copy. All methods act on
-    the whole group at once, in its packed layout.
+    The blocks are `k` matrices of one shape `(m, n)`, stacked to `(k, m, n)`, and so are their factors. A structure
+    holds no numbers: factors are passed in, so that the inner solver can work on a copy, and all methods act on the
+    whole stack at once. The columns of channels-last convolutions are sorted by kernel position, as their memory is, so
+    that gradients are multiplied as they are; `over_columns` says how the factors follow.
 
-    To add a structure, subclass `Stacked` (matrices of one shape) or `Flat` (entries laid end to end), give it a
-    `name`, write `identity` and `apply`, and put the class into `STRUCTURES`. The pull-back then comes from autograd.
+    To add a structure, subclass this class, or `Flat` (entries of any shape, laid end to end), give it a `name`, write
+    `identity` and `apply`, and put the class into `STRUCTURES`. The pull-back then comes from autograd.
     Override `trace` for a faster pull-back, `project` to support bounds, `times` to support `normalise`, and the class
     variables below to say what the structure can do.
 
@@ -71,6 +73,8 @@ class Structure(ABC):
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
+        self.k, self.m, self.n = len(blocks), blocks[0].shape[0], blocks[0].shape[-1]
+        self.by_position = self.sorts_positions(blocks[0]) and bool(self.over_columns())
         self.dtype, self.device = learning_dtype(blocks[0]), blocks[0].device
         self.names = [block.name for block in blocks]
         self._shape = self.packed_shape()
@@ -153,40 +157,11 @@ class Structure(ABC):
         """The longest side a factor of this block has, which `max_side` limits."""
         return max(block.shape)
 
-    # -- the layout: the blocks one after the other in one tensor (`Stacked` and `Flat`) -------------------------------
+    # -- the layout: matrices of one shape stacked to `(k, m, n)`; `Flat` has another one ------------------------------
 
-    @classmethod
-    @abstractmethod
-    def group_key(cls, block: Block) -> Hashable:
-        """Blocks with equal keys can be in one group."""
-
-    @abstractmethod
     def packed_shape(self) -> tuple[int, ...]:
         """Of the tensor that holds all blocks."""
-
-    @abstractmethod
-    def strides_of(self, block: Block) -> tuple[int, ...]:
-        """The memory order of a block in the packed tensor."""
-
-    @abstractmethod
-    def inseparable(self) -> list[tuple[Block, ...]]:
-        """The blocks, in the smallest pieces that different ranks can learn."""
-
-    @abstractmethod
-    def norms(self, gradient: Tensor) -> Tensor:
-        """The norm of every part of a factor's gradient that is clipped as one, in at least float32."""
-
-    @abstractmethod
-    def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
-        """A factor's gradient with every such part multiplied by its number."""
-
-    @abstractmethod
-    def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
-        """Views of the factors, one block at a time, under names that do not depend on the packing."""
-
-    def reordered(self, factors: Factors, *, to_memory: bool) -> Factors:
-        """Factors from the order of rows and columns that is saved to the one that is used in memory, or back."""
-        return factors
+        return (self.k, *self.blocks[0].shape)
 
     def blank(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The group's one tensor, uninitialised."""
@@ -204,22 +179,6 @@ class Structure(ABC):
         copy_each(self.unpack(packed), pieces)
         return packed
 
-
-class Stacked(Structure):
-    """Matrices of one shape `(m, n)`, stacked to `(k, m, n)`; every factor has the leading dimension `k`.
-
-    The columns of channels-last convolutions are sorted by kernel position, as their memory is, so that gradients are
-    multiplied as they are; `over_columns` says how the factors follow.
-    """
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.k, self.m, self.n = len(blocks), blocks[0].shape[0], blocks[0].shape[-1]
-        self.by_position = self.sorts_positions(blocks[0]) and bool(self.over_columns())
-        super().__init__(blocks)
-
-    def packed_shape(self) -> tuple[int, ...]:
-        return (self.k, *self.blocks[0].shape)
-
     @classmethod
     def sorts_positions(cls, block: Block) -> bool:
         """Whether the columns of this block are sorted by kernel position."""
@@ -227,9 +186,11 @@ class Stacked(Structure):
 
     @classmethod
     def group_key(cls, block: Block) -> Hashable:
+        """Blocks with equal keys can be in one group."""
         return block.shape, block.kernel_positions if cls.sorts_positions(block) else 1
 
     def strides_of(self, block: Block) -> tuple[int, ...]:
+        """The memory order of a block in the packed tensor."""
         if block.channels_last if self.by_position else block.row_by_row:
             return block.strides
         out, *rest = block.native
@@ -242,7 +203,7 @@ class Stacked(Structure):
         return {}
 
     def reordered(self, factors: Factors, *, to_memory: bool) -> Factors:
-        """Columns from (channel, position) to (position, channel), or back."""
+        """Factors with their columns sorted by position, from the order (channel, position) that is saved, or back."""
         if not self.by_position:
             return factors
         positions = self.blocks[0].kernel_positions
@@ -255,16 +216,20 @@ class Stacked(Structure):
         return moved
 
     def inseparable(self) -> list[tuple[Block, ...]]:
+        """The blocks, in the smallest pieces that different ranks can learn."""
         return [(block,) for block in self.blocks]
 
     def norms(self, gradient: Tensor) -> Tensor:
+        """The norm of every part of a factor's gradient that is clipped as one, in at least float32."""
         norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=_wide(gradient))
         return norms
 
     def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
+        """A factor's gradient with every such part multiplied by its number."""
         return gradient * numbers.view(-1, *[1] * (gradient.ndim - 1))
 
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
+        """Views of the factors, one block at a time, under names that do not depend on the packing."""
         for i, block in enumerate(self.blocks):
             for name, factor in factors.items():
                 yield f"{block.name}/{name}", factor[i]
