@@ -188,14 +188,6 @@ def parameters():
     return [torch.nn.Parameter(torch.ones(2))]
 
 
-@pytest.mark.parametrize("shape", ["positional", "keyword"])
-@pytest.mark.parametrize("make", [llqr.SAM, llqr.ASAM])
-def test_the_constructor_shape_of_other_packages_is_answered(make, shape):
-    args, settings = ((torch.optim.SGD,), {}) if shape == "positional" else ((), {"base_optimizer": torch.optim.SGD})
-    with pytest.raises(TypeError, match=rf"write llqr\.{make.__name__}\(torch\.optim\.SGD\(parameters, lr=\.\.\.\)"):
-        make(parameters(), *args, rho=0.05, lr=0.1, momentum=0.9, **settings)
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,25 +25,20 @@ OUTSIDE = (
     "compute the loss of all micro-batches in the closure, or use first_step() and second_step(); in Lightning, "
     "Hugging Face and Accelerate, see llqr.integrations"
 )
+NO_GRADIENTS = (
+    "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call backward()? "
+    "(said once)"
+)
 CLOSURE = (
     "closure: a probe needs the loss twice; pass a closure, or use first_step() and second_step(); in Lightning, "
     "Hugging Face and Accelerate, see llqr.integrations"
 )
 
 
-def refuse_class(method: str, given: Iterable[Any]) -> None:
-    """Other packages are given parameters and the class of the base optimizer; say how it is done here."""
-    for kind in given:
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
-            raise TypeError(
-                f"base: expected an optimizer, not parameters and a class: write "
-                f"llqr.{method}(torch.optim.{kind.__name__}(parameters, lr=...), rho=...)"
-            )
-
-
 def check_base(base: torch.optim.Optimizer) -> None:
     if not isinstance(base, torch.optim.Optimizer):
-        raise TypeError(f"base: expected a torch.optim.Optimizer, got {type(base).__name__}")
+        kind = type(base).__name__
+        raise TypeError(f"base: expected an optimizer, such as torch.optim.SGD(parameters, lr=0.1), got {kind}")
     if isinstance(getattr(base, "base", None), torch.optim.Optimizer):
         raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
     if isinstance(base, torch.optim.LBFGS):
@@ -128,48 +123,26 @@ def check_state_dict(state: Mapping[str, Any]) -> None:
         )
 
 
-def check_saved(
-    state: Mapping[str, Any],
-    own: Mapping[str, Any] | None,
-    probe: str | None,
-    has_geometry: bool,
-    shapes: Sequence[Sequence[int]],
-    groups: Sequence[Mapping[str, Any]],
-    adopt: bool,
-) -> None:
-    """Whether a saved state, and our part `own` of it, fits an optimizer of this probe and these groups."""
-    if own is not None:
-        _check_own(own, probe, has_geometry, shapes, found=len(state["state"]))
-    elif not adopt:
+def check_saved(own: Mapping[str, Any] | None, ours: Mapping[str, Any], states: int) -> None:
+    """Whether our part `own` of a saved state, beside so many states of the base, fits an optimizer that has `ours`."""
+    if own is None:
         raise ValueError(
-            "state_dict: no 'llqr' entry, so it was not saved by this optimizer; pass adopt=True to take the state "
-            "of a plain base optimizer"
+            "state_dict: no 'llqr' entry, so it was not saved by this optimizer; to take the state of a plain base "
+            "optimizer, call opt.base.load_state_dict"
         )
-    saved, ours = ([len(group["params"]) for group in some] for some in (state["param_groups"], groups))
-    if saved != ours:
-        raise ValueError(f"state_dict: saved groups of {saved} parameters, this optimizer has {ours}")
-    # The names too, where both were made of `named_parameters`.
-    names = ([n for group in some for n in group.get("param_names", ())] for some in (state["param_groups"], groups))
-    for theirs, own_name in zip(*names, strict=False):
-        if theirs != own_name:
-            raise ValueError(f"state_dict: saved parameter {theirs!r} is in the place of {own_name!r} here")
-
-
-def _check_own(
-    own: Mapping[str, Any], probe: str | None, has_geometry: bool, shapes: Sequence[Sequence[int]], found: int
-) -> None:
-    saved_probe = None if own["probe"] is None else own["probe"]["name"]
-    if saved_probe != probe:
-        raise ValueError(f"state_dict: saved with the probe {saved_probe!r}, this optimizer has {probe!r}")
-    if (own["geometry"] is not None) != has_geometry:
-        has, lacks = ("this optimizer", "the saved one") if has_geometry else ("the saved one", "this optimizer")
-        raise ValueError(f"state_dict: {has} has a geometry, {lacks} has none")
-    if len(own["shapes"]) != len(shapes):
-        raise ValueError(f"state_dict: saved for {len(own['shapes'])} parameters, this optimizer has {len(shapes)}")
-    for i, (theirs, ours) in enumerate(zip(own["shapes"], shapes, strict=True)):
-        if list(theirs) != list(ours):
-            raise ValueError(f"state_dict: parameter {i} was saved with shape {list(theirs)}, here it is {list(ours)}")
-    missing = own.get("states", 0) - found
+    saved, expected = (None if part["probe"] is None else part["probe"]["name"] for part in (own, ours))
+    if saved != expected:
+        raise ValueError(f"state_dict: saved with the probe {saved!r}, this optimizer has {expected!r}")
+    if (own["geometry"] is None) != (ours["geometry"] is None):
+        raise ValueError("state_dict: only one of this optimizer and the saved one has a geometry")
+    if len(own["shapes"]) != len(ours["shapes"]):
+        raise ValueError(
+            f"state_dict: saved for {len(own['shapes'])} parameters, this optimizer has {len(ours['shapes'])}"
+        )
+    for i, (their, our) in enumerate(zip(own["shapes"], ours["shapes"], strict=True)):
+        if list(their) != list(our):
+            raise ValueError(f"state_dict: parameter {i} was saved with shape {list(their)}, here it is {list(our)}")
+    missing = own.get("states", 0) - states
     if missing > 0:
         raise ValueError(
             f"state_dict: the base optimizer's state of {missing} parameters is missing; for a fresh optimizer, call "

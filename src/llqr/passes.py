@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.amp.grad_scaler import OptState
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from llqr.caller_warnings import warn
-from llqr.checks import OUTSIDE, check_gradients
+from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
 from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like
 from llqr.probes.sam import Point
-from llqr.random_state import RandomState
 from llqr.schedule import check_number
 from llqr.state import Wrapper
 
@@ -26,7 +25,7 @@ LEFT = "_left_by_llqr"
 
 
 class TwoPasses:
-    """One step between its first pass and the base optimizer's update.
+    """One step, from its first pass to the base optimizer's update.
 
     As a context it restores weights and buffers, and makes the probe forget the step, if anything inside raises.
 
@@ -37,7 +36,7 @@ class TwoPasses:
     """
 
     def __init__(self, optimizer: TwoCalls, closure: Closure | None, grad_scaler: Any = None) -> None:
-        self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters = optimizer._order()
         self.scaler = _enabled(grad_scaler)
         #: Whether `first_step` has been called and `second_step` has not.
         self.open = False
@@ -59,46 +58,46 @@ class TwoPasses:
         """The first pass: its loss, and the gradients at the centre."""
         if self._closure is None:
             return None, self.point()
-        optimizer = self._optimizer
-        outside = take_over(self.parameters) if optimizer._probing else []
-        with ExitStack() as contexts:
-            if optimizer._probing:
-                if optimizer._same_dropout:
-                    self._random = RandomState(self.parameters)
-                if optimizer._buffers_of_probe:
-                    optimizer._buffers.hold()
-                if optimizer._no_sync is not None:
-                    contexts.enter_context(optimizer._no_sync())
-            contexts.enter_context(torch.enable_grad())
+        optimizer, probing = self._optimizer, self._optimizer._probing
+        self._forget_unscaled()
+        outside = take_over(self.parameters) if probing else None
+        if probing and optimizer._same_dropout:
+            self._random = RandomState(self.parameters)
+        if probing and optimizer._buffers_of_probe:
+            optimizer._buffers.hold()
+        unsynced = optimizer._no_sync if probing and optimizer._no_sync is not None else nullcontext
+        with unsynced(), torch.enable_grad():
             loss = self._closure()
-        refuse_added(outside)
-        return _detached(loss), self.point()
+        if outside is not None and outside.grad is not None and local([outside.grad])[0].isnan().all():
+            raise RuntimeError(OUTSIDE)
+        if isinstance(loss, Tensor):  # a captured closure writes the losses of both passes into the same memory
+            loss = loss.detach().clone() if loss.is_cuda else loss.detach()
+        return loss, self.point()
 
     def at(self, eps: list[Tensor], centre: Point) -> Point:
         """The second pass: the gradients at `theta + eps`, with the random numbers of the first; back to `theta`."""
+        assert self._closure is not None
         self.move(eps, centre)
         buffers = self._optimizer._buffers
         buffers.restore() if self._optimizer._buffers_of_probe else buffers.hold()
         clear(self.parameters)
-        assert self._closure is not None
-        now = RandomState(self.parameters)
+        now = None if self._random is None else RandomState(self.parameters)
         try:
             if self._random is not None:
                 self._random.restore()
             with torch.enable_grad():
                 self._closure()
         finally:
-            if self._random is not None:
+            if now is not None:
                 now.restore()  # the second pass may have drawn fewer numbers than the first
         self.back()
         return self.point()
 
     def move(self, eps: list[Tensor], centre: Point) -> None:
         """`theta <- theta + eps`, after a copy of `theta` is taken."""
-        optimizer, weights = self._optimizer, centre.weights
-        if self._overflow:
+        optimizer, weights = self._optimizer, local(centre.parameters)
+        if self._overflow and optimizer.probe is not None:
             # NaN weights make the second pass overflow too, on every rank, so that the scaler skips the step.
-            assert optimizer.probe is not None
             optimizer.probe.undo()
             torch._foreach_mul_(eps, float("nan"))
         downhill = {p for group in optimizer.param_groups if group.get("maximize") for p in group["params"]}
@@ -108,42 +107,28 @@ class TwoPasses:
         optimizer._run.passes = self
         self._forget_copies()
         torch._foreach_add_(weights, eps)
-        if self.scaler is not None:
-            self.scaler._per_optimizer_states.pop(id(optimizer.base), None)  # the second pass scales its loss again
+        self._forget_unscaled()
 
     def back(self) -> None:
         """Weights and buffers go back to the centre, bit by bit, if they are not there already."""
-        optimizer = self._optimizer
-        if optimizer._weights.held:
+        if self.away:
             self._forget_copies()
-            optimizer._weights.restore()
-            torch.clear_autocast_cache()
-        optimizer._buffers.restore()
+            self._optimizer._weights.restore()
+        self._optimizer._buffers.restore()
         if not self.open:
-            optimizer._run.passes = None
+            self._optimizer._run.passes = None
 
-    def descend(self, there: Point, Ug: list[Tensor] | None) -> bool:
-        """The base optimizer's step on `U g`, or on the gradients as they are; False if the loss scale skips it."""
-        if self.scaler is not None and self._overflow:
-            return False
-        base = self._optimizer.base
-        if Ug is None:
-            self._step(base)
-        else:
-            grads = Ug if there.sharding is None else there.sharding.joined(Ug)
-            with substituted(there.parameters, grads):
-                self._step(base)
-        torch.clear_autocast_cache()
-        return True
-
-    def _step(self, base: torch.optim.Optimizer) -> None:
-        base.step() if self.scaler is None else self.scaler.step(base)
+    @property
+    def away(self) -> bool:
+        """Whether the weights are at the probe."""
+        return self._optimizer._weights.held
 
     def point(self) -> Point:
         """The parameters that have a gradient, and these gradients without the loss scale."""
         optimizer = self._optimizer
-        pairs = [(p, g) for p in self.parameters if (g := p.grad) is not None]
-        parameters, grads = [p for p, _ in pairs], [g for _, g in pairs]
+        parameters, grads = self.parameters, [p.grad for p in self.parameters if p.grad is not None]
+        if len(grads) < len(parameters):
+            parameters = [p for p in parameters if p.grad is not None]
         if optimizer.probe is not None or optimizer.geometry is not None:
             check_gradients(parameters, grads, optimizer.names)
         if self.scaler is not None and grads:
@@ -153,12 +138,38 @@ class TwoPasses:
             grads = local(sharded_like(parameters, grads))
         return Point(parameters, grads, optimizer.names, radii(optimizer.base), sharding)
 
+    def descend(self, g: Point, Ug: list[Tensor]) -> bool:
+        """The base optimizer's step on `U g`; False if there was none to do, or an overflow skips it."""
+        base, run = self._optimizer.base, self._optimizer._run
+        if self._overflow:
+            return False
+        if not g.grads:
+            base.step()  # for its hooks; without gradients torch's optimizers do nothing
+            if not run.warned:
+                warn(NO_GRADIENTS)
+            run.warned = True
+            return False
+        whole = Ug if g.sharding is None else g.sharding.joined(Ug)
+        with nullcontext() if Ug is g.grads else substituted(g.parameters, whole):
+            base.step() if self.scaler is None else self.scaler.step(base)
+        torch.clear_autocast_cache()
+        return True
+
     def _forget_copies(self) -> None:
         """Copies of the weights that torch keeps: gathered by FSDP2, or in low precision by a surrounding autocast."""
         model = self._optimizer.model
         if model is not None and any(map(is_sharded, self.parameters)):
             drop_gathered(model.modules())
         torch.clear_autocast_cache()
+
+    def _forget_unscaled(self) -> None:
+        """Let the scaler unscale again, because the next pass scales its loss again."""
+        if self.scaler is None:
+            return
+        states = self.scaler._per_optimizer_states
+        for optimizer in (self._optimizer, self._optimizer.base):
+            if id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED:
+                del states[id(optimizer)]
 
 
 class TwoCalls(Wrapper):
@@ -169,16 +180,14 @@ class TwoCalls(Wrapper):
         self._weights, self._buffers = Snapshot(), Buffers(self.model)
 
     if TYPE_CHECKING:  # the algorithm, see llqr.sam
-        _probing: bool
-        _no_sync: Callable[[], AbstractContextManager[Any]] | None
-        _same_dropout: bool
-        _buffers_of_probe: bool
 
+        @property
+        def _probing(self) -> bool: ...
         def _refresh(self, batch: Any) -> None: ...
         def _displacement(self, g: Point) -> list[Tensor]: ...
         def _descend(self, passes: TwoPasses, g: Point) -> None: ...
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
     def first_step(self, *, batch: Any = None, grad_scaler: Any = None, zero_grad: bool = True) -> None:
         """Move the weights to the probe, using the present gradients. Then run the second pass yourself.
@@ -199,7 +208,7 @@ class TwoCalls(Wrapper):
             if zero_grad:
                 clear(passes.parameters)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""
@@ -237,61 +246,34 @@ class TwoCalls(Wrapper):
             self._descend(passes, passes.point())
         return loss
 
-    def _do_nothing(self) -> None:
-        """Without gradients torch's optimizers do nothing, hooks aside."""
-        self.base.step()
-        if self.probe is not None:
-            self.probe.undo()
-        if not self._run.warned:
-            self._run.warned = True
-            warn(
-                "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call "
-                "backward()? (said once)"
-            )
-
 
 def _enabled(scaler: Any) -> Any:
     return scaler if scaler is not None and scaler.is_enabled() else None
 
 
-def _detached(loss: Any) -> Any:
-    """A copy, because a captured closure writes the losses of both passes into the same memory."""
-    if isinstance(loss, Tensor):
-        return loss.detach().clone()
-    return pytree.tree_map_only(Tensor, lambda part: part.detach().clone(), loss)
-
-
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def take_over(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Clear the gradients that a step has left; fill others with NaN, to see whether the closure zeroes them."""
-    outside = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None or gradient.layout != torch.strided or getattr(gradient, LEFT, None) == _version(gradient):
-            continue
-        if bool(local([gradient])[0].any()):
-            outside.append((parameter, gradient))
-    if outside:
-        torch._foreach_mul_(local([gradient for _, gradient in outside]), float("nan"))
-        parameters = list(set(parameters).difference(parameter for parameter, _ in outside))
-    clear(parameters)
+def take_over(parameters: Sequence[Tensor]) -> Tensor | None:
+    """Clear the gradients that a step has left. Returns a parameter with a gradient of a pass outside the closure.
+
+    The first gradient tells for all. If it is from outside it becomes NaN, and stays NaN if the closure adds to it.
+    """
+    outside, first = None, next((p for p in parameters if p.grad is not None), None)
+    if first is not None and first.grad.layout == torch.strided and getattr(first.grad, LEFT, None) != _version(first):
+        (part,) = local([first.grad])
+        if part.any():
+            part.fill_(float("nan"))
+            outside = first
+    clear(p for p in parameters if p is not outside)
     return outside
 
 
-def refuse_added(outside: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Refuse a closure that has added to gradients from outside, which the second pass would need at the probe."""
-    if any(p.grad is gradient and bool(local([gradient])[0].isnan().all()) for p, gradient in outside):
-        raise RuntimeError(OUTSIDE)
-
-
-def leave(parameters: Iterable[Tensor]) -> None:
-    """Mark the gradients as those of a step that is over: the next step clears them."""
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None:
-            setattr(gradient, LEFT, _version(gradient))
+def leave(parameters: Sequence[Tensor]) -> None:
+    """Mark the first gradient as that of a step which is over: the next step clears them all."""
+    first = next((p for p in parameters if p.grad is not None), None)
+    if first is not None:
+        setattr(first.grad, LEFT, _version(first))
 
 
 def clear(parameters: Iterable[Tensor]) -> None:
@@ -309,9 +291,9 @@ def clear(parameters: Iterable[Tensor]) -> None:
         torch._foreach_zero_(captured)
 
 
-def _version(gradient: Tensor) -> int:
-    """Changes whenever the gradient is written to; FSDP2 writes to the local part."""
-    return gradient._version if type(gradient) is Tensor else local([gradient])[0]._version
+def _version(parameter: Tensor) -> int:
+    """Changes whenever the gradient is written to; FSDP2 writes to its local part."""
+    return local([parameter.grad])[0]._version
 
 
 @contextmanager
@@ -351,7 +333,20 @@ def unscale(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.Optim
     return not any(bool(found) for found in states[id(base)]["found_inf_per_device"].values())
 
 
-# -- weights and buffers -----------------------------------------------------------------------------------------------
+# -- what is put back --------------------------------------------------------------------------------------------------
+
+
+class RandomState:
+    """The state of the host's generator and of those of the parameters' CUDA devices, taken when constructed."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        devices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
+        generators = [torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)]
+        self._states = [(generator, generator.get_state()) for generator in generators]
+
+    def restore(self) -> None:
+        for generator, state in self._states:
+            generator.set_state(state)
 
 
 class Snapshot:
@@ -361,29 +356,23 @@ class Snapshot:
         self._pairs: list[tuple[list[Tensor], list[Tensor]]] = []
         self.held = False
 
-    @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
         # By device and dtype: a mixed list (BatchNorm counts in integers) would be copied tensor by tensor.
         groups: dict[object, list[Tensor]] = {}
         for tensor in tensors:
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        self._pairs = [(own, [torch.empty_like(tensor) for tensor in own]) for own in groups.values()]
-        for own, copies in self._pairs:
-            torch._foreach_copy_(copies, own)
+        self._pairs = [(own, list(map(torch.empty_like, own))) for own in groups.values()]
+        with torch.no_grad():
+            for own, copies in self._pairs:
+                torch._foreach_copy_(copies, own)
         self.held = True
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put the remembered contents back, if there are any."""
-        if self.held:
+        with torch.no_grad():
             for own, copies in self._pairs:
                 torch._foreach_copy_(own, copies)
-            self._pairs, self.held = [], False
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the copies."""
-        return sum(copy.nbytes for _, copies in self._pairs for copy in copies)
+        self._pairs, self.held = [], False
 
     def __getstate__(self) -> dict[str, object]:
         return Snapshot().__dict__
@@ -396,18 +385,18 @@ class Buffers:
         self._model = model
         self._held: list[tuple[nn.Module, str, Tensor]] = []
         self._contents = Snapshot()
-        self.look_again()
-
-    def look_again(self) -> None:
-        """The model may have new parts."""
-        self._modules = [] if self._model is None else list(self._model.modules())
 
     def hold(self) -> None:
-        self._held = [(m, name, b) for m in self._modules for name, b in m._buffers.items() if b is not None]
+        if self._model is None:
+            return
+        modules = self._model.modules()
+        self._held = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
         self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held if _writable(buffer)}.values()))
 
     def restore(self) -> None:
         """Put back what `hold` remembered, if anything; a module may have replaced its buffers by new ones."""
+        if not self._held:
+            return
         for owner, name, buffer in self._held:
             if name not in owner._buffers or owner._buffers[name] is not buffer:
                 setattr(owner, name, buffer)
@@ -416,9 +405,7 @@ class Buffers:
 
 
 def _writable(buffer: Tensor) -> bool:
-    """Whether a pass can write to it: not if it has no shape yet, is of inference mode, or is expanded."""
+    """Whether a pass can write to it: not if it has no shape yet, was made in inference mode, or is expanded."""
     if is_lazy(buffer) or buffer.is_inference():
         return False
-    return buffer.layout != torch.strided or not any(
-        size > 1 and step == 0 for size, step in zip(buffer.shape, buffer.stride(), strict=True)
-    )
+    return buffer.layout != torch.strided or torch._debug_has_internal_overlap(buffer) != 1

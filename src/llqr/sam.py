@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from llqr.checks import (
     CLOSURE,
@@ -25,17 +26,16 @@ from llqr.checks import (
     check_geometry,
     check_given,
     check_settings,
-    refuse_class,
 )
 from llqr.distributed.dtensors import local
 from llqr.passes import Closure, TwoCalls, TwoPasses
-from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Norm, Point, SAMProbe
-from llqr.schedule import Schedule
+from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Point, SAMProbe
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
 
 Base = torch.optim.Optimizer
+OWN_SETTINGS = ("geometry", "transport", "model", "no_sync", "same_dropout", "buffers")
 
 
 class Optimizer(TwoCalls):
@@ -72,10 +72,6 @@ class Optimizer(TwoCalls):
     # With this, torch's GradScaler passes itself to `step`, which must unscale between its two passes.
     _step_supports_amp_scaling = True
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        refuse_class(cls.__name__, (*args[1:], *settings.values()))
-        return super().__new__(cls)
-
     def __init__(
         self,
         base: Base,
@@ -92,12 +88,9 @@ class Optimizer(TwoCalls):
         check_settings(probe, transport, model, no_sync, same_dropout, buffers)
         if geometry is not None:
             check_geometry(geometry, base, no_sync)
-        super().__init__(base, probe, geometry, model)
-        self.transport = transport
-        self._no_sync, self._same_dropout, self._buffers_of_probe = no_sync, same_dropout, buffers == "probe"
-        self._notice_parameters()
+        super().__init__(base, probe, geometry, transport, model, no_sync, same_dropout, buffers)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Closure | None = None, *, batch: Any = None, grad_scaler: Any = None) -> Any:  # type: ignore[override]
         """One step; returns the loss at the centre.
@@ -146,18 +139,16 @@ class Optimizer(TwoCalls):
 
     def _descend(self, passes: TwoPasses, g: Point) -> None:
         """`theta <- base(theta, U g)`."""
-        if not g.grads:
-            return self._do_nothing()
-        if passes.descend(g, self._U(g, g.grads) if self.geometry is not None and self.transport else None):
-            self.steps += 1
-            if self.probe is not None:
-                self.probe.settle()
-            if self.geometry is not None:
-                self.geometry.advance()
+        done = passes.descend(g, self._U(g, g.grads) if self.transport else g.grads)
+        if self.probe is not None:
+            self.probe.settle() if done else self.probe.undo()
+        if self.geometry is not None and done:
+            self.geometry.advance()
+        self.steps += done
 
     def _U(self, g: Point, v: list[Tensor]) -> list[Tensor]:
         """`U v`; `v` are this rank's parts of sharded tensors."""
-        if self.geometry is None:
+        if self.geometry is None or not v:
             return v
         if g.sharding is None:
             return self.geometry.transport(g.parameters, v)
@@ -167,49 +158,56 @@ class Optimizer(TwoCalls):
 # -- the methods by name -----------------------------------------------------------------------------------------------
 
 
-class Settings(TypedDict, total=False):
-    """Keyword arguments every named method passes on to `Optimizer`."""
+class WithProbe(Optimizer):
+    """`Optimizer` with a probe of one kind, whose settings (`rho`, `norm`, ...) stand beside those of the optimizer."""
 
-    model: nn.Module | None
-    no_sync: Callable[[], AbstractContextManager[Any]] | None
-    same_dropout: bool
-    buffers: Literal["centre", "probe"]
+    kind: ClassVar[type[SAMProbe]]
 
-
-class MethodSettings(Settings, total=False):
-    """Keyword arguments of every method with a probe: those of `Optimizer`, see there."""
-
-    geometry: GeometryLike | None
-    transport: bool
+    def __init__(self, base: Base, *rho: Any, **settings: Any) -> None:
+        own = {key: settings.pop(key) for key in OWN_SETTINGS if key in settings}
+        super().__init__(base, self.kind(*rho, **settings), **own)
 
 
-class SAM(Optimizer):
-    """`eps = rho g / |g|`; with `geometry=` it is LLQR+SAM, `eps = rho U g / |U g|`.
+class SAM(WithProbe):
+    """`SAM(base, rho=0.05, norm="euclidean", start_after=0)`: `eps = rho g / |g|`.
+
+    This and all methods take the settings of `Optimizer` too; with `geometry=` it is LLQR+SAM.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05)
     """
 
-    def __init__(
-        self,
-        base: Base,
-        rho: Schedule = 0.05,
-        *,
-        norm: Norm = "euclidean",
-        start_after: int = 0,
-        **settings: Unpack[MethodSettings],
-    ) -> None:
-        super().__init__(base, SAMProbe(rho, norm=norm, start_after=start_after), **settings)
+    kind = SAMProbe
+
+
+class ASAM(WithProbe):
+    """`ASAM(base, rho=0.5, eta=0.01)`: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
+
+    With a geometry `eps = rho T U T g / |T g|_U`.
+    """
+
+    kind = ASAMProbe
+
+
+class FisherSAM(WithProbe):
+    """`FisherSAM(base, rho=0.1, eta=0.1)`: `eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`."""
+
+    kind = FisherSAMProbe
+
+
+class FriendlySAM(WithProbe):
+    """`FriendlySAM(base, rho=0.05, lam=0.9)`: the probe follows `g - gbar`, what is specific to this batch."""
+
+    kind = FriendlySAMProbe
 
 
 class LLQRSAM(SAM):
-    """LLQR+SAM: `theta+ = theta + rho U g / |U g|`, then `theta <- theta - eta U g(theta+)`.
+    """`LLQRSAM(base, geometry, rho=0.05)`: `theta+ = theta + rho U g / |U g|`, `theta <- theta - eta U g(theta+)`.
 
     `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; its runs used the Euclidean norm, in which `rho`
-    means what it means in SAM.
-
-    `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and does not change the update.
+    means what it means in SAM. `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and leaves
+    the update alone.
 
     Example:
         >>> import llqr
@@ -218,97 +216,15 @@ class LLQRSAM(SAM):
         >>> opt = LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), geometry, rho=0.1)
     """
 
-    def __init__(
-        self,
-        base: Base,
-        geometry: GeometryLike,
-        rho: Schedule = 0.05,
-        *,
-        transport: bool = True,
-        norm: Norm = "euclidean",
-        start_after: int = 0,
-        **settings: Unpack[Settings],
-    ) -> None:
+    def __init__(self, base: Base, geometry: GeometryLike, *rho: Any, **settings: Any) -> None:
         check_given(geometry)
-        super().__init__(
-            base, rho, norm=norm, start_after=start_after, geometry=geometry, transport=transport, **settings
-        )
-
-
-class ASAM(Optimizer):
-    """`T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`; with a geometry `eps = rho T U T g / |T g|_U`.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
-        >>> opt = ASAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
-    """
-
-    def __init__(
-        self,
-        base: Base,
-        rho: Schedule = 0.5,
-        *,
-        eta: float = 0.01,
-        norm: Norm = "metric",
-        start_after: int = 0,
-        **settings: Unpack[MethodSettings],
-    ) -> None:
-        super().__init__(base, ASAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
-
-
-class FisherSAM(Optimizer):
-    """`eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> opt = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1)
-    """
-
-    def __init__(
-        self,
-        base: Base,
-        rho: Schedule = 0.1,
-        *,
-        eta: float = 0.1,
-        norm: Norm = "metric",
-        start_after: int = 0,
-        **settings: Unpack[MethodSettings],
-    ) -> None:
-        super().__init__(base, FisherSAMProbe(rho, eta=eta, norm=norm, start_after=start_after), **settings)
-
-
-class FriendlySAM(Optimizer):
-    """F-SAM: the probe follows `g - gbar`, the part of the gradient that is specific to this batch.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> opt = FriendlySAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, lam=0.6)
-    """
-
-    def __init__(
-        self,
-        base: Base,
-        rho: Schedule = 0.05,
-        lam: float = 0.9,
-        *,
-        norm: Norm = "euclidean",
-        start_after: int = 0,
-        **settings: Unpack[MethodSettings],
-    ) -> None:
-        super().__init__(base, FriendlySAMProbe(rho, lam=lam, norm=norm, start_after=start_after), **settings)
+        super().__init__(base, *rho, geometry=geometry, **settings)
 
 
 class LLQR(Optimizer):
-    """No probe: the base optimizer on `U g`.
+    """No probe: the base optimizer on `U g`."""
 
-    Example:
-        >>> import llqr
-        >>> model = torch.nn.Linear(4, 3)
-        >>> geometry = llqr.Geometry(model, torch.nn.functional.cross_entropy)
-        >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
-    """
-
-    def __init__(self, base: Base, geometry: GeometryLike, **settings: Unpack[Settings]) -> None:
+    def __init__(self, base: Base, geometry: GeometryLike, **settings: Any) -> None:
         check_given(geometry)
         super().__init__(base, None, geometry, **settings)
 
@@ -355,7 +271,7 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
     kind = plain.rpartition("+")[2]
     if kind not in PROBES:
         return Optimizer(base, None, geometry, **settings)
-    of_optimizer = {key: settings.pop(key) for key in Settings.__annotations__ if key in settings}
+    of_optimizer = {key: settings.pop(key) for key in OWN_SETTINGS if key in settings}
     return Optimizer(base, PROBES[kind](**settings), geometry, transport="probe-only" not in plain, **of_optimizer)
 
 

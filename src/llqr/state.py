@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from llqr.checks import check_parameters, check_saved, check_state_dict
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from llqr.passes import TwoPasses
     from llqr.probes import SAMProbe
 
-#: What stands in the text of `split_state` for a tensor, and for what JSON has no form of its own.
-TENSOR, TUPLE, KEYS = "__tensor__", "__tuple__", "__keys__"
+#: What stands for a tensor in the text of `split_state`.
+TENSOR = "tensor"
 
 
 @dataclass
@@ -56,22 +58,23 @@ def _of(owner: str, name: str) -> property:
 class Wrapper(torch.optim.Optimizer):
     """Looks like its base optimizer to schedulers, frameworks and checkpoints."""
 
-    #: The parameters' names, as far as the model or `param_groups` tell them.
-    names: Mapping[Tensor, str]
-
     def __init__(
         self,
         base: torch.optim.Optimizer,
         probe: SAMProbe | None,
         geometry: GeometryLike | None,
+        transport: bool,
         model: nn.Module | None,
+        no_sync: Callable[[], AbstractContextManager[Any]] | None,
+        same_dropout: bool,
+        buffers: str,
     ) -> None:
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
-        self.base = base
-        self.probe = probe
-        self.geometry = geometry
+        self.base, self.probe, self.geometry, self.transport = base, probe, geometry, transport
         self.model = geometry.model if model is None and geometry is not None else model
+        self._no_sync, self._same_dropout, self._buffers_of_probe = no_sync, same_dropout, buffers == "probe"
         self._run = Run()
+        self._notice_parameters()
 
     if TYPE_CHECKING:
         steps: int
@@ -79,6 +82,11 @@ class Wrapper(torch.optim.Optimizer):
         # Groups and state are the base optimizer's own objects, also after `load_state_dict` has replaced them.
         param_groups, state, defaults = (_of("base", name) for name in ("param_groups", "state", "defaults"))
         steps, _opt_called = _of("_run", "steps"), _of("_run", "called")
+        # So are the hooks of a state: it is the base that saves and loads.
+        _optimizer_state_dict_pre_hooks = _of("base", "_optimizer_state_dict_pre_hooks")
+        _optimizer_state_dict_post_hooks = _of("base", "_optimizer_state_dict_post_hooks")
+        _optimizer_load_state_dict_pre_hooks = _of("base", "_optimizer_load_state_dict_pre_hooks")
+        _optimizer_load_state_dict_post_hooks = _of("base", "_optimizer_load_state_dict_post_hooks")
 
         def __getattr__(self, name: str) -> Any:
             """What only the base has, such as `train` and `eval` of schedule-free optimizers."""
@@ -94,21 +102,13 @@ class Wrapper(torch.optim.Optimizer):
     def _notice_parameters(self) -> None:
         """Check the parameters and learn their names."""
         check_parameters(self._order(), self._no_sync)
-        pairs = [zip(group["params"], group.get("param_names", ()), strict=False) for group in self.param_groups]
-        self.names = {parameter: name for group in pairs for parameter, name in group}
-        if self.model is not None:
-            self.names |= {parameter: name for name, parameter in self.model.named_parameters()}
-        self._buffers.look_again()
+        named = [] if self.model is None else self.model.named_parameters()
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in named}
+        for group in self.param_groups:
+            self.names = dict(zip(group["params"], group.get("param_names", ()), strict=False)) | self.names
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
-
-    def __repr__(self) -> str:
-        probe = None if self.probe is None else self.probe.name
-        geometry = None if self.geometry is None else type(self.geometry).__name__
-        return (
-            f"{type(self).__name__}(probe={probe}, geometry={geometry}, transport={self.transport}, base={self.base})"
-        )
 
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -120,55 +120,44 @@ class Wrapper(torch.optim.Optimizer):
         metric that is shared out among ranks, each rank has its own blocks.
         """
         self._check_centre("state_dict")
-        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
-            pre_hook(self)
         base = self.base.state_dict()
-        own = {
+        return with_own(base, self._own_state() | {"states": len(base["state"])}, self._order())
+
+    def _own_state(self) -> dict[str, Any]:
+        order = self._order()
+        return {
             "steps": self.steps,
-            "shapes": self._shapes(),
-            "states": len(base["state"]),
-            "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(self._order()),
+            "shapes": [list(parameter.shape) for parameter in order],
+            "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(order),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
-        state: dict[str, Any] = with_own(base, own, self._order())
-        for post_hook in self._optimizer_state_dict_post_hooks.values():
-            replaced = post_hook(self, state)
-            state = state if replaced is None else replaced
-        return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
 
-        Args:
-            adopt: also take the state of a plain base optimizer, saved before it was wrapped: its momenta and groups.
-                Probe, geometry and counters stay as they are.
+        The state of a plain base optimizer goes into `opt.base.load_state_dict`.
         """
         self._check_centre("load_state_dict")
-        state = state_dict if isinstance(state_dict, State) else dict(state_dict)
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            replaced = pre_hook(self, state)
-            state = state if replaced is None else replaced
-        state, own = taken_apart(state)
-        probe = None if self.probe is None else self.probe.name
-        check_saved(state, own, probe, self.geometry is not None, self._shapes(), self.param_groups, adopt)
+        state, own = taken_apart(state_dict)
+        ours = self._own_state()
+        check_saved(own, ours, len(state["state"]))
         before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
-        memory = None if self.probe is None else self.probe.state_dict(self._order())
         self.base.load_state_dict(state)
         try:
-            if own is not None:
-                steps = int(own["steps"])
-                if self.probe is not None:
-                    self.probe.load_state_dict(own["probe"], self._order())
-                if self.geometry is not None:
-                    self.geometry.load_state_dict(own["geometry"])
-                self.steps = steps
+            self._load_own(own)
         except BaseException:
             self.base.__setstate__(before)
-            if self.probe is not None and memory is not None:
-                self.probe.load_state_dict(memory, self._order())
+            if self.probe is not None:
+                self.probe.load_state_dict(ours["probe"], self._order())
             raise
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
-            post_hook(self)
+
+    def _load_own(self, own: Mapping[str, Any]) -> None:
+        steps = int(own["steps"])
+        if self.probe is not None:
+            self.probe.load_state_dict(own["probe"], self._order())
+        if self.geometry is not None:
+            self.geometry.load_state_dict(own["geometry"])
+        self.steps = steps
 
     def make_state(self) -> None:
         """Let a fresh base make its state (momenta), by a step of length zero along gradients of zero.
@@ -176,21 +165,9 @@ class Wrapper(torch.optim.Optimizer):
         Only needed before `torch.distributed.checkpoint.load` loads into an existing `state_dict()`; the base may count
         the step. `get_optimizer_state_dict` does the same by itself.
         """
-        if self.state:
-            return
-        before = [(parameter, parameter.grad) for parameter in self._order()]
-        rates = [(group, group["lr"]) for group in self.param_groups if "lr" in group]
-        try:
-            for parameter, _ in before:
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-            for group, lr in rates:
-                group["lr"] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
-            self.base.step()
-        finally:
-            for parameter, gradient in before:
-                parameter.grad = gradient
-            for group, lr in rates:
-                group["lr"] = lr
+        from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+        _init_optim_state(self)
 
     @property
     def _makes_state(self) -> bool:
@@ -198,11 +175,8 @@ class Wrapper(torch.optim.Optimizer):
         return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
 
     def _check_centre(self, what: str) -> None:
-        if self._run.passes is not None and self._weights.held:
+        if self._run.passes is not None and self._run.passes.away:
             raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
-
-    def _shapes(self) -> list[list[int]]:
-        return [list(parameter.shape) for parameter in self._order()]
 
     def __getstate__(self) -> dict[str, Any]:
         """As in torch, without hooks; and without the `step` that a scheduler binds to this very object."""
@@ -304,7 +278,6 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     inverse.
 
     Example:
-        >>> import torch
         >>> tensors, text = split_state({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]})
         >>> list(tensors), joined_state(tensors, text)["param_groups"]
         (['state/0/exp_avg'], [{'lr': 0.1}])
@@ -312,29 +285,21 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     With safetensors: `save_file(tensors, path, {"state": text})`, and back through `safe_open(path, "pt")`, its
     `get_tensor` for each of its `keys()`, and `metadata()["state"]`.
     """
+    plain, own = taken_apart(state)  # without the copy for torch.distributed.checkpoint
+    found, structure = pytree.tree_flatten_with_path(plain | ({} if own is None else {"llqr": own}))
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
-
-    def outline(value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
-            if id(value) not in names:
-                names[id(value)] = path
-                tensors[path] = value.detach().contiguous()
-            return {TENSOR: names[id(value)]}
-        if isinstance(value, Mapping):
-            items = [(key, outline(part, f"{path}/{key}" if path else str(key))) for key, part in value.items()]
-            if all(isinstance(key, str) for key, _ in items):
-                return dict(items)
-            return {KEYS: [[key, part] for key, part in items]}
-        if isinstance(value, list | tuple):
-            parts = [outline(part, f"{path}/{i}") for i, part in enumerate(value)]
-            return parts if isinstance(value, list) else {TUPLE: parts}
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        raise TypeError(f"state: {path} is a {type(value).__name__}, which has no form as text")
-
-    plain, own = taken_apart(state)  # without the copy for torch.distributed.checkpoint
-    return tensors, json.dumps(outline(plain | ({} if own is None else {"llqr": own}), ""))
+    leaves: list[Any] = []
+    for path, leaf in found:
+        name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        if isinstance(leaf, Tensor):
+            if names.setdefault(id(leaf), name) == name:
+                tensors[name] = leaf.detach().contiguous()
+            leaf = {TENSOR: names[id(leaf)]}
+        elif leaf is not None and not isinstance(leaf, bool | int | float | str):
+            raise TypeError(f"state: {name} is a {type(leaf).__name__}, which has no form as text")
+        leaves.append(leaf)
+    return tensors, json.dumps([pytree.treespec_dumps(structure), leaves])
 
 
 def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
@@ -344,19 +309,7 @@ def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
         >>> joined_state(*split_state({"param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}))
         {'param_groups': [{'lr': 0.1, 'betas': (0.9, 0.99)}]}
     """
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, list):
-            return [filled(part) for part in value]
-        if not isinstance(value, dict):
-            return value
-        if TENSOR in value:
-            return tensors[value[TENSOR]]
-        if TUPLE in value:
-            return tuple(filled(part) for part in value[TUPLE])
-        if KEYS in value:
-            return {key: filled(part) for key, part in value[KEYS]}
-        return {key: filled(part) for key, part in value.items()}
-
-    state: dict[str, Any] = filled(json.loads(text))
+    structure, leaves = json.loads(text)
+    filled = [tensors[leaf[TENSOR]] if isinstance(leaf, dict) else leaf for leaf in leaves]
+    state: dict[str, Any] = pytree.tree_unflatten(filled, pytree.treespec_loads(structure))
     return state

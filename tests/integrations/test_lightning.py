@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 import llqr
-from llqr.integrations.lightning import FabricPasses, TwoPasses
+from llqr.integrations.lightning import TwoPasses
+from llqr.integrations.passes import Passes
 from reference_loops import seed_micro_batch, train_by_hand, train_in_two_calls
 from small_trainings import assert_same, llqr_sam, network, plain_llqr, sam, samples, sgd, weights
 
@@ -461,7 +462,8 @@ def fabric_loop(method, form, accumulate=1, **settings):
     fabric = lightning.Fabric(accelerator="cpu", devices=1, **settings)
     model = network()
     net, opt = fabric.setup(model, method(model))
-    passes = FabricPasses(fabric, opt)
+    passes = Passes(opt, fabric.world_size)
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
     batches = samples()
     for start in range(0, len(batches), accumulate):
         window = batches[start : start + accumulate]
@@ -484,8 +486,8 @@ def fabric_loop(method, form, accumulate=1, **settings):
             opt.step()
         else:
             for i, batch in enumerate(window, start):
-                last = i == start + accumulate - 1
-                passes.backward(lambda batch=batch, i=i: compute_loss(batch, i), batch=batch, last=last)
+                passes.run(lambda batch, i: fabric.backward(compute_loss(batch, i)), batch, i)
+            passes.repeat_at_probe(batch=window[-1], grad_scaler=scaler)
             opt.step()
             opt.zero_grad()
     return model, opt.steps

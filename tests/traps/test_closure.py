@@ -46,24 +46,6 @@ def test_a_closure_may_return_a_plain_number():
     assert opt.step(lambda: closure().item()) == first
 
 
-def test_a_closure_may_return_several_things():
-    """Those of the first pass, without their graph, as a loss alone is returned."""
-    model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model), rho=0.5)
-    seen = []
-
-    def closure():
-        loss = closure_of(opt, model, batch)()
-        seen.append(loss.item())
-        return {"loss": loss, "parts": (loss / 2, 7)}
-
-    returned = opt.step(closure)
-    assert (returned["loss"].item(), returned["parts"][0].item()) == (seen[0], seen[0] / 2)
-    assert returned["parts"][1] == 7
-    assert not returned["loss"].requires_grad
-    assert not returned["parts"][0].requires_grad
-
-
 def test_gradients_left_by_the_caller_do_not_matter():
     data = batches(3)
     fresh, dirty = mlp(), mlp()

@@ -53,7 +53,7 @@ class TwoPasses:
         Returns:
             The loss at the centre.
         """
-        loss = self._passes.run(self._accelerator.backward, compute_loss, *args)
+        loss = self._passes.run(self._forward_backward, compute_loss, *args)
         if self._accelerator.sync_gradients:
             self._passes.repeat_at_probe(
                 batch=batch,
@@ -62,6 +62,11 @@ class TwoPasses:
                 refreshing=forward_as_written,
             )
         return loss
+
+    def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
+        loss = compute_loss(*args)
+        self._accelerator.backward(loss)
+        return loss.detach()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Lightning: a callback that runs a step's second pass, and the two passes of a Fabric loop."""
+"""Lightning: a callback that runs a step's second pass."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -6,15 +6,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import _FabricOptimizer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchmetrics import Metric
 
 from llqr.integrations.passes import Passes, inner_optimizer, learn_together
-
-GeometryBatch = Callable[[Any], Any]
 
 
 class TwoPasses(Callback):
@@ -32,7 +28,7 @@ class TwoPasses(Callback):
         >>> trainer = Trainer(callbacks=[TwoPasses()], logger=False, enable_checkpointing=False)
     """
 
-    def __init__(self, geometry_batch: GeometryBatch | None = None) -> None:
+    def __init__(self, geometry_batch: Callable[[Any], Any] | None = None) -> None:
         self._geometry_batch = geometry_batch
         self._passes: Passes | None = None
         self._batch: Any = None
@@ -110,41 +106,6 @@ class TwoPasses(Callback):
             )
         original(epoch, batch_idx, optimizer, lambda: loss)
         self._passes.end()
-
-
-class FabricPasses:
-    """The two passes of a Fabric loop that accumulates gradients, or that cannot use closures.
-
-    Example:
-        >>> import llqr, torch
-        >>> fabric = Fabric(accelerator="cpu", devices=1)
-        >>> net = torch.nn.Linear(4, 3)
-        >>> net, opt = fabric.setup(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
-        >>> passes = FabricPasses(fabric, opt)
-        >>> loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))
-        >>> opt.step()
-    """
-
-    def __init__(self, fabric: Fabric, optimizer: _FabricOptimizer) -> None:
-        self._fabric = fabric
-        self._passes = Passes(optimizer, fabric.world_size)
-
-    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None, last: bool = True) -> Tensor:
-        """`fabric.backward(compute_loss(*args))`; after the `last` micro-batch all of them again, at the probe.
-
-        `optimizer.step()` ends the step, after clipping if you clip. Returns the loss at the centre.
-
-        Args:
-            compute_loss: the loss of a micro-batch, divided by their number.
-            args: the micro-batch, in whatever form `compute_loss` takes it.
-            batch: what a refresh learns from when one is due.
-            last: whether a step follows this micro-batch.
-        """
-        loss = self._passes.run(self._fabric.backward, compute_loss, *args)
-        if last:
-            scaler = getattr(self._fabric.strategy.precision, "scaler", None)
-            self._passes.repeat_at_probe(batch=batch, grad_scaler=scaler)
-        return loss
 
 
 @contextmanager

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from llqr.random_state import RandomState
+from llqr.passes import RandomState
 from llqr.sam import Optimizer
 
 T = TypeVar("T")
-
-
-@dataclass
-class _Pass:
-    """One forward and backward pass that has run at the centre."""
-
-    random: RandomState
-    function: Callable[..., object]
-    args: tuple[Any, ...]
 
 
 class Passes:
@@ -60,7 +50,7 @@ class Passes:
         if self._optimizer is not None:
             # `step` finds the gradients of the second pass, and a GradScaler treats it like that of any optimizer.
             self._optimizer._step_supports_amp_scaling = False
-        self._recorded: list[_Pass] = []
+        self._recorded: list[tuple[RandomState, Callable[..., object], tuple[Any, ...]]] = []
         self.repeating = False
 
     def record(self, forward_backward: Callable[..., object], *args: Any) -> None:
@@ -72,13 +62,9 @@ class Passes:
         if self._optimizer is None or self.repeating:
             return
         self.end()
-        self._recorded.append(_Pass(RandomState(self._optimizer._order()), forward_backward, args))
+        self._recorded.append((RandomState(self._optimizer._order()), forward_backward, args))
 
-    def run(self, backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Record and run a pass at the centre, with a framework's own `backward`; returns the loss."""
-        return self.make(_forward_backward, backward, compute_loss, *args)
-
-    def make(self, forward_backward: Callable[..., T], *args: Any) -> T:
+    def run(self, forward_backward: Callable[..., T], *args: Any) -> T:
         """Record and run a pass at the centre; returns what it returns. A pass that fails is not recorded."""
         before = len(self._recorded)
         self.record(forward_backward, *args)
@@ -128,11 +114,11 @@ class Passes:
         now = RandomState(passes.parameters)
         self.repeating = True
         try:
-            for i, one in enumerate(recorded if optimizer._probing else (), start=1):
+            for i, (random, forward_backward, args) in enumerate(recorded if optimizer._probing else (), start=1):
                 if optimizer._same_dropout:
-                    one.random.restore()
+                    random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
-                    one.function(*one.args)
+                    forward_backward(*args)
             passes.back()
             passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
         except BaseException:
@@ -148,12 +134,6 @@ class Passes:
         """Abandon a step that the framework has decided against."""
         if self._optimizer is not None and self._optimizer._begun:
             self._optimizer.restore()
-
-
-def _forward_backward(backward: Callable[[Tensor], object], compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
-    loss = compute_loss(*args)
-    backward(loss)
-    return loss.detach()
 
 
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:

@@ -33,7 +33,7 @@ class TwoPassTrainer(Trainer):
         step = super().training_step
         passes = self._current_passes()
         # Copies, because computing the loss may take the labels out.
-        loss = passes.make(lambda: step(model, dict(inputs), num_items_in_batch))
+        loss = passes.run(lambda: step(model, dict(inputs), num_items_in_batch))
         if self.accelerator.sync_gradients:
             passes.repeat_at_probe(
                 batch=lambda: self._prepare_inputs(dict(inputs)),

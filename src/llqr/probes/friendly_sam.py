@@ -27,7 +27,7 @@ class FriendlySAMProbe(SAMProbe):
     name = "fsam"
 
     def __init__(
-        self, rho: Schedule = 0.05, *, lam: float = 0.9, norm: Norm = "euclidean", start_after: int = 0
+        self, rho: Schedule = 0.05, lam: float = 0.9, *, norm: Norm = "euclidean", start_after: int = 0
     ) -> None:
         super().__init__(rho, norm=norm, start_after=start_after)
         self.lam = check_number("lam", lam, 0, 1)

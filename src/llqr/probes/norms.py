@@ -35,7 +35,8 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> list
     metric = norm.endswith("metric") and any(a is not b for a, b in zip(v, d, strict=True))
     if not norm.startswith("layer-"):
         root = _root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
-        return [root if root.device == part.device else root.to(part.device) for part in d]
+        devices = {part.device for part in d}
+        return [root] * len(d) if len(devices) == 1 else [root.to(part.device) for part in d]
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     squares, count = _squares(_metric if metric else _euclidean, v, d, point), max(point.layers) + 1
     sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(point.layers), squares.device), squares)
@@ -72,7 +73,8 @@ def _metric_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
 
 
 def _euclidean_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
-    return _euclidean(v, d).sum()
+    norms = _gathered(torch._foreach_norm(_widened(d), 2))
+    return torch.dot(norms, norms)
 
 
 def _metric(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
@@ -98,9 +100,9 @@ def _on_device(layers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _gathered(numbers: Sequence[Tensor]) -> Tensor:
-    """One number per parameter as a vector, on the device of the first."""
-    home = numbers[0].device
-    return torch.stack([number if number.device == home else number.to(home) for number in numbers])
+    """One number per parameter as a vector, on one device."""
+    home, *others = {number.device for number in numbers}
+    return torch.stack([number.to(home) for number in numbers] if others else list(numbers))
 
 
 def _root(square: Tensor, metric: bool) -> Tensor:

@@ -100,7 +100,7 @@ class SAMProbe:
             return [(part.float() * (radius / norm)).to(part.dtype) for part, norm, radius in wide]
         first = over[0]
         if not point.radii and len(dtypes) == 1 and first.ndim == 0 and all(other is first for other in over):
-            return list(torch._foreach_mul(d, (rho / first).to(d[0].dtype)))
+            return list(torch._foreach_mul(d, first.reciprocal().mul_(rho).to(d[0].dtype)))
         scales = [point.radii.get(p, rho) / norm for p, norm in zip(point.parameters, over, strict=True)]
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
