@@ -259,21 +259,24 @@ def take_over(parameters: Sequence[Tensor]) -> Tensor | None:
 
     The first gradient tells for all. If it is from outside it becomes NaN, and stays NaN if the closure adds to it.
     """
-    outside, first = None, next((p for p in parameters if p.grad is not None), None)
-    if first is not None and first.grad.layout == torch.strided and getattr(first.grad, LEFT, None) != _version(first):
-        (part,) = local([first.grad])
-        if part.any():
+    outside = None
+    for parameter, gradient in _first(parameters):
+        (part,) = local([gradient])
+        if getattr(gradient, LEFT, None) != part._version and part.layout == torch.strided and part.any():
             part.fill_(float("nan"))
-            outside = first
+            outside = parameter
     clear(p for p in parameters if p is not outside)
     return outside
 
 
 def leave(parameters: Sequence[Tensor]) -> None:
     """Mark the first gradient as that of a step which is over: the next step clears them all."""
-    first = next((p for p in parameters if p.grad is not None), None)
-    if first is not None:
-        setattr(first.grad, LEFT, _version(first))
+    for _, gradient in _first(parameters):
+        setattr(gradient, LEFT, local([gradient])[0]._version)  # FSDP2 writes to the local part
+
+
+def _first(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return next(([(p, p.grad)] for p in parameters if p.grad is not None), [])
 
 
 def clear(parameters: Iterable[Tensor]) -> None:
@@ -289,11 +292,6 @@ def clear(parameters: Iterable[Tensor]) -> None:
             parameter.grad = None
     if captured:
         torch._foreach_zero_(captured)
-
-
-def _version(parameter: Tensor) -> int:
-    """Changes whenever the gradient is written to; FSDP2 writes to its local part."""
-    return local([parameter.grad])[0]._version
 
 
 @contextmanager

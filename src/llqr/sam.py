@@ -185,19 +185,30 @@ class ASAM(WithProbe):
     """`ASAM(base, rho=0.5, eta=0.01)`: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
 
     With a geometry `eps = rho T U T g / |T g|_U`.
+
+    Example:
+        >>> opt = ASAM(torch.optim.SGD([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1), rho=0.5)
     """
 
     kind = ASAMProbe
 
 
 class FisherSAM(WithProbe):
-    """`FisherSAM(base, rho=0.1, eta=0.1)`: `eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`."""
+    """`FisherSAM(base, rho=0.1, eta=0.1)`: `eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
+
+    Example:
+        >>> opt = FisherSAM(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), rho=0.1)
+    """
 
     kind = FisherSAMProbe
 
 
 class FriendlySAM(WithProbe):
-    """`FriendlySAM(base, rho=0.05, lam=0.9)`: the probe follows `g - gbar`, what is specific to this batch."""
+    """`FriendlySAM(base, rho=0.05, lam=0.9)`: the probe follows `g - gbar`, what is specific to this batch.
+
+    Example:
+        >>> opt = FriendlySAM(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), rho=0.1, lam=0.6)
+    """
 
     kind = FriendlySAMProbe
 
@@ -222,7 +233,14 @@ class LLQRSAM(SAM):
 
 
 class LLQR(Optimizer):
-    """No probe: the base optimizer on `U g`."""
+    """No probe: the base optimizer on `U g`.
+
+    Example:
+        >>> import llqr
+        >>> model = torch.nn.Linear(4, 3)
+        >>> geometry = llqr.Geometry(model, torch.nn.functional.cross_entropy)
+        >>> opt = LLQR(torch.optim.SGD(model.parameters(), lr=0.1), geometry)
+    """
 
     def __init__(self, base: Base, geometry: GeometryLike, **settings: Any) -> None:
         check_given(geometry)

@@ -141,6 +141,7 @@ class Wrapper(torch.optim.Optimizer):
         state, own = taken_apart(state_dict)
         ours = self._own_state()
         check_saved(own, ours, len(state["state"]))
+        assert own is not None
         before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
         self.base.load_state_dict(state)
         try:

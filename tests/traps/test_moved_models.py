@@ -52,17 +52,6 @@ def test_friendly_sam_begins_anew_where_a_shape_has_changed():
     assert [tuple(mean[i].shape) for i in range(4)] == [(8, 5), (8,), (4, 8), (4,)]
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "kfac", "e-kfac", "dense"])
-@pytest.mark.parametrize("every", [1, 100])
-def test_a_metric_says_that_a_shape_has_changed(structure, every):
-    model, (batch,) = mlp(), batches(1)
-    opt = llqr.LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1), quick_geometry(model, structure, every=every))
-    opt.step(closure_of(opt, model, batch), batch=batch)
-    grow(model)
-    with pytest.raises(RuntimeError, match=r"^model: '2\.weight' had the shape \(3, 8\) .* make a new geometry"):
-        opt.step(closure_of(opt, model, batch), batch=batch)
-
-
 def test_a_conversion_that_swaps_parameters():
     """torch refuses it while anything has a weak reference to them."""
     model, data = mlp(), batches(2)

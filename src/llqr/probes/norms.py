@@ -110,6 +110,6 @@ def _root(square: Tensor, metric: bool) -> Tensor:
     return torch.where(square > 0, root, float("inf")) if metric else root
 
 
-def _widened(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """At least float32, because a sum of many small squares loses them in half precision."""
     return [tensor if tensor.dtype.itemsize >= 4 else tensor.float() for tensor in tensors]
