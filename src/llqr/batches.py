@@ -50,17 +50,15 @@ class BatchSource:
             self.load(self._saved)
             self._saved = None
 
-    def draw(self, given: Batch | Callable[[], Batch] | None, device: torch.device, seed: int) -> Batch:
-        """The batch that is given, what a function returns, or the next one here, with its tensors on the device.
+    def draw(self, function: Callable[[], Batch] | None, device: torch.device, seed: int) -> Batch:
+        """What a function returns, or the next batch here, with its tensors on the device.
 
         Leaves the random state as it was. Adds the seed to it while it draws, or a function would draw the same batch
         again and again.
         """
-        if given is not None and not callable(given):
-            return given
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             vary(device, seed)
-            return self._next_batch(device) if given is None else given()
+            return self._next_batch(device) if function is None else function()
 
     def _next_batch(self, device: torch.device) -> Batch:
         if self._own is None:

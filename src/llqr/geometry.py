@@ -249,9 +249,10 @@ class Geometry:
         self.metric.follow(self.parameters)
 
     def _drawn(self, batch: Batch | Callable[[], Batch] | None) -> Batch:
-        given = self._batches.draw(batch, self.linearizer.device, self.refreshes)
-        split = split_batch(given)  # raises here, where other ranks do not wait for this one yet
-        return opened(split) if self.runtime.capture else given
+        if batch is None or callable(batch):
+            batch = self._batches.draw(batch, self.linearizer.device, self.refreshes)
+        split = split_batch(batch)  # raises here, where other ranks do not wait for this one yet
+        return opened(split) if self.runtime.capture else batch
 
     def _linearised(self, batch: Batch) -> QuadraticModel:
         return self.linearizer.linearise(self.linearizer.problem(batch))
