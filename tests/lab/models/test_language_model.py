@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.models.transformer import LanguageModel, differentiable_forward
 
 # width, heads, layers, parameters: GPT-2 small, medium, large and XL as released.
 PUBLISHED = [

@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.lab import models
-from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.models.vit import ViT
 
 # name, arguments, parameters: from the original papers and the reference implementations they refer to.

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import llqr
 from geometries import flat_geometry
 from llqr.lab import models
-from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.models.transformer import differentiable_forward
 
 pytestmark = pytest.mark.slow
 

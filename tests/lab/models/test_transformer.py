@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.models.transformer import TranslationTransformer
+from llqr.lab.models.transformer import TranslationTransformer, differentiable_forward
 from small_models import tokens_loss
 
 PAD = 0

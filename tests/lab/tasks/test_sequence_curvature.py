@@ -11,9 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import llqr
 from geometries import flat_geometry
 from llqr.curvature import NEWTON, NGD, Problem, choose_engine, frozen
-from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.models.transformer import TranslationTransformer
+from llqr.lab.models.transformer import LanguageModel, TranslationTransformer, differentiable_forward
 from references import (
     DIFFERENCES,
     TOLERANCE,

@@ -23,7 +23,7 @@ from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.sequences import TokenCrossEntropy, bleu, token_metrics
-from llqr.lab.text.pair_batches import token_batches
+from llqr.lab.text.batches import token_batches
 from llqr.lab.text.prepared import ParallelText
 from llqr.lab.text.subwords import PAD
 from llqr.lab.training.loop import Execution, Training

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.text.pair_batches import GRID, choose, decoding_batches, sentence_batches, token_batches
+from llqr.lab.text.batches import GRID, choose, decoding_batches, sentence_batches, token_batches
 from llqr.lab.text.prepared import SentencePairs
 from llqr.lab.text.subwords import BOS, EOS, PAD
 

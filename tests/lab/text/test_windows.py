@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llqr.lab.errors import ConfigurationError
+from llqr.lab.text.batches import WindowBatches
 from llqr.lab.text.subwords import PAD
-from llqr.lab.text.windows import WindowBatches
 
 
 @given(length=st.integers(2, 120), rows=st.integers(1, 5), context=st.integers(1, 12))

@@ -17,7 +17,7 @@ import llqr
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload, cross_entropy, step_of
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.models.sublayers import differentiable_forward
+from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
 from llqr.lab.runs.json_files import plain

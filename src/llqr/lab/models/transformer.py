@@ -1,26 +1,129 @@
-"""The encoder-decoder transformer of the translation experiments, fairseq's ``transformer_iwslt_de_en``.
+"""The transformers over tokens: fairseq's ``transformer_iwslt_de_en`` for translation, and a GPT-style language model.
 
-Ott et al. (2019): 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads, sinusoidal positions,
-embeddings multiplied by ``sqrt(width)``, dropout on embeddings and on every residual branch.
-
+The translation model (Ott et al., 2019) has 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads,
+sinusoidal positions, embeddings multiplied by ``sqrt(width)``, and dropout on embeddings and on every residual branch.
 Source rows may be padded on either side, rows of previous target tokens on the right. Whole rows may be padding: their
 logits are finite, and a loss that ignores their targets sends no gradient through them.
+
+The language model has the architecture and initialisation of GPT-2 (Radford et al., 2019): pre-norm, causal, learned
+positions, GELU; but separate projections for queries, keys and values, and no dropout inside attention.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from llqr.lab.models.sublayers import Attention, FeedForward, Residual, SelfAttentionLayer
 from llqr.lab.names import check_known
 
+NORMS = ("post", "pre")
+TIES = ("decoder", "all", "none")
 Known = tuple[Tensor, Tensor]
 """Keys and values ``(rows, heads, tokens, width)``."""
-TIES = ("decoder", "all", "none")
+
+
+class Attention(nn.Module):
+    """Multi-head attention with separate projections for queries, keys and values: a metric sees four plain matrices.
+
+    Tensors are ``(batch, heads, tokens, head width)`` after projection.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"heads must divide width, got heads={heads} and width={width}.")
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._by_head(self.q(x))
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._by_head(self.k(x)), self._by_head(self.v(x))
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """The attention output, ``(batch, tokens, width)``; only places where ``mask`` is true are attended to."""
+        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        return self.attend(self.queries(x), *self.keys_and_values(x), mask=mask, causal=causal)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads
+
+
+class FeedForward(nn.Module):
+    """The network applied to every token: expand, activate, contract."""
+
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, hidden)
+        self.contract = nn.Linear(hidden, width)
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.contract(self._activation(self.expand(x)))
+        return out
+
+
+class Residual(nn.Module):
+    """``norm(x + dropout(f(x)))`` for post-norm, ``x + dropout(f(norm(x)))`` for pre-norm."""
+
+    def __init__(self, width: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        check_known("norm", norm, NORMS)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self._norm_first = norm == "pre"
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        out: Tensor = x + self.dropout(f(self.norm(x))) if self._norm_first else self.norm(x + self.dropout(f(x)))
+        return out
+
+
+class SelfAttentionLayer(nn.Module):
+    """Self-attention, then the feed-forward network."""
+
+    def __init__(
+        self, width: int, hidden: int, heads: int, dropout: float, norm: str, activation: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.feed_forward = FeedForward(width, hidden, activation)
+        self.around_attention = Residual(width, dropout, norm)
+        self.around_feed_forward = Residual(width, dropout, norm)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, causal=causal))
+        x = self.around_feed_forward(x, self.feed_forward)
+        return x
+
+
+def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
+    """``model(inputs)`` with all derivatives: a `forward` for `llqr.Geometry` that gives exact products.
+
+    Attention is PyTorch's own composition of elementary operations; the fused kernels have no forward mode and no
+    double backward, so that otherwise curvature products need finite differences.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        return out
+
+
+# -- translation -------------------------------------------------------------------------------------------------------
 
 
 class Memory(NamedTuple):
@@ -212,3 +315,69 @@ class TranslationTransformer(nn.Module):
         # derivatives of `padding_idx` differ between forward and reverse mode.
         out: Tensor = self.dropout(x * real.unsqueeze(-1))
         return out
+
+
+# -- language modelling ------------------------------------------------------------------------------------------------
+
+
+class LanguageModel(nn.Module):
+    """``logits = model(tokens)``, of shape ``(B, T, vocabulary)``, for the token after each of ``tokens``.
+
+    Args:
+        vocabulary: number of tokens.
+        width, heads, layers: of the blocks.
+        context: maximum number of tokens per sequence.
+        dropout: of the embeddings and of every residual branch.
+        tie: whether embedding and output matrix are shared.
+
+    Example:
+        >>> LanguageModel(11, width=16, heads=2, layers=1, context=8)(torch.tensor([[4, 5, 2]])).shape
+        torch.Size([1, 3, 11])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        width: int = 768,
+        heads: int = 12,
+        layers: int = 12,
+        context: int = 1024,
+        dropout: float = 0.1,
+        tie: bool = True,
+    ) -> None:
+        super().__init__()
+        self.vocabulary, self.context = vocabulary, context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        settings = width, 4 * width, heads, dropout, "pre", partial(F.gelu, approximate="tanh")
+        self.blocks = nn.ModuleList(SelfAttentionLayer(*settings) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if tie:
+            self.head.weight = self.tokens.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of standard deviation 0.02, zero biases; projections into the residual stream are scaled by depth."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, SelfAttentionLayer):
+                for last in (module.attention.out, module.feed_forward.contract):
+                    nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"tokens: {length} tokens exceed context={self.context}.")
+        positions = torch.arange(length, device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        for block in self.blocks:
+            x = block(x, causal=True)
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,7 +1,7 @@
 """Vision transformers (Dosovitskiy et al., 2021): pre-norm, class token, learned positions, in plain PyTorch.
 
 ``fused`` matters to a metric learned per block: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim``
-named ``q``, ``k`` and ``v``. The attention itself is PyTorch's fused kernel, see `sublayers.differentiable_forward`.
+named ``q``, ``k`` and ``v``. The attention itself is PyTorch's fused kernel, see `transformer.differentiable_forward`.
 """
 
 from collections import OrderedDict

@@ -17,15 +17,12 @@ from llqr.lab.data import Batches
 from llqr.lab.errors import DataError
 from llqr.lab.extras import extra
 from llqr.lab.models.beam import beam_search
-from llqr.lab.models.language_model import LanguageModel
-from llqr.lab.models.sublayers import differentiable_forward
-from llqr.lab.models.transformer import TranslationTransformer
+from llqr.lab.models.transformer import LanguageModel, TranslationTransformer, differentiable_forward
 from llqr.lab.tasks.task import Batch, Task, TaskOptions
 from llqr.lab.text import prepared
-from llqr.lab.text.pair_batches import SHAPES, decoding_batches, sentence_batches, token_batches
+from llqr.lab.text.batches import SHAPES, WindowBatches, decoding_batches, sentence_batches, token_batches
 from llqr.lab.text.prepared import ParallelText, PreparedText, TokenStream
 from llqr.lab.text.subwords import BOS, EOS, PAD
-from llqr.lab.text.windows import WindowBatches
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run

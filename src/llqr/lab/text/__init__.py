@@ -5,7 +5,6 @@
 `subwords`      byte-pair encoding
 `prepare`       turns raw text into tokens, for translation or for language modelling
 `prepared`      saves and loads the result: `ParallelText`, `TokenStream`
-`pair_batches`  batches of sentence pairs, by number of tokens, by number of sentences, and for decoding
-`windows`       batches of windows of one long sequence of tokens
+`batches`       batches of sentence pairs, by number of tokens, by number of sentences, and for decoding; of windows
 ==============  ==========================================================================================
 """
