@@ -2,8 +2,8 @@
 
 A batch of pairs is ``((source, previous), targets)``, all int64 of shape (rows, length). ``source`` and ``targets`` end
 with the end-of-sentence token; ``previous`` is ``targets`` shifted right by one, and starts with the begin-of-sentence
-token. The rest is padding, which the loss ignores; where a batch has fewer pairs than its shape has rows, whole rows are
-padding. A batch of windows is ``(inputs, targets)`` of shape (rows, context), the targets one token later.
+token. The rest is padding, which the loss ignores; where a batch has fewer pairs than rows, whole rows are padding.
+A batch of windows is ``(inputs, targets)`` of shape (rows, context), the targets one token later.
 
 Every shape costs a captured graph or a compilation, and every padded token costs time. So lengths are rounded up to a
 grid, and shapes are merged, each time the two whose merging adds the fewest tokens to an epoch.
