@@ -106,11 +106,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _format_warning(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Show a warning of llqr as a sentence; a line of its code tells the user nothing."""
     if Path(filename).is_relative_to(Path(llqr.__file__).parent):
         return f"llqr: warning: {message}\n"
-    return f"{filename}:{place[0]}: {category.__name__}: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

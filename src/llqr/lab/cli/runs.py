@@ -24,7 +24,6 @@ from llqr.lab.progress import Display
 from llqr.lab.ranks import launch
 from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results.summary import as_table, summarise
-from llqr.lab.runs import stored
 from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out
@@ -298,6 +297,7 @@ def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:
     """Append the runs to the file of results, if one was named."""
     if how.keep is not None:
         from llqr.lab.results import measurements
+        from llqr.lab.runs import stored
 
         new, already = measurements.add([stored.read(one.path) for one in planned], how.keep)
         print(f"{how.keep}: {new} added, {already} there already", file=sys.stderr)

@@ -56,7 +56,9 @@ def complete(components: Mapping[str, Any], section: str, name: str, where: str,
 
 def locate(name: str, asked_by: str = "recipe", beside: Path = Path()) -> Path:
     """Find the file of a built-in recipe, or of a path from the folder ``beside`` or from here."""
-    for path in (FOLDER / f"{name}.toml", *((beside / name, Path(name)) if name.endswith(".toml") else ())):
+    places = [FOLDER / f"{name}.toml"]
+    places += [beside / name, Path(name)] if name.endswith(".toml") else []
+    for path in places:
         if path.is_file():
             return path
     if name.endswith(".toml"):

@@ -31,7 +31,6 @@ from llqr.lab.stop import Stop
 from llqr.lab.tasks import Batch, Task
 from llqr.lab.training import checkpoint, spectrum
 from llqr.lab.training.results import best_record, layer_effects, result_of
-from llqr.lab.training.tensorboard import Board
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,11 @@ class Training:
 
     def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
         """Train until the end or until asked to stop, and leave a checkpoint; return the result if this is the end."""
-        wants_board = self.execution.tensorboard and self.team.first
-        board = Board(self.folder.path, self.optimizer.steps) if wants_board else None
+        board = None
+        if self.execution.tensorboard and self.team.first:
+            from llqr.lab.training.tensorboard import Board
+
+            board = Board(self.folder.path, self.optimizer.steps)
         saved = time.monotonic()
         display.begin(self.planned.label, self.total_steps, self.optimizer.steps)
         while not self.finished:
