@@ -22,7 +22,7 @@ from llqr.curvature.batch import Batch, batch_signature, tensors_of
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner import SOLVERS, Inner, Objective, Solution, Step, perform
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import copy_each
+from llqr.metric.layout import copy_each
 from llqr.schedule import at
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import torch
 
 from launches import Launches
-from llqr.metric.packed import copy_each
+from llqr.metric.layout import copy_each
 
 
 def test_every_kind_is_copied_at_once():

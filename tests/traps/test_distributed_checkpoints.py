@@ -18,7 +18,6 @@ STEPS = 3
 KINDS = {
     "ddp": ({}, 1e-12),
     "fsdp2": ({"meshes": {1: (1,), 2: (2,), 4: (4,)}}, 1e-12),
-    "fsdp2 by passes": ({"meshes": {1: (1,), 2: (2,), 4: (4,)}, "engine": "passes"}, 1e-9),
     "fsdp2 to hsdp": ({"meshes": {1: (1, 1), 2: (2,), 4: (2, 2)}}, 1e-12),
 }
 

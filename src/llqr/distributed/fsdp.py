@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from llqr.distributed.collectives import all_to_all
 from llqr.distributed.dtensors import as_sharded, is_sharded, local
 from llqr.distributed.placement import Group, Owned, Shards
-from llqr.metric.layout import Block
+from llqr.metric.layout import Block, copy_each
 from llqr.metric.metric import Metric, Named
-from llqr.metric.packed import copy_each
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from llqr.distributed.collectives import all_gather, all_reduce, reduce_scatter
 from llqr.distributed.dtensors import any_sharded
-from llqr.metric.layout import Block, assembled
+from llqr.metric.layout import Block, assembled, copy_each
 from llqr.metric.metric import Metric, Named, Placement
-from llqr.metric.packed import copy_each
 from llqr.metric.structure import Structure
 
 Group = dist.ProcessGroup

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed, quick_dot
+from llqr.metric.layout import Packed, quick_dot
 from llqr.metric.structure import Pull, Structure
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from llqr.curvature.divergence import Scale
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner.objective import Evaluation, Extrapolation, Objective
 from llqr.metric import Factors, Metric
-from llqr.metric.packed import Packed
+from llqr.metric.layout import Packed
 from llqr.metric.structure import clip, flattened
 from llqr.schedule import Schedule
 

@@ -1,8 +1,8 @@
 """The learned inverse metric and its structures.
 
 In reading order: `layout` (from parameters to blocks), `structure` (what a structure must define, and how its blocks
-are stored), one file per structure such as `ekfac`, `structures` (which block gets which structure), `metric` (all
-groups with their factors) and `packed` (vectors in its layout). `llqr.distributed` shares a metric out among ranks.
+are stored), one file per structure such as `ekfac`, `structures` (which block gets which structure) and `metric` (all
+groups with their factors). `llqr.distributed` shares a metric out among ranks.
 """
 
 from llqr.metric.layout import Block

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from llqr.metric.layout import Block, assembled, blocks_of
-from llqr.metric.packed import Packed, copy_each, dot, quick_dot
+from llqr.metric.layout import Block, Packed, assembled, blocks_of, copy_each, dot, quick_dot
 from llqr.metric.structure import Bounds, Factors, Structure
 from llqr.metric.structures import MAX_SIDE, StructureSpec, groups_of, plain_name, structure_names
 

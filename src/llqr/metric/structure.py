@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llqr.metric.layout import Block
-from llqr.metric.packed import copy_each
+from llqr.metric.layout import Block, copy_each
 
 Factors = dict[str, Tensor]
 Bounds = tuple[float, float] | None
