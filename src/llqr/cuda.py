@@ -49,7 +49,9 @@ class CapturedLoop:
     ) -> None:
         self._metric, self._inner, self._plan = metric, inner, inner.plan()
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
-        self._lr = self._rate(step)
+        lr = at(inner.lr, step, "lr", 0)
+        # A tensor if it changes from refresh to refresh, so that the graphs need not be captured again.
+        self._lr = torch.tensor(lr, dtype=torch.float32, device=metric.blocks[0].device) if callable(inner.lr) else lr
         self._solver = SOLVERS[inner.solver](metric, inner, self._lr)
         branches = Branches()
         kinds = list(dict.fromkeys(self._plan))
@@ -73,13 +75,6 @@ class CapturedLoop:
                 value = perform(kind, self._solver, self._objective)
             if value is not None:
                 self._values[kind] = value
-
-    def _rate(self, step: int) -> float | Tensor:
-        """A tensor if it changes from refresh to refresh, so that the graphs need not be captured again."""
-        if not callable(self._inner.lr):
-            return float(self._inner.lr)
-        device = self._metric.blocks[0].device
-        return torch.tensor(at(self._inner.lr, step, "lr", 0), dtype=torch.float32, device=device)
 
     def fits(self, batch: Batch) -> bool:
         return bool(batch_signature(batch) == batch_signature(self._batch))

@@ -38,6 +38,11 @@ DEFAULT_INNER = Inner(product_every=3)
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
 #: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
 WEAK_REFRESHES = 3
+#: What a saved state counts, and where.
+COUNTERS = {
+    "step": "_step", "next": "_next", "refreshes": "refreshes", "failures": "failures",
+    "failures_in_a_row": "_failures_in_a_row",
+}  # fmt: skip
 
 
 class Geometry:
@@ -125,6 +130,9 @@ class Geometry:
             self.metric.check_scalable()
         if runtime.capture:
             check_capture(self.metric, self.parameters)
+        # Of the factors' matrix products in a refresh. Autocast leaves float64 alone.
+        narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
+        self._precision = runtime.autocast if narrow and runtime.autocast in PRECISIONS else None
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._captured: CapturedLoop | None = None
         self._names = {parameter: name for name, parameter in self.parameters.items()}
@@ -269,12 +277,6 @@ class Geometry:
             )
         return self._captured.solve(batch, self._step)
 
-    @property
-    def _precision(self) -> torch.dtype | None:
-        """Of the factors' matrix products in a refresh. Autocast leaves float64 alone."""
-        narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
-        return self.runtime.autocast if narrow and self.runtime.autocast in PRECISIONS else None
-
     def _averaged(self, solution: Solution) -> list[Factors]:
         """The factors of the metric as it would become. A decomposition that fails on one rank fails on all."""
         metric, factors = self.metric, solution.factors
@@ -343,13 +345,7 @@ class Geometry:
         return {
             "metric": self.metric.state_dict(),
             "engine": self.engine,
-            "counters": {
-                "step": self._step,
-                "next": self._next,
-                "refreshes": self.refreshes,
-                "failures": self.failures,
-                "failures_in_a_row": self._failures_in_a_row,
-            },
+            "counters": {name: getattr(self, attribute) for name, attribute in COUNTERS.items()},
             "batches": self._batches.state(),
             "saved_by": self.linearizer.ranks.place,
         }
@@ -358,16 +354,14 @@ class Geometry:
         """The position in `batches` is each rank's own: where the state is another rank's, or of another number of
         ranks (as `torch.distributed.checkpoint` gives it), batches begin again.
         """
-        names = ("step", "next", "refreshes", "failures", "failures_in_a_row")
-        step, due, refreshes, failures, in_a_row = (int(state["counters"][name]) for name in names)
+        counters = {attribute: int(state["counters"][name]) for name, attribute in COUNTERS.items()}
         if state["engine"] not in ("auto", *ENGINES):
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         self.metric.load_state_dict(state["metric"])
         self.linearizer.resume(state["engine"])
         place = self.linearizer.ranks.place
         self._batches.load(state.get("batches") if state.get("saved_by", place) == place else None)
-        self._step, self._next = step, due
-        self.refreshes, self.failures, self._failures_in_a_row = refreshes, failures, in_a_row
+        vars(self).update(counters)
         self._last, self._layers, self._weak_in_a_row = None, {}, 0  # the next refresh measures again what `U` does
 
     def __getstate__(self) -> dict[str, Any]:

@@ -206,11 +206,8 @@ class PreconditionedCG(Solver):
 
     There `U g = u * g`, and `J` is quadratic in the factors `u`: `A u = b` with `b = g^2` and
     `A u = g * (H + damping)(u * g)`, both summed over a layer for a scalar. Conjugate gradients (Polak-Ribiere),
-    preconditioned by `diag(b)`, start from the current factors times their best multiple.
-
-    One product with `H` per step; the first step evaluates `J`, and gives the best multiple for free. Reads nothing
-    from the device and keeps all memory in place, so that every step can be captured. Along a direction without
-    positive curvature the step has length zero.
+    preconditioned by `diag(b)`, start from the current factors times their best multiple, which the first step gives
+    for free. Along a direction without positive curvature a step has length zero. Memory stays in place, for graphs.
     """
 
     name = "pcg"
