@@ -101,6 +101,7 @@ def test_a_forward_pass_never_reads_from_the_device():
     assert logits.shape == (3, 5, 11)
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph():
     torch.compiler.reset()
     model = small(layers=1)

@@ -57,7 +57,7 @@ CASES = {
 METHODS = ("sgdm", "sam", "llqr-ngd+sam")
 #: By ranks from its beginning to its end; or begun by one process, continued by ranks, and ended by one process.
 WAYS = ("whole", "relay")
-FEW = [("sam", "whole"), ("llqr", "whole"), ("llqr shared out", "relay"), ("llqr on shards", "relay")]
+FEW = [("llqr", "whole"), ("llqr shared out", "relay"), ("llqr on shards", "relay")]
 
 
 @cache
