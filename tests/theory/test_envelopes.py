@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llqr.lab.toy.hover import hover
 from llqr.theory import (
     amplification,
     escapes,
-    hover,
     hovering_envelope,
     perceived_sharpness,
     probe_reach,

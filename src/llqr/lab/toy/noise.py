@@ -4,7 +4,7 @@ With it the noise-damping proposition: simulated variance and motion of a noisy 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,8 +26,45 @@ from llqr.lab.toy.experiment import (
     statistics,
 )
 from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, ejection
-from llqr.theory import METHODS, one_step_motion, simulate_mode, stationary_variance
+from llqr.theory import METHODS, one_step_motion, stationary_variance
 from llqr.theory.arguments import Array
+from llqr.theory.noise_damping import stable
+
+
+@dataclass(frozen=True)
+class NoisyMode:
+    """Averages over a simulated run."""
+
+    variance: float
+    motion: float
+
+
+def simulate_mode(
+    eta: float, lam: float, d: float, tau: float, *, steps: int = 1_000_000, chains: int = 8, seed: int = 0
+) -> NoisyMode:
+    """`steps` steps of the recursion in each of `chains` chains, started at stationarity.
+
+    Blocks of the linear recursion are evaluated at once: within a block `z_k = q^k z_0 + sum_j q^(k-1-j) w_j`, with
+    `w = -eta eps / d`, is a triangular matrix applied to the noise.
+    """
+    e, l, denominator = (float(value) for value in stable(eta, lam, d))
+    q = 1 - e * l / denominator
+    block = min(256, steps)
+    lag = np.subtract.outer(np.arange(block), np.arange(block))
+    response = np.where(lag >= 0, q ** np.maximum(lag, 0), 0.0)
+    carry = q ** np.arange(1, block + 1)
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal(chains) * np.sqrt(float(stationary_variance(eta, lam, d, tau)))
+    squares = motions = 0.0
+    blocks = -(-steps // block)
+    for _ in range(blocks):
+        kick = -e / denominator * float(tau) * rng.standard_normal((block, chains))
+        path = response @ kick + carry[:, None] * z
+        moves = np.diff(path, axis=0, prepend=z[None])
+        squares += float((path**2).mean())
+        motions += float((moves**2).mean())
+        z = path[-1]
+    return NoisyMode(squares / blocks, motions / blocks)
 
 
 def run_noise(

@@ -14,11 +14,86 @@ from matplotlib.figure import Figure
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
 from llqr.lab.toy.experiment import Progress, Seeds, ToyResult
-from llqr.theory import Selection, select
-from llqr.theory.arguments import Array, positive
-from llqr.theory.phase import PhaseSettings, exit_steps
-from llqr.theory.phase import Progress as StepProgress
-from llqr.theory.trajectories import Method
+from llqr.lab.toy.phase import PhaseSettings, Steps, exit_steps
+from llqr.theory import Method, flat_exit_lower_bound, sharp_exit_upper_bound
+from llqr.theory.arguments import Array, at_least, positive
+
+
+def simulate_exit_times(
+    growth: npt.ArrayLike, sigma: float, R: float, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Simulated exit times, one visit per entry of `growth`."""
+    a = at_least("growth", growth, 1.0).ravel()
+    positive("sigma", sigma)
+    positive("R", R)
+    e = np.zeros(a.shape)
+    times = np.zeros(a.shape, dtype=np.int64)
+    inside = np.arange(a.size)
+    step = 0
+    while inside.size:
+        step += 1
+        e = a[inside] * e + sigma * rng.standard_normal(inside.size)
+        out = np.abs(e) >= R
+        times[inside[out]] = step
+        inside, e = inside[~out], e[~out]
+    return times
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Occupation of the sharp wells at noise scales `sigma`: simulated, by renewal-reward, and its upper bound."""
+
+    sigma: Array
+    simulated: Array
+    bound: Array
+    flat_time: Array
+    sharp_time: Array
+    R: float
+
+    @property
+    def rate(self) -> Array:
+        """`sigma^2 log(R / sigma) / R^2`, the proposition's rate."""
+        return (self.sigma / self.R) ** 2 * np.log(self.R / self.sigma)
+
+    @property
+    def slope_in_rate(self) -> float:
+        """Slope of `log(occupation)` against the log of the proposition's rate; at least 1 by the proposition."""
+        return _slope(np.log(self.rate), np.log(self.simulated))
+
+    @property
+    def slope_in_sigma(self) -> float:
+        """Slope against `log sigma`: 2, minus the effect of the logarithm."""
+        return _slope(np.log(self.sigma), np.log(self.simulated))
+
+
+def select(
+    sigma: npt.ArrayLike,
+    *,
+    R: float = 1.0,
+    growth: float = 1.5,
+    sharp_fraction: float = 0.5,
+    cycles: int = 8000,
+    seed: int = 0,
+) -> Selection:
+    """Run `cycles` cycles at each noise scale; a cycle picks a sharp well with probability `sharp_fraction`."""
+    scales = positive("sigma", sigma).ravel()
+    if not 0 < sharp_fraction < 1:
+        raise ValueError(f"sharp_fraction must lie strictly between 0 and 1, got {sharp_fraction!r}.")
+    rng = np.random.default_rng(seed)
+    columns = []
+    for scale in scales:
+        sharp = rng.random(cycles) < sharp_fraction
+        times = simulate_exit_times(np.where(sharp, growth, 1.0), float(scale), R, rng)
+        most = sharp_fraction * sharp_exit_upper_bound(float(scale), R, growth)
+        least = (1 - sharp_fraction) * float(flat_exit_lower_bound(scale, R))
+        share = times[sharp].sum() / times.sum()
+        columns.append((share, most / (most + least), times[~sharp].mean(), times[sharp].mean()))
+    simulated, bound, flat_time, sharp_time = np.array(columns, dtype=np.float64).T
+    return Selection(scales, simulated, bound, flat_time, sharp_time, R)
+
+
+def _slope(x: Array, y: Array) -> float:
+    return float(np.polyfit(x, y, 1)[0])
 
 
 @dataclass(frozen=True)
@@ -50,7 +125,7 @@ def exit_times(
     seeds: int = 64,
     settings: ExitSettings = ExitSettings(),
     seed: int = 0,
-    progress: StepProgress = lambda done, total: None,
+    progress: Steps = lambda done, total: None,
 ) -> ExitTimes:
     """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from llqr.theory import PhaseSettings, escape_diagram, finite_rate_envelope, rate_diagram
-from llqr.theory.phase import PhaseDiagram, near_line, simulated_escapes
+from llqr.lab.toy.phase import (
+    PhaseDiagram,
+    PhaseSettings,
+    escape_diagram,
+    finite_rate_envelope,
+    near_line,
+    rate_diagram,
+    simulated_escapes,
+)
 
 SETTINGS = PhaseSettings()
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from llqr.lab.toy.selection import ExitSettings, exit_times
-from llqr.theory import flat_exit_lower_bound, occupation, select, sharp_exit_upper_bound
-from llqr.theory.selection import simulate_exit_times
+from llqr.lab.toy.selection import ExitSettings, exit_times, select, simulate_exit_times
+from llqr.theory import flat_exit_lower_bound, occupation, sharp_exit_upper_bound
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.2])

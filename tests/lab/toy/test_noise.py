@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.theory import one_step_motion, simulate_mode, stationary_variance
+from llqr.lab.toy.noise import simulate_mode
+from llqr.theory import one_step_motion, stationary_variance
 
 
 @pytest.mark.parametrize("d", [0.3, 0.5, 1.0, 4.0])
