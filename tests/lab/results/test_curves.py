@@ -1,10 +1,11 @@
-"""Kept curves, drawn: one line per run, and what is refused."""
+"""Kept curves: what they hold, how they are drawn, and what is refused."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from fake_runs import write_run
 from llqr.lab import pictures, plots
 from llqr.lab.cli import app as cli
 from llqr.lab.results import measurements
@@ -35,6 +36,34 @@ def kept(tmp_path):
         return tmp_path / name
 
     return write
+
+
+def test_a_curve_has_every_evaluation_and_refresh_and_a_longer_log_replaces_it(tmp_path, capsys):
+    to = tmp_path / "curves"
+    write_run(tmp_path / "a", "sam", 1)
+    write_run(tmp_path / "a", "llqr-ngd", 1, finished=False)
+    assert results("curve", tmp_path / "a", "--to", to) == 0
+    path = to / "digits-mlp-seed1.jsonl"
+    assert capsys.readouterr().out == f"{path}\n"
+    learned, sam = measurements.read_curves(path)
+    assert (learned["run"]["method"], learned["seed"], learned["finished"]) == ("llqr-ngd", 1, False)
+    assert learned["command"] == "llqr compare --data digits --model mlp --data-dir data --out=runs"
+    assert learned["commit"] == "0123abc"
+    assert (learned["split"], learned["epoch"], learned["accuracy"]) == ("test", [1, 2], [87, 88])
+    assert (learned["test_loss"], learned["train_loss"], learned["train_seconds"]) == ([2, 1], [1, 0.5], [1, 1])
+    assert (learned["refresh_step"], learned["refresh_seconds"]) == ([10, 20], [0.5, 0.5])
+    assert (learned["refresh_change"], learned["refresh_cosine"]) == ([0.1, None], [0.9, 0.8])
+    assert (learned["objective_before"], learned["objective_after"]) == ([-2, -2], [-3, None])
+    assert (sam["finished"], "refresh_step" in sam) == (True, False)
+    assert str(tmp_path) not in path.read_text()
+
+    again = write_run(tmp_path / "b", "llqr-ngd", 1)
+    assert results("curve", tmp_path / "b", "--to", to) == 0
+    lines = measurements.read_curves(path)
+    assert [(line["run"]["method"], line["finished"]) for line in lines] == [("llqr-ngd", True), ("sam", True)]
+    (again / "log.jsonl").write_text("")
+    assert results("curve", tmp_path / "b", "--to", tmp_path / "others") == 3
+    assert not (tmp_path / "others").exists()
 
 
 def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, kept, capsys):

@@ -166,8 +166,22 @@ def add(
 
 
 @results_app.command()
+def curve(
+    runs: Runs,
+    to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
+) -> None:
+    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
+    check_folder("--to", to)
+    evaluated = [run for run in stored.find(runs) if run.records]
+    if not evaluated:
+        raise DataError("RUNS holds no run that was evaluated.")
+    for path in measurements.add_curves(evaluated, to):
+        print(path)
+
+
+@results_app.command()
 def draw(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of kept curves.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
     to: Annotated[
         Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark), .png or .pdf.")
     ],

@@ -22,6 +22,9 @@ KIND = "run"
 MADE = ("started", "command", "commit", "dirty", "versions", "machine")
 """What is known of every command that worked on a run; the lines from before the commit was recorded lack it."""
 ANALYSIS = ("samples", "loss", "sharpness", "engine")
+REFRESH_COLUMNS = {f"refresh_{key}": key for key in ("step", "seconds", "change", "cosine")}
+REFRESH_COLUMNS |= {key: key for key in ("objective_before", "objective_after")}
+"""Columns of a curve with one number per refresh, and what its report calls them."""
 ELSEWHERE = "run.data.root"
 ABSOLUTE = re.compile(r"""(?:^|(?<==)|(?<==["']))/[^"']*""")
 
@@ -60,14 +63,17 @@ def line_of(run: StoredRun) -> dict[str, Any]:
     """The line that keeps a finished run: what was asked for, the commands that made it, and what came of it."""
     if run.result is None:
         raise DataError(f"{run.path} is not finished ({run.state}).")
-    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
-    line = {"kind": KIND, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
-    line |= _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
-    line["result"] = run.result
+    line = _head(run, KIND) | {"result": run.result}
     if run.analysis is not None:
         line["analysis"] = {key: run.analysis[key] for key in ANALYSIS}
     plain_line: dict[str, Any] = plain(line)
     return plain_line
+
+
+def _head(run: StoredRun, kind: str) -> dict[str, Any]:
+    data = {key: value for key, value in run.config["run"]["data"].items() if key != "root"}
+    line = {"kind": kind, "recipe": run.recipe, "seed": run.seed, "run": run.config["run"] | {"data": data}}
+    return line | _command(run.config) | {"resumed": [_command(later) for later in run.config["resumed"]]}
 
 
 def _command(config: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +151,41 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{origin} is no curve, but a {line['kind']}.")
         checked(line, CURVE, origin)
     return [line for _, line in lines]
+
+
+def add_curves(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
+    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run.
+
+    A run that is there already is replaced.
+    """
+    files: dict[Path, dict[str, str]] = {}
+    for run in runs:
+        path = folder / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
+        if path not in files:
+            known = read_curves(path) if path.exists() else []
+            files[path] = {json.dumps(line["run"], sort_keys=True): json.dumps(line) for line in known}
+        line = plain(curve_of(run))
+        files[path][json.dumps(line["run"], sort_keys=True)] = json.dumps(line)
+    writing.make_folder(folder)
+    for path, lines in files.items():
+        writing.write_text(path, "".join(f"{line}\n" for line in lines.values()))
+    return list(files)
+
+
+def curve_of(run: StoredRun) -> dict[str, Any]:
+    """Return the line of a run with its columns: one number per evaluation, then one per refresh."""
+    split = "valid" if "valid" in run.records[0] else "test"
+    columns = {name: [record[name] for record in run.records] for name in ("epoch", "step")}
+    for name in run.records[0][split]:
+        columns[f"{split}_loss" if name == "loss" else name] = [record[split][name] for record in run.records]
+    columns["train_loss"] = [record["train"]["loss"] for record in run.records]
+    columns["train_seconds"] = [record["seconds"]["train"] for record in run.records]
+    reports = [report for record in run.records for report in record["refreshes"]]
+    for name, key in REFRESH_COLUMNS.items():
+        if any(key in report for report in reports):  # runs without a metric have none
+            columns[name] = [report.get(key) for report in reports]
+    rounded = {name: [float(f"{x:.6g}") if isinstance(x, float) else x for x in own] for name, own in columns.items()}
+    return _head(run, "curve") | {"finished": run.result is not None, "split": split} | rounded
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
