@@ -146,12 +146,7 @@ def check(option: str, path: Path | None) -> None:
 
 def inline(figure: "Figure", title: str) -> str:
     """An SVG element for a page, without XML header and without ids that would clash with those of other pictures."""
-    import matplotlib as mpl
-
-    file = StringIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
-    picture = file.getvalue()
+    picture = _svg(figure, title)
     picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
     picture = re.sub(r'<g id="[^"]*"', "<g", picture)
     return re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", picture, count=1, flags=re.DOTALL)
@@ -159,20 +154,23 @@ def inline(figure: "Figure", title: str) -> str:
 
 def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
     """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
-    import matplotlib as mpl
-
     make_folder(path.parent)
     if path.suffix != ".svg":
         with replacing(path) as picture:
             figure.savefig(picture, format=path.suffix[1:], dpi=200, facecolor="white")
         return
-    file = StringIO()
-    # Ids are derived from the salt: the same picture is the same file.
-    with mpl.rc_context({**STYLE, "svg.hashsalt": title}):
-        metadata = {"Title": title, "Source": source or None, "Date": None, "Creator": None}
-        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     style = f"<style>{FONT}\n@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}</style>"
-    write_text(path, re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", file.getvalue(), count=1))
+    made = _svg(figure, title, Title=title, Source=source or None, Creator=None)
+    write_text(path, re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", made, count=1))
+
+
+def _svg(figure: "Figure", title: str, **metadata: str | None) -> str:
+    import matplotlib as mpl
+
+    file = StringIO()
+    with mpl.rc_context({**STYLE, "svg.hashsalt": title}):  # ids are derived from it: the same picture is the same file
+        figure.savefig(file, format="svg", metadata={"Date": None, **metadata}, transparent=True)
+    return file.getvalue()
 
 
 def digest(path: Path) -> str:

@@ -75,10 +75,10 @@ def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, col
     if placed.empty:
         return
     means, stds = placed["mean"].astype(float), placed["std"].astype(float).fillna(0.0)
-    look = {"color": colour, "markersize": 5, "markerfacecolor": face, "label": label}
+    look: dict[str, Any] = {"color": colour, "markersize": 5, "markerfacecolor": face, "label": label}
     axes.errorbar(means, placed["y"], xerr=stds, fmt="o", **look)
     for mean, std, n, y in zip(means, stds, placed["n"], placed["y"], strict=True):
-        beside = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": colour}
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": colour}
         axes.annotate(f"{mean:.2f}, n = {n}", (mean + std, y), (6, 0), **beside)
 
 

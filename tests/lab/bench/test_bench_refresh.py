@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import llqr
 from llqr.lab.bench import refresh
-from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings, distance, exact_effect, relative_error
+from llqr.lab.bench.refresh import RefreshSettings, distance, exact_effect, geometry_of, relative_error
 from llqr.lab.bench.workload import Network, Passes, Setup, Workload
 from llqr.lab.passes import Precision
 from references import dense_gradient, flat
@@ -40,18 +40,18 @@ def test_the_reference_is_in_float64_and_leaves_weights_and_precision_as_they_ar
 def test_an_exact_engine_has_the_error_of_its_rounding():
     work = workload(MLP)
     exact = exact_effect(work, EXACT, torch.float64)
-    own = MeasuredRefresh(work, EXACT)
-    assert own.run().accepted
-    assert 0 < relative_error(own.geometry.metric, *exact) < 1e-4
+    own = geometry_of(work, EXACT)
+    assert own.refresh(work.batch).accepted
+    assert 0 < relative_error(own.metric, *exact) < 1e-4
 
 
 def test_the_error_is_relative_to_the_learned_change():
     """A metric that learned 1.1 times the change is wrong by a tenth of it, whatever the size of `g`."""
     work = workload(MLP)
     exact = exact_effect(work, settings("diagonal", steps=4), torch.float64)
-    own = MeasuredRefresh(work, settings("diagonal", steps=4))
-    own.run()
-    metric = own.geometry.metric
+    own = geometry_of(work, settings("diagonal", steps=4))
+    own.refresh(work.batch)
+    metric = own.metric
     [factors] = [group for group in metric.factors() if group]
     metric.assign([{name: 1 + 1.1 * (factor - 1) for name, factor in factors.items()}])
     assert relative_error(metric, *exact) == pytest.approx(0.1, rel=1e-2)
@@ -98,6 +98,6 @@ def test_unknown_settings_are_named():
 
 def test_a_refresh_has_the_autocast_of_the_passes():
     bf16 = Precision("bf16", torch.device("cpu"))
-    made = MeasuredRefresh(Workload(Network.parse(MLP), 4, bf16), settings("kfac", steps=3)).geometry
+    made = geometry_of(Workload(Network.parse(MLP), 4, bf16), settings("kfac", steps=3))
     assert made.runtime.autocast == torch.bfloat16
     assert made.inner == settings("kfac", steps=3).inner

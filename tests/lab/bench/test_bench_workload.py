@@ -7,16 +7,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import llqr
-from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import RefreshSettings, geometry_of, learn
 from llqr.lab.bench.workload import METHODS, Network, step_of
 from llqr.lab.config.strict import ConfigurationError
 from references import flat, trainable
 from tiny_workloads import CNN, MLP, VIT, workload
 
 
-def measured_refresh(work, structure, steps):
+def learned(work, structure, steps):
     runtime = llqr.Runtime(engine="forward")
-    return MeasuredRefresh(work, RefreshSettings(structure, runtime=runtime, inner=llqr.Inner(steps=steps)))
+    settings = RefreshSettings(structure, runtime=runtime, inner=llqr.Inner(steps=steps))
+    return learn(geometry_of(work, settings), work)
 
 
 @pytest.mark.parametrize(
@@ -74,20 +75,17 @@ def test_a_closure_leaves_the_gradient_of_the_loss():
 
 def test_every_method_moves_the_weights_of_the_one_network():
     work = workload()
-    refresh = measured_refresh(work, "kfac", steps=1)
-    refresh.run_once_for_steps()
+    geometry = learned(work, "kfac", steps=1)
     for method in METHODS:
         before = flat(trainable(work.model)).clone()
-        step_of(method, work, refresh.geometry)()
+        step_of(method, work, geometry)()
         assert not before.equal(flat(trainable(work.model))), method
 
 
 @pytest.mark.parametrize("method", ["LLQR", "LLQR+SAM"])
 def test_a_step_with_a_metric_is_that_of_the_library_and_refreshes_nothing(method):
     work = workload(MLP)
-    refresh = measured_refresh(work, "diagonal", steps=3)
-    refresh.run_once_for_steps()
-    geometry = refresh.geometry
+    geometry = learned(work, "diagonal", steps=3)
     other = copy.deepcopy(work.model)
     base = torch.optim.SGD(other.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4)
     fixed = llqr.Geometry(other, cross_entropy, structure="diagonal", every=10**9)
@@ -114,8 +112,7 @@ def test_after_a_rejected_refresh_the_metric_still_acts():
     work = workload(CNN)
     with torch.no_grad():
         next(work.model.parameters()).fill_(float("nan"))
-    refresh = measured_refresh(work, "e-kfac", steps=1)
     with pytest.warns(llqr.RefreshWarning):
-        refresh.run_once_for_steps()
-    assert refresh.geometry.metric.learned
-    assert not refresh.geometry.due
+        geometry = learned(work, "e-kfac", steps=1)
+    assert geometry.metric.learned
+    assert not geometry.due

@@ -7,13 +7,13 @@ Over many epochs there is one refresh every ``interval`` steps and no extra one:
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import RefreshSettings, geometry_of, learn
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
 from llqr.lab.bench.workload import Network, Passes, Setup, learns_metric, step_of
 from llqr.lab.number_table import Column, number_table
@@ -31,10 +31,10 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     for network in setup.networks:
         workload = setup.workload(network, passes)
-        refresh = MeasuredRefresh(workload, settings)
-        first = workload.clock.seconds(refresh.run_once_for_steps)
-        actions = {method: Action(step_of(method, workload, refresh.geometry), repeats, BURST) for method in METHODS}
-        actions["refresh"] = Action(refresh.run, refresh_repeats, warm_up=1)
+        geometry = geometry_of(workload, settings)
+        first = workload.clock.seconds(partial(learn, geometry, workload))
+        actions = {method: Action(step_of(method, workload, geometry), repeats, BURST) for method in METHODS}
+        actions["refresh"] = Action(partial(geometry.refresh, workload.batch), refresh_repeats, warm_up=1)
         yield from rows(workload.network, interleaved(actions, workload.clock), first, epoch_steps)
 
 

@@ -5,12 +5,13 @@ measured where it happens, between steps of LLQR+SAM.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import RefreshSettings, geometry_of, learn
 from llqr.lab.bench.timing import WARM_UP
 from llqr.lab.bench.workload import METHODS, Network, Setup, learns_metric, step_of
 from llqr.lab.errors import ConfigurationError
@@ -32,7 +33,7 @@ def peak(device: torch.device, action: Callable[[], object]) -> int:
 
 def measure(setup: Setup, structures: Sequence[RefreshSettings]) -> Iterator[dict[str, Any]]:
     """Steps of the methods without a metric, then steps and a refresh for every structure."""
-    if setup.precision.device.type != "cuda":
+    if not setup.on_cuda:
         raise ConfigurationError("--device: peak memory is counted by the allocator of a CUDA device, got the CPU.")
     plain = [(method, None) for method in METHODS if not learns_metric(method)]
     learned = [(what, one) for one in structures for what in (*filter(learns_metric, METHODS), REFRESH)]
@@ -44,15 +45,14 @@ def measure(setup: Setup, structures: Sequence[RefreshSettings]) -> Iterator[dic
 
 def _row(setup: Setup, network: Network, what: str, settings: RefreshSettings | None) -> dict[str, Any]:
     """Of a step, or of a refresh between two steps."""
-    workload, refresh = setup.workload(network), None
-    if settings is not None:
-        refresh = MeasuredRefresh(workload, settings)
-        refresh.run_once_for_steps()
-    step = step_of("LLQR+SAM" if what == REFRESH else what, workload, refresh and refresh.geometry)
+    workload = setup.workload(network)
+    geometry = None if settings is None else learn(geometry_of(workload, settings), workload)
+    step = step_of("LLQR+SAM" if what == REFRESH else what, workload, geometry)
     for _ in range(WARM_UP):
         step()
-    most = peak(setup.precision.device, refresh.run if refresh and what == REFRESH else step)
-    held = refresh.geometry.memory()["allocated"] if refresh else 0
+    action = partial(geometry.refresh, workload.batch) if geometry is not None and what == REFRESH else step
+    most = peak(setup.precision.device, action)
+    held = 0 if geometry is None else geometry.memory()["allocated"]
     structure = settings and settings.structure
     return {"model": network.label, "what": what, "structure": structure, "peak_bytes": most, "metric_bytes": held}
 

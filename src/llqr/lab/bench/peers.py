@@ -53,7 +53,7 @@ def measure(setup: Setup, repeats: int) -> Iterator[dict[str, Any]]:
                     "theirs": Action(step_of(second, pass_of(other, second, what), primed=True), repeats, BURST),
                 }
                 seconds = interleaved(actions, mine.clock)
-                row = {"model": network.label, "method": method, "theirs": variant, "what": what}
+                row: dict[str, Any] = {"model": network.label, "method": method, "theirs": variant, "what": what}
                 row |= {"our_seconds": quartiles(seconds["ours"]), "their_seconds": quartiles(seconds["theirs"])}
                 yield row | {"ratio": ratio(seconds["ours"], seconds["theirs"])}
 

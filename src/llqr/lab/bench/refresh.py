@@ -16,7 +16,6 @@ from torch import Tensor
 import llqr
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
 from llqr.lab.bench.workload import Passes, Setup, Workload, cross_entropy, step_of
-from llqr.lab.errors import ConfigurationError
 from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
@@ -61,40 +60,31 @@ class RefreshSettings:
         return found
 
 
-class MeasuredRefresh:
-    """A geometry of the workload's network, in its precision, that is refreshed on the workload's batch on request.
+def geometry_of(workload: Workload, settings: RefreshSettings) -> llqr.Geometry:
+    """A geometry of the workload's network, in its precision, that is never due.
 
     It does not average: what one refresh learned is compared as it is, not blended with the identity. However many
     refreshes on random images are rejected, there is no error.
     """
+    autocast = torch.bfloat16 if workload.precision.name == "bf16" else None
+    return llqr.Geometry(
+        workload.model,
+        cross_entropy,
+        structure=settings.structure,
+        every=NEVER,
+        ema=0.0,
+        inner=settings.inner,
+        runtime=replace(settings.runtime, autocast=autocast, max_failures=NEVER),
+        forward=differentiable_forward if settings.attention == "unfused" else None,
+    )
 
-    def __init__(self, workload: Workload, settings: RefreshSettings) -> None:
-        self._batch = workload.batch
-        autocast = torch.bfloat16 if workload.precision.name == "bf16" else None
-        self.geometry = llqr.Geometry(
-            workload.model,
-            cross_entropy,
-            structure=settings.structure,
-            every=NEVER,
-            ema=0.0,
-            inner=settings.inner,
-            runtime=replace(settings.runtime, autocast=autocast, max_failures=NEVER),
-            forward=differentiable_forward if settings.attention == "unfused" else None,
-        )
 
-    def run(self) -> llqr.Refresh:
-        """One refresh; a configuration error if the engine cannot differentiate the network."""
-        try:
-            return self.geometry.refresh(self._batch)
-        except RuntimeError as error:
-            raise ConfigurationError(f"--engine {self.geometry.engine}: {str(error).splitlines()[0]}") from error
-
-    def run_once_for_steps(self) -> None:
-        """Refresh once, so that `U` acts in steps and no refresh is due."""
-        self.run()
-        metric = self.geometry.metric
-        if not metric.learned:  # the refresh was rejected
-            metric.assign(metric.factors())
+def learn(geometry: llqr.Geometry, workload: Workload) -> llqr.Geometry:
+    """Refresh once, so that `U` acts in steps."""
+    geometry.refresh(workload.batch)
+    if not geometry.metric.learned:  # the refresh was rejected
+        geometry.metric.assign(geometry.metric.factors())
+    return geometry
 
 
 def exact_effect(workload: Workload, settings: RefreshSettings, dtype: torch.dtype) -> tuple[Vector, Vector] | None:
@@ -109,11 +99,11 @@ def exact_effect(workload: Workload, settings: RefreshSettings, dtype: torch.dty
         alone.model, alone.batch = copy.deepcopy(workload.model).double(), (images.double(), labels)
     alone.precision.set_up()
     try:
-        refresh = MeasuredRefresh(alone, settings.exact())
-        with refresh.geometry.quadratic_model(alone.batch) as model:
+        geometry = geometry_of(alone, settings.exact())
+        with geometry.quadratic_model(alone.batch) as model:
             gradient = model.gradient
-        accepted = refresh.run().accepted
-        return (gradient, refresh.geometry.metric.apply(gradient)) if accepted else None
+        accepted = geometry.refresh(alone.batch).accepted
+        return (gradient, geometry.metric.apply(gradient)) if accepted else None
     finally:
         workload.precision.set_up()
 
@@ -156,15 +146,15 @@ def _row(
     }
     reports: list[llqr.Refresh] = []
     try:
-        refresh = MeasuredRefresh(workload, settings)
-        row["first_seconds"] = workload.clock.seconds(lambda: reports.append(refresh.run()))
-    except ValueError as error:
-        return row | {"refused": str(error)}
+        geometry = geometry_of(workload, settings)
+        row["first_seconds"] = workload.clock.seconds(lambda: reports.append(geometry.refresh(workload.batch)))
+    except (ValueError, RuntimeError) as error:  # the engine cannot differentiate the network
+        return row | {"refused": str(error).splitlines()[0]}
     row |= {"engine": reports[0].engine, "accepted": reports[0].accepted, "reason": reports[0].reason}
     if exact is not None and reports[0].accepted:  # before a step moves the weights
-        row["errors"] = {"Ug": relative_error(refresh.geometry.metric, *exact)}
+        row["errors"] = {"Ug": relative_error(geometry.metric, *exact)}
     actions = {
-        "refresh": Action(refresh.run, repeats, warm_up=1),
+        "refresh": Action(lambda: geometry.refresh(workload.batch), repeats, warm_up=1),
         "SGD": Action(step_of("SGD", workload), STEPS_PER_REFRESH * repeats, BURST),
     }
     measured = interleaved(actions, workload.clock)

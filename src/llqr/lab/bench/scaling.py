@@ -1,12 +1,13 @@
 """`llqr bench scaling`: how the time of a refresh grows with the number of parameters."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from llqr.lab.bench.refresh import MeasuredRefresh, RefreshSettings
+from llqr.lab.bench.refresh import RefreshSettings, geometry_of
 from llqr.lab.bench.timing import Action, interleaved, quartiles
 from llqr.lab.bench.workload import Setup
 from llqr.lab.number_table import Column, number_table
@@ -15,10 +16,11 @@ from llqr.lab.results.tables import paper
 
 def measure(setup: Setup, settings: RefreshSettings, repeats: int) -> Iterator[dict[str, Any]]:
     for workload in map(setup.workload, setup.networks):
-        refresh = MeasuredRefresh(workload, settings)
-        first = workload.clock.seconds(refresh.run)
-        times = interleaved({"refresh": Action(refresh.run, repeats, warm_up=1)}, workload.clock)["refresh"]
-        row = {"model": workload.network.label, "parameters": workload.parameters, "engine": refresh.geometry.engine}
+        geometry = geometry_of(workload, settings)
+        refresh = partial(geometry.refresh, workload.batch)
+        first = workload.clock.seconds(refresh)
+        times = interleaved({"refresh": Action(refresh, repeats, warm_up=1)}, workload.clock)["refresh"]
+        row = {"model": workload.network.label, "parameters": workload.parameters, "engine": geometry.engine}
         yield row | {"first_seconds": first, "seconds": quartiles(times), "repeats": times}
 
 

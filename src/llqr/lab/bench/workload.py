@@ -155,6 +155,10 @@ class Setup:
     def workload(self, network: Network, passes: Passes = EAGER) -> Workload:
         return Workload(network, self.batch, self.precision, passes)
 
+    @property
+    def on_cuda(self) -> bool:
+        return self.precision.device.type == "cuda"
+
     def to_dict(self) -> dict[str, Any]:
         models = [network.label for network in self.networks]
         return {"models": models, "batch": self.batch, "precision": self.precision.name}

@@ -23,7 +23,6 @@ from llqr.lab.cli import options
 from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
-from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
 from llqr.lab.passes import Precision
 from llqr.lab.writing import check_file
@@ -91,26 +90,15 @@ class Output:
 # whether it is captured depends on the device, and there is one process.
 DECIDED = ("autocast", "capture", "max_failures", "process_group")
 GeometryOptions = Annotated[RefreshSettings, Fields(omit=DECIDED)]
-Capture = Annotated[
-    bool | None,
-    typer.Option("--capture/--no-capture", help="Capture refreshes as CUDA graphs (default: on a CUDA device)."),
-]
+Capture = Annotated[bool, typer.Option(help="On a CUDA device: capture refreshes as CUDA graphs.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
 TARGET, OUTPUT, GEOMETRY = Target(), Output(), RefreshSettings()
 TWO_STEPS = tuple(RefreshSettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac"))
 
 
-def captures(option: str, setup: Setup, wanted: bool | None, possible: bool = True) -> bool:
-    """Whether to use CUDA graphs: as asked, otherwise wherever it is possible."""
-    on_cuda = setup.precision.device.type == "cuda"
-    if wanted and not on_cuda:
-        raise ConfigurationError(f"{option} needs a CUDA device, got {setup.precision.device}.")
-    return on_cuda and possible if wanted is None else wanted
-
-
-def capturing(settings: RefreshSettings, setup: Setup, wanted: bool | None) -> RefreshSettings:
-    """The settings with refreshes captured where asked for or possible."""
-    capture = captures("--capture", setup, wanted, settings.runtime.micro_batch is None)
+def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshSettings:
+    """The settings with refreshes captured where wanted and possible."""
+    capture = wanted and setup.on_cuda and settings.runtime.micro_batch is None
     return replace(settings, runtime=replace(settings.runtime, capture=capture))
 
 
@@ -125,7 +113,7 @@ def refresh_command(
     geometry: Annotated[
         tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure", "engine", "product_every"))
     ] = (GEOMETRY,),
-    capture: Capture = None,
+    capture: Capture = True,
     reference: Annotated[
         str, typer.Option(help="Errors are relative to exact products in float32 or float64; none leaves them out.")
     ] = "float32",
@@ -146,10 +134,8 @@ def refresh_command(
 def cadence_command(
     target: Target = TARGET,
     geometry: GeometryOptions = GEOMETRY,
-    capture: Capture = None,
-    capture_passes: Annotated[
-        bool | None, typer.Option(help="Capture passes as CUDA graphs (default: on a CUDA device).")
-    ] = None,
+    capture: Capture = True,
+    capture_passes: Annotated[bool, typer.Option(help="On a CUDA device: capture passes as CUDA graphs.")] = True,
     compile_passes: Annotated[bool, typer.Option(help="Compile the passes of a step.")] = False,
     epoch_steps: Annotated[int, typer.Option(min=1, help="Steps per epoch.")] = cadence.EPOCH_STEPS,
     repeats: Repeats = 10,
@@ -159,7 +145,7 @@ def cadence_command(
     """The paper's table of epoch times by method and refresh interval, from measured steps and refreshes."""
     setup = target.setup("vit-b", "vit-l", on_cpu=("vit-b", "vit-l"))
     geometry = capturing(geometry, setup, capture)
-    passes = Passes(captures("--capture-passes", setup, capture_passes), compile_passes)
+    passes = Passes(capture_passes and setup.on_cuda, compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
     described = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": BURST}
@@ -170,7 +156,7 @@ def cadence_command(
 def scaling_command(
     target: Target = TARGET,
     geometry: GeometryOptions = GEOMETRY,
-    capture: Capture = None,
+    capture: Capture = True,
     repeats: Repeats = 3,
     output: Output = OUTPUT,
 ) -> None:
@@ -189,8 +175,7 @@ def memory_command(
 ) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
-    rows = memory.measure(setup, geometry)
-    output.write("memory", setup, rows, geometry=[one.to_dict() for one in geometry])
+    output.write("memory", setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
 
 
 @command("peers")
@@ -210,7 +195,7 @@ def plot_command(
     to: Annotated[Path, typer.Option(help="The folder for the pictures, which get the names of the files.")],
     form: Annotated[str, typer.Option("--format", help="svg (follows light and dark), png or pdf.")] = "svg",
 ) -> None:
-    """Draw recorded measurements, as --plot does when they are made."""
+    """Draw recorded measurements."""
     for file in records:
         target = to / f"{file.stem}.{form}"
         pictures.check("--format", target)

@@ -8,7 +8,7 @@ import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Column, Table
 
 from llqr.lab import machine, pictures, plots
@@ -67,14 +67,12 @@ def write_report(
     waiting = [folder for folder in folders if analyst.needed(RunFolder(folder))]
     for folder in waiting:
         check_folder("RUNS", folder)
-    with Progress(console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("measuring solutions", total=len(waiting))
-        for folder in waiting:
-            try:
-                analyst.measure(RunFolder(folder))
-            except (DataError, torch.OutOfMemoryError) as error:
-                notes[folder] = str(error).partition("\n")[0]
-            progress.advance(bar)
+    hidden = quiet or not console.is_terminal
+    for folder in track(waiting, "measuring solutions", console=console, disable=hidden, transient=True):
+        try:
+            analyst.measure(RunFolder(folder))
+        except (DataError, torch.OutOfMemoryError) as error:
+            notes[folder] = str(error).partition("\n")[0]
     pages.write([stored.read(folder) for folder in folders], out, notes)
 
 

@@ -128,7 +128,9 @@ def solutions(runs: Sequence[StoredRun], methods: Sequence[str], notes: Mapping[
     measured = [(run.method, run.analysis) for run in runs if run.analysis is not None]
     if not measured:
         return Part("Solutions", missing) if missing else None
-    rows, along, random = [], {}, {}
+    rows: list[dict[str, Any]] = []
+    along: dict[str, Any] = {}
+    random: dict[str, Any] = {}
     for method, pairs in grouped(measured, lambda pair: pair[0]).items():
         found = [analysis for _, analysis in pairs]
         sharpness = [one["sharpness"] for one in found]

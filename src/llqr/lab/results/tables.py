@@ -30,8 +30,6 @@ Measure = Literal["best", "last"]
 """Which evaluation of a run counts. The paper prints the best one."""
 MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""
-Texts = tuple[list[str], list[list[str]]]
-"""The headings of a table, and its cells row by row."""
 
 
 @cache
@@ -74,9 +72,6 @@ class PaperTable:
             return self
         caveats = {row: caveat for row, caveat in self.caveats.items() if row in rows}
         return replace(self, cells=self.cells[self.cells["row"].isin(rows)], caveats=caveats)
-
-    def tuples(self) -> Iterator[Any]:
-        return iter(self.cells.itertuples())
 
 
 # -- filling a table ---------------------------------------------------------------------------------------------------
@@ -254,12 +249,12 @@ def difference(table: PaperTable, cell: Any) -> Any:
     return None if missing else cell.mean - cell.paper
 
 
-def texts(table: PaperTable) -> Texts:
-    """The table as it is shown; test, times and the paper's numbers where it has them."""
+def texts(table: PaperTable) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of the table as it is shown; test, times and the paper's numbers where it has them."""
     tested, printed = (bool(table.cells[column].notna().any()) for column in ("test", "paper"))
     headings = ["row", "method", "measured", "n", *(("test", "time / step", "while probing") if tested else ())]
     rows = []
-    for cell in table.tuples():
+    for cell in table.cells.itertuples():
         shown = [cell.row, cell.method, text(cell.mean, cell.std, cell.n), "" if pd.isna(cell.n) else str(cell.n)]
         if tested:
             times = ["" if pd.isna(time) else f"{time:.2f}x" for time in (cell.time, cell.probing_time)]
@@ -302,8 +297,8 @@ def compare(table: PaperTable, reference: str) -> pd.DataFrame:
     return found
 
 
-def compared_texts(found: pd.DataFrame) -> Texts:
-    """A comparison as it is shown."""
+def compared_texts(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of a comparison as it is shown."""
     rows = []
     for cell in found.itertuples():
         by = "" if pd.isna(cell.difference) else f"{cell.difference:+.{decimals(cell.mean)}f}"
