@@ -2,7 +2,7 @@
 
     linearise  ->  costs  ->  solve            A_i, B_i   ->   Q_i, R_i, M_i, Q_N   ->   Riccati step
                      |
-                     +---->  relaxed_objective, metric_objective     J of a given δθ, or of δθ = -U g
+                     +---->  relaxed_objective     J of a given δθ, such as -U g
 
 `exact_step` does the first line in one call. Everything is dense and meant for problems of a few thousand dimensions.
 """
@@ -13,7 +13,6 @@ from llqr.lqr.riccati import (
     NoMinimiserError,
     StagePolicy,
     exact_step,
-    metric_objective,
     relaxed_objective,
     riccati,
     solve,
@@ -29,7 +28,6 @@ __all__ = [
     "costs",
     "exact_step",
     "linearise",
-    "metric_objective",
     "relaxed_objective",
     "riccati",
     "solve",

@@ -152,23 +152,6 @@ def relaxed_objective(lqr: LayerwiseLQR, delta: Mapping[str, Tensor]) -> Tensor:
     return total
 
 
-def metric_objective(lqr: LayerwiseLQR, apply: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> Tensor:
-    """J(U): the relaxed objective at δθ = -U g, where `apply(gradients)` returns U g under the same names.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> from llqr.lqr import costs, linearise
-    >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
-    >>> x, y = torch.randn(5, 3).double(), torch.randn(5, 2).double()
-    >>> lqr = costs(linearise(model, nn.functional.mse_loss, (x, y)), "gauss-newton")
-    >>> short = metric_objective(lqr, lambda g: {name: 1e-3 * value for name, value in g.items()})
-    >>> bool(short < 0)
-    True
-    """
-    Ug = apply(dict(lqr.gradient))
-    return relaxed_objective(lqr, {name: -value for name, value in Ug.items()})
-
-
 def _check_delta(lqr: LayerwiseLQR, delta: Mapping[str, Tensor]) -> None:
     missing, unknown = lqr.gradient.keys() - delta.keys(), delta.keys() - lqr.gradient.keys()
     if missing or unknown:
