@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from llqr.curvature import Batch
-from llqr.random_state import vary
 
 Batches = Iterable[Any] | Callable[[], Any]
 
@@ -57,7 +56,7 @@ class BatchSource:
         again and again.
         """
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            vary(device, seed)
+            _vary(device, seed)
             return self._next_batch(device) if function is None else function()
 
     def _next_batch(self, device: torch.device) -> Batch:
@@ -123,3 +122,11 @@ def _moved(leaf: Any, device: torch.device) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.to(device, non_blocking=True)
     return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
+
+
+def _vary(device: torch.device, by: int) -> None:
+    """Make the next random numbers depend on `by`, because every refresh starts from the same random state."""
+    seed = int(torch.randint(2**62, (), device="cpu")) + by
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.lab.toy.ring import FIGURE_CONSTANTS
-from llqr.theory import Pothole, PotholeOnSlope, RingLandscape
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, RingLandscape
+from llqr.theory import Pothole, PotholeOnSlope
 
 wells = st.builds(
     Pothole,

@@ -10,7 +10,7 @@ from llqr.theory.envelopes import (
     two_cycle_amplitude,
     vanilla_two_cycle_amplitude,
 )
-from llqr.theory.landscapes import Pothole, PotholeOnSlope, RingLandscape
+from llqr.theory.landscapes import Pothole, PotholeOnSlope
 from llqr.theory.noise_damping import one_step_motion, stationary_variance
 from llqr.theory.selection import flat_exit_lower_bound, occupation, sharp_exit_upper_bound
 from llqr.theory.trajectories import METHODS, Method, Trajectory, iterate, simulate
@@ -21,7 +21,6 @@ __all__ = [
     "Method",
     "Pothole",
     "PotholeOnSlope",
-    "RingLandscape",
     "Trajectory",
     "TwoScale",
     "amplification",

@@ -1,4 +1,4 @@
-"""Differentiable toy landscapes: a flat bowl with a sharp ring, its one-dimensional slice, and a pothole on a slope.
+"""Differentiable toy landscapes: a pothole, and a pothole on a slope.
 
 Each landscape has an average geometry, so that `metric` (`U = H_bar^-1` as a map of gradients) is what an infinitely
 slow LLQR would learn: the bowl without the well. `loss` maps points `(..., dim)` to `(...)`; the constants may be
@@ -7,7 +7,6 @@ tensors with one value per row, so that one call evaluates many landscapes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -79,59 +78,6 @@ class Pothole:
 
 
 @dataclass(frozen=True)
-class RingLandscape:
-    """`L = 1/2 theta.H_bar theta + well(|theta| - radius)` in the plane, with `H_bar = diag(curvature)`.
-
-    The flat basin is the bottom of the bowl at the origin, the sharp one an annular well; `curvature=(a, a)` gives the
-    isotropic landscape, two different values the anisotropic variant.
-    """
-
-    curvature: tuple[Number, Number]
-    well: Pothole
-    radius: float = 5.0
-    flat_radius: float = 1.0
-    """An iterate has reached the flat basin once it is this close to the origin."""
-
-    def loss(self, theta: Tensor) -> Tensor:
-        bowl = 0.5 * (self.average_curvature(theta) * theta**2).sum(-1)
-        return bowl + self.well.loss(torch.linalg.vector_norm(theta, dim=-1) - self.radius)
-
-    def metric(self, gradient: Tensor) -> Tensor:
-        """`U g` with `U = H_bar^-1`."""
-        return gradient / self.average_curvature(gradient)
-
-    def average_curvature(self, like: Tensor) -> Tensor:
-        first, second = (torch.as_tensor(value, dtype=like.dtype) for value in self.curvature)
-        return torch.stack(torch.broadcast_tensors(first, second), dim=-1)
-
-    def in_well(self, theta: Tensor) -> Tensor:
-        inside: Tensor = (torch.linalg.vector_norm(theta, dim=-1) - self.radius).abs() < self.well.radius
-        return inside
-
-    def in_flat_basin(self, theta: Tensor) -> Tensor:
-        near: Tensor = torch.linalg.vector_norm(theta, dim=-1) < self.flat_radius
-        return near
-
-    def along_ray(self, r: Tensor, angle: Number = 0.0) -> Tensor:
-        """The one-dimensional slice: the loss at distance `r` from the origin in the direction `angle`."""
-        return self.loss(r.unsqueeze(-1) * _direction(angle, r.dtype))
-
-    def bottom(self, angle: Number = 0.0) -> Tensor:
-        """The lowest point of the well on the ray at `angle` (radians), by bisection of the radial slope."""
-        direction = _direction(angle, torch.float64)
-        bowl = (self.average_curvature(direction) * direction**2).sum(-1)
-        wall = bowl * (self.radius - self.well.core) < self.well.wall_slope
-        if not bool(torch.as_tensor(wall).all()):
-            raise ValueError("the well has no minimum: its walls must be steeper than the bowl at that radius.")
-        low, high = bowl * 0 + self.radius - self.well.core, bowl * 0 + self.radius
-        for _ in range(80):
-            middle = 0.5 * (low + high)
-            rising = bowl * middle + self.well.slope(middle - self.radius) > 0
-            low, high = torch.where(rising, low, middle), torch.where(rising, middle, high)
-        return (0.5 * (low + high)).unsqueeze(-1) * direction
-
-
-@dataclass(frozen=True)
 class PotholeOnSlope:
     """`L = 1/2 lambda_bar x^2 + tilt x + well(x)`: one pothole direction, on a slope that leads out of the well.
 
@@ -154,13 +100,3 @@ class PotholeOnSlope:
     def minimum(self) -> Number:
         """The bottom of the well (of the quadratic core; meaningful for `hardening = 0`)."""
         return -self.tilt / (self.lambda_bar + self.well.sharpness)
-
-
-def _direction(angle: Number, dtype: torch.dtype) -> Tensor:
-    angle = torch.as_tensor(angle, dtype=dtype)
-    return torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1)
-
-
-def spread_angles(count: int) -> Tensor:
-    """`count` directions evenly spread over the circle, none of them on an axis."""
-    return (torch.arange(count, dtype=torch.float64) + 0.5) * (2 * math.pi / count)
