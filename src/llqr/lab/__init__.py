@@ -1,7 +1,7 @@
 """The laboratory: data, models and commands that run the library's methods on real problems.
 
-`Experiment`, `compare` and `ImageFolder` are for your own model and data; they are imported when they are asked for,
-because the command line needs none of them for its help.
+`Experiment` and `compare` are for your own model and data; they are imported when they are asked for, because the
+command line needs none of them for its help.
 """
 
 from pkgutil import resolve_name
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llqr.lab.own.comparison import Comparison, compare
     from llqr.lab.own.experiment import Experiment
-    from llqr.lab.own.images import ImageFolder
 
-__all__ = ["Comparison", "Experiment", "ImageFolder", "compare"]
+__all__ = ["Comparison", "Experiment", "compare"]
 
-_MODULES = {"Comparison": "comparison", "Experiment": "experiment", "compare": "comparison", "ImageFolder": "images"}
+_MODULES = {"Comparison": "comparison", "Experiment": "experiment", "compare": "comparison"}
 
 
 def __getattr__(name: str) -> Any:

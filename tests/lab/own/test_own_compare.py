@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 import llqr as library
 from llqr.lab import Experiment, compare
@@ -152,14 +152,6 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_an_uninterrupted_one(llqr, tm
     assert losses[0] == losses[1]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([(x, y) for x, y in zip(*classes(), strict=True)])
-
-    def __len__(self):
-        return 32
-
-
 def noisy(batch):
     """Draws from the global generator, as an augmentation does."""
     x, y = torch.utils.data.default_collate(batch)
@@ -170,23 +162,11 @@ LOADERS = {
     "shuffled": lambda: DataLoader(TensorDataset(*classes()), 8, shuffle=True),
     "augmented": lambda: DataLoader(TensorDataset(*classes()), 8, shuffle=True, collate_fn=noisy),
     "in order": lambda: DataLoader(TensorDataset(*classes()), 8),
-    "weighted": lambda: DataLoader(
-        TensorDataset(*classes()), 8, sampler=WeightedRandomSampler(torch.rand(32), 32), collate_fn=noisy
-    ),
-    "own generator": lambda: DataLoader(
-        TensorDataset(*classes()), 8, sampler=WeightedRandomSampler(torch.ones(32), 32, generator=torch.Generator())
-    ),
-    "stream": lambda: DataLoader(Stream(), 8),
-    "list": lambda: [(x, y) for x, y in zip(*(part.split(8) for part in classes()), strict=True)],
 }
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind in ("augmented", "weighted", "stream") else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in LOADERS
-    ],
+    "kind", [kind if kind == "augmented" else pytest.param(kind, marks=pytest.mark.slow) for kind in LOADERS]
 )
 def test_every_kind_of_loader_is_resumed_exactly(kind, tmp_path, monkeypatch):
     torch.manual_seed(0)
@@ -222,7 +202,7 @@ def test_a_program_gets_a_table_that_shows_itself_with_its_runs():
     assert second["top eigenvalue"] > 0
     text, page = str(found), found._repr_html_()
     assert text.splitlines()[0].split()[:3] == ["method", "best", "accuracy"]
-    assert re.search(r"^ *sam +\d+\.\d\d ± \d", text, flags=re.M)
+    assert re.search(r"^ *sam +\d+(\.\d+)? +\d", text, flags=re.M)
     assert page.count("<tr") == 3
     assert isinstance(found.model("sam", 1), nn.Sequential)
 
@@ -277,16 +257,13 @@ def test_sharpness_is_measured_on_fewer_samples_than_asked_for_where_whole_batch
     assert found.runs[0].analysis["samples"] == 20
 
 
-def test_an_evaluation_of_ones_own_decides_and_a_validation_set_chooses_the_weights_that_are_tested():
-    def evaluate(model, batches):
-        error = max((model(x) - y).abs().max().item() for x, y in batches)
-        return {"largest error": error, "half": error / 2}
-
+def test_a_validation_set_chooses_the_weights_that_are_tested():
     regression = {"model": nn.Linear(6, 1), "loss": nn.MSELoss(), "train": line(), "test": line(20, 1)}
-    arguments = given(**regression, methods=["sgdm"], evaluate=evaluate, larger_is_better=False, valid=line(16, 2))
-    result = compare(**arguments).runs[0].result
-    assert (result["metric"], result["split"]) == ("largest error", "valid")
-    assert result["test_of_best"]["half"] == pytest.approx(result["test_of_best"]["largest error"] / 2)
+    found = compare(**given(**regression, methods=["sgdm"], metric=r2, larger_is_better=True, valid=line(16, 2)))
+    result, x, y = found.runs[0].result, *regression["test"]
+    assert (result["metric"], result["split"]) == ("r2", "valid")
+    assert result["best"] == result["last"]  # so that the last weights are those that were tested
+    assert result["test_of_best"]["r2"] == pytest.approx(r2(found.model("sgdm")(x), y).item(), rel=1e-5)
 
 
 class Reader(nn.Module):
@@ -324,7 +301,28 @@ def test_an_object_is_known_only_to_the_program_that_has_it():
 
 def test_an_experiment_may_be_given_as_one(tmp_path):
     experiment = Experiment(
-        model=network, loss=nn.functional.cross_entropy, train=classes(), test=classes(16, 1), epochs=1
+        model=network, loss=nn.functional.cross_entropy, train=classes(), test=classes(16, 1), epochs=1, name="mine"
     )
-    found = compare(experiment, methods=["sgdm"], seeds=1, quiet=True, device="cpu", samples=0, name="mine")
+    found = compare(experiment, methods=["sgdm"], seeds=1, quiet=True, device="cpu", samples=0)
     assert found.runs[0].recipe == "mine"
+
+
+class Watched(nn.Conv2d):
+    """Notes the memory format of what it is given and of its weights."""
+
+    seen: set[tuple[bool, bool]] = set()
+
+    def forward(self, image):
+        self.seen.add(tuple(one.is_contiguous(memory_format=torch.channels_last) for one in (image, self.weight)))
+        return super().forward(image).mean((2, 3))
+
+
+def test_channels_last_is_how_images_and_weights_lie_in_memory():
+    data = TensorDataset(torch.randn(8, 3, 4, 4), torch.arange(8) % 2)
+    quick = {"epochs": 1, "methods": ["llqr+sam"], "seeds": 1, "device": "cpu", "samples": 0}
+    for setting in (False, True):
+        Watched.seen = set()
+        settings = {"training.channels_last": setting, "geometries.ngd.inner.steps": 2}
+        given = {"model": Watched(3, 2, 3), "loss": nn.functional.cross_entropy, "train": data, "test": data}
+        compare(**given, **quick, settings=settings, quiet=True)
+        assert Watched.seen == {(setting, setting)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from llqr.lab import Experiment, compare
 from llqr.lab.cli.app import main
@@ -59,6 +59,17 @@ def batches():
     yield pair()
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(*pair(), strict=True))
+
+    def __len__(self):
+        return 16
+
+
+weighted = DataLoader(TensorDataset(*pair()), 8, sampler=WeightedRandomSampler(torch.ones(16), 16))
+
+
 class Two(nn.Linear):
     def forward(self, x):
         return super().forward(x), x
@@ -69,16 +80,16 @@ class Two(nn.Linear):
     [
         ({"loss": lambda z, y: z}, "loss must return one number, the mean over the batch"),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss must be the mean over the batch, got a sum"),
-        ({"loss": nn.functional.mse_loss}, "loss fails on a batch of test"),
-        ({"train": batches()}, "train must be a Dataset, a DataLoader, a pair of tensors or a list of batches"),
-        ({"train": []}, "train is empty"),
-        ({"test": DataLoader(TensorDataset(*pair(3)), 8, drop_last=True)}, "test is empty"),
-        ({"train": None}, "train must be a Dataset, .*, got None"),
+        ({"train": batches()}, "train: pass the data set, a pair of tensors, or a DataLoader that only shuffles"),
+        ({"train": [pair(8)]}, "train: pass the data set, .*, got list"),
+        ({"train": Stream()}, "train: pass the data set, .*, got Stream"),
+        ({"train": DataLoader(Stream(), 8)}, "train: pass the data set, .*, got DataLoader"),
+        ({"test": weighted}, "test: pass the data set, .*, got DataLoader"),
+        ({"train": TensorDataset(*pair(0))}, "train is empty"),
+        ({"train": None}, "train: pass the data set, .*, got NoneType"),
         ({"train": (torch.ones(3, 4), torch.ones(2))}, "train has 3 inputs and 2 targets"),
-        ({"train": [torch.ones(3, 4)]}, r"expected \(inputs, targets\), a mapping with targets.*collate_fn"),
         ({"model": 3}, "model must be a function or an nn.Module, got int"),
         ({"model": lambda: 3}, r"model\(\) must return an nn.Module, got int"),
-        ({"model": nn.Linear(5, 3)}, "model fails on a batch of test .RuntimeError: .*mat1 and mat2"),
         ({"model": Two(4, 3)}, "model must return a tensor, got tuple; give forward"),
         ({"metric": lambda z, y: 1.0}, "larger_is_better must be True or False with a metric of your own"),
         ({"base": "lion"}, "base must be one of sgdm, adam, adamw, got 'lion'"),
@@ -87,12 +98,7 @@ class Two(nn.Linear):
         ({"structure": {"nowhere*": "kfac"}}, "geometries.ngd: .*nowhere"),
         ({"name": "../away"}, "name names a folder"),
         ({"settings": {"training.epoch": 3}}, "^experiment: unknown key training.epoch; .* did you mean epochs"),
-        (
-            {"loss": nn.MSELoss(), "model": nn.Linear(4, 1), "train": (torch.randn(8, 4), torch.randn(8))},
-            r"loss fails on a batch of t.* \(UserWarning: Using a target size",
-        ),
         ({"seeds": 0}, "seeds must be how many, at least 1, got 0"),
-        ({"train": [pair(8)], "batch_size": 4}, "batch_size must be 8, as the loader makes them, got 4"),
     ],
 )
 def test_what_a_program_gives(changes, expected):
@@ -110,7 +116,7 @@ def test_what_a_program_gives(changes, expected):
 def test_arguments_of_compare():
     with pytest.raises(TypeError, match="missing 3 required keyword-only arguments: 'loss', 'train', and 'test'"):
         compare(model=nn.Linear(4, 3))
-    with pytest.raises(TypeError, match="epoch: no argument of compare, and none of Experiment"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
         compare(model=nn.Linear(4, 3), epoch=3)
     with pytest.raises(ConfigurationError, match="experiment must be a Python file"):
         compare("mine")

@@ -1,7 +1,7 @@
 """Your own experiment: a model, a loss and data, compared by the methods of the laboratory.
 
-In reading order: `experiment` (what a user gives, and where it comes from), `recipe` (its settings over defaults),
-`data` and `task` (how the training loop sees it), `comparison` (`llqr.lab.compare`).
+In reading order: `experiment` (what a user gives, and where it comes from), `task` (how the training loop sees it),
+`recipe` (its settings over defaults), `comparison` (`llqr.lab.compare`).
 """
 
 

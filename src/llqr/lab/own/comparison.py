@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,6 @@ from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError, Stopped
-from llqr.lab.number_table import spread
 from llqr.lab.own import experiment as experiments
 from llqr.lab.own import is_file
 from llqr.lab.own import recipe as recipes
@@ -30,6 +29,8 @@ from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
+
+FORMAT: dict[str, Any] = {"index": False, "na_rep": "", "float_format": "{:.4g}".format}
 
 
 @dataclass(frozen=True)
@@ -88,25 +89,17 @@ class Comparison:
         return target
 
     def __str__(self) -> str:
-        return str(self._frame().to_string(index=False))
+        return str(self._frame().to_string(**FORMAT))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return str(self._frame().to_html(index=False))
+        return str(self._frame().to_html(**FORMAT))
 
     def _frame(self) -> Any:
-        """Format the numbers; columns that are empty everywhere are left out."""
         import pandas as pd
 
-        frame = pd.DataFrame(self.rows()).dropna(axis="columns", how="all")
-        best = frame.columns[1]
-        if "std" in frame:
-            frame[best] = [spread(*pair) for pair in zip(frame[best], frame.pop("std"), strict=True)]
-        formats = {name: "{:+.2f}".format if name.startswith("- ") else "{:.4g}".format for name in frame.columns}
-        for name in frame.select_dtypes("float"):
-            frame[name] = ["" if pd.isna(value) else formats[name](value) for value in frame[name]]
-        return frame
+        return pd.DataFrame(self.rows()).dropna(axis="columns", how="all")
 
 
 def compare(
@@ -163,10 +156,8 @@ def _recipe(
         if given or not is_file(name):
             raise ConfigurationError(f"experiment must be a Python file by itself, got {name!r}.")
         return recipes.label(name), recipes.load(name, settings=settings)
-    known = [field.name for field in fields(Experiment)]
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{name}: no argument of compare, and none of Experiment, which are {', '.join(known)}")
-    made = Experiment(**given) if experiment is None else replace(experiment, **given)
+    if experiment is not None and given:
+        raise ConfigurationError("experiment must be given by itself, without arguments of Experiment.")
+    made = experiment or Experiment(**given)
     label = made.name or "experiment"
     return label, recipes.of_experiment(made, label, experiments.hold(made, label), recipes.as_layers(settings))

@@ -3,23 +3,25 @@
 import copy
 import importlib.util
 import inspect
+import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from llqr.curvature import Forward, Loss
 from llqr.curvature.batch import is_sum
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.own import is_file
-from llqr.lab.own.data import seeded
 
 Metric = Callable[[Tensor, Any], Any]
-Evaluation = Callable[[nn.Module, Iterable[Any]], Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +34,16 @@ class Experiment:
     Attributes:
         model: the network, from whose weights every run starts, or a function that makes one, called for every seed.
         loss: `loss(outputs, targets)` -> the mean loss of a batch.
-        train: a `Dataset`, a `DataLoader`, a pair of tensors, or a list of batches. A batch is `(inputs, targets)` or
-            a mapping with "targets", "labels", "target", "label" or "y".
+        train: a `Dataset`, a pair of tensors, or a `DataLoader` that only shuffles, from which data set, `collate_fn`
+            and batch size are taken. A batch is `(inputs, targets)` or a mapping with "targets", "labels", "target",
+            "label" or "y".
         test: the same, for the evaluations.
         valid: if given, evaluations use it, and `test` is measured once, with the best weights.
         metric: `metric(outputs, targets)` -> a number, of all outputs and targets of the test data joined. Default:
             accuracy in per cent where the targets are classes, otherwise the loss.
-        evaluate: instead of `metric`: `evaluate(model, batches)` -> numbers by name, of which the first decides.
-        larger_is_better: must be given with `metric` or `evaluate`.
+        larger_is_better: must be given with `metric`.
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
         name: what tables and folders call it; the default is the name of the file.
-        title: the heading of its report.
         epochs, batch_size, lr, weight_decay: of the base optimizer's training.
         base: the optimizer that the methods wrap: "sgdm", "adam" or "adamw".
         rho: the radius of SAM and F-SAM.
@@ -58,11 +59,9 @@ class Experiment:
     test: Any
     valid: Any = None
     metric: Metric | None = None
-    evaluate: Evaluation | None = None
     larger_is_better: bool | None = None
     forward: Forward | None = None
     name: str | None = None
-    title: str | None = None
     epochs: int | None = None
     batch_size: int | None = None
     lr: float | None = None
@@ -75,7 +74,7 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("model", "loss", "metric", "evaluate", "forward"):
+        for name in ("model", "loss", "metric", "forward"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("model", "loss")):
                 raise ConfigurationError(f"{name} must be a function or an nn.Module, got {type(given).__name__}.")
@@ -83,9 +82,7 @@ class Experiment:
             raise ConfigurationError("loss must be the mean over the batch, got a sum (reduction='sum').")
         if isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
             raise ConfigurationError("loss has parameters, which would not be trained; make them part of the model.")
-        if self.metric is not None and self.evaluate is not None:
-            raise ConfigurationError("metric and evaluate must not both be given.")
-        if ((self.metric or self.evaluate) is None) != (self.larger_is_better is None):
+        if (self.metric is None) != (self.larger_is_better is None):
             raise ConfigurationError(
                 "larger_is_better must be True or False with a metric of your own, and absent without one."
             )
@@ -103,6 +100,21 @@ class Experiment:
 FUNCTION = "experiment"
 """The function that is called if none is named."""
 _held: dict[str, Experiment | Callable[..., Any]] = {}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, the generators of torch, numpy and `random` start at ``seed``; then restore them."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # user code draws from it
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
 
 
 def source_of(name: str) -> str:
@@ -127,7 +139,7 @@ def import_file(source: str) -> None:
         raise DataError(f"{path} is not there.")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as `python file.py` does
-    name = path.stem if getattr(sys.modules.get(path.stem), "__file__", str(path)) == str(path) else f"own_{path.stem}"
+    name = f"llqr_experiment_{path.stem}"  # which hides no other module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -13,8 +13,8 @@ from llqr.lab.config.recipe import Recipe, build
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, check_known
 from llqr.lab.own import experiment as experiments
-from llqr.lab.own.data import Samples, read, rows, understood
 from llqr.lab.own.experiment import Experiment
+from llqr.lab.own.task import Samples
 
 BATCH_SIZE = 128
 REFRESHES = 20
@@ -105,7 +105,7 @@ def _given(experiment: Experiment, filed_under: str) -> Table:
     drops = isinstance(experiment.train, DataLoader) and experiment.train.drop_last
     metric = _present(every=experiment.every, structure=experiment.structure)
     return {
-        "title": experiment.title or filed_under,
+        "title": filed_under,
         "training": _present(
             epochs=experiment.epochs, batch_size=experiment.batch_size, last="drop" if drops else None
         ),
@@ -117,30 +117,19 @@ def _given(experiment: Experiment, filed_under: str) -> Table:
 
 def _fill_in(table: Table, experiment: Experiment) -> None:
     """Set the sizes that depend on the data, where nothing has set them."""
-    training, data = table["training"], understood("train", experiment.train)
-    if isinstance(data, Samples):
-        size = getattr(experiment.train, "batch_size", None) or min(BATCH_SIZE, len(data))
-        batch_size, inner = training.setdefault("batch_size", size), min(BATCH_SIZE, len(data))
-        if not isinstance(batch_size, int) or batch_size < 1:
-            return  # refused with its origin when the table is read
-        steps = -(-len(data) // batch_size)
-    else:
-        batch_size = inner = getattr(data, "batch_size", None) or rows(next(read(data, 0)))
-        steps = len(data)
-        for sizes in (training, *table["geometries"].values()):
-            if sizes.setdefault("batch_size", batch_size) != batch_size:
-                raise ConfigurationError(
-                    f"batch_size must be {batch_size}, as the loader makes them, got {sizes['batch_size']}; "
-                    "from a Dataset any size can be drawn."
-                )
+    training, count = table["training"], len(Samples.of("train", experiment.train))
+    smaller = min(BATCH_SIZE, count)
+    batch_size = training.setdefault("batch_size", getattr(experiment.train, "batch_size", None) or smaller)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        return  # refused with its origin when the table is read
     training.setdefault("eval_batch_size", batch_size)
     epochs = training.get("epochs")
-    total = training.get("steps") or (epochs if isinstance(epochs, int) else 1) * steps
+    total = training.get("steps") or (epochs if isinstance(epochs, int) else 1) * -(-count // batch_size)
     for geometry in table["geometries"].values():
         solver = SOLVERS.get(geometry["inner"].get("solver", Inner.solver))
         if solver is not None and solver.extrapolates:
             geometry["inner"].setdefault("product_every", 3)  # as in `llqr.Geometry`
-        geometry.setdefault("batch_size", inner)
+        geometry.setdefault("batch_size", smaller)
         geometry.setdefault("every", min(500, max(10, total // REFRESHES)))
 
 

@@ -3,26 +3,122 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
-from llqr.curvature.batch import call_model, ignore_index
+from llqr.curvature.batch import call_model, ignore_index, opened, samples_in, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.own.data import LoaderBatches, Pair, Place, SampleBatches, Samples, read, rows, seeded, understood
-from llqr.lab.own.experiment import Experiment, of_seed
+from llqr.lab.own.experiment import Experiment, of_seed, seeded
 from llqr.lab.tasks.task import Batch, Task
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
 
 EVALUATION_SEED = 0
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Samples(Dataset[Any]):
+    """A data set from which batches of any size are drawn.
+
+    A request for a batch is a seed, which decides the augmentation in whatever process it is made, and indices.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any] = default_collate
+    workers: int = 0
+
+    @classmethod
+    def of(cls, name: str, data: Any, workers: int = 0) -> Self:
+        """Return the samples of a pair of tensors or arrays, a data set, or a plain `DataLoader`, which is taken apart.
+
+        ``name`` is the argument of the experiment that gave the data.
+        """
+        pair = isinstance(data, tuple | list) and len(data) == 2
+        indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if pair and all(isinstance(one, Tensor | np.ndarray) for one in data):
+            if len(data[0]) != len(data[1]):
+                raise ConfigurationError(f"{name} has {len(data[0])} inputs and {len(data[1])} targets.")
+            found = cls(TensorDataset(*map(torch.as_tensor, data)), workers=workers)
+        elif isinstance(data, DataLoader) and _is_plain(data):
+            found = cls(data.dataset, data.collate_fn, data.num_workers)
+        elif indexed and not isinstance(data, list | tuple | dict | str | IterableDataset):
+            found = cls(data, workers=workers)
+        else:
+            raise ConfigurationError(
+                f"{name}: pass the data set, a pair of tensors, or a DataLoader that only shuffles, "
+                f"got {type(data).__name__}."
+            )
+        if not len(found):
+            raise ConfigurationError(f"{name} is empty.")
+        return found
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, request: tuple[int, list[int]]) -> Any:
+        seed, indices = request
+        with seeded(seed):
+            if type(self.dataset) is TensorDataset and self.collate is default_collate:
+                return list(self.dataset[indices])  # tensors are indexed at once
+            return self.collate([self.dataset[index] for index in indices])
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return False
+    sampler = loader.sampler
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    return shuffles or type(sampler) is SequentialSampler
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+class SampleBatches(Batches):
+    """Batches of samples; ``pair`` makes inputs and targets of what the data set gives."""
+
+    def __init__(self, samples: Samples, batch_size: int, pair: Callable[[Any], Batch], **order: Any) -> None:
+        super().__init__(len(samples), batch_size, **order)
+        self._samples, self._pair = samples, pair
+        self._seeds = [EVALUATION_SEED] * self.steps
+
+    def _draw(self, total: int) -> None:
+        self._seeds = torch.randint(2**62, (self.steps,), generator=self.generator).tolist()
+
+    def _produce(self, order: Tensor, first: int) -> Iterator[Batch]:
+        parts = [part.tolist() for part in order.split(self.batch_size)]
+        loader: DataLoader[Any] = DataLoader(
+            self._samples,
+            batch_sampler=list(zip(self._seeds, parts, strict=True))[first:],  # type: ignore[arg-type]
+            collate_fn=_unchanged,
+            num_workers=self._samples.workers,
+            generator=torch.Generator(),  # otherwise it would draw from the global generator
+        )
+        return map(self._pair, loader)
+
+
+# -- task --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,25 +136,29 @@ class OwnTask(Task):
 
     def __init__(self, experiment: Experiment, run: Run, device: torch.device) -> None:
         self.device, self.experiment, self._run = device, experiment, run
-        self._place = Place(device, run.training.channels_last)
         loss = experiment.loss
         self._loss = copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
         self.split = "test" if experiment.valid is None else "valid"
-        self._data = {
-            name: understood(name, getattr(experiment, name), experiment.workers)
-            for name in ("train", "test", self.split)
-        }
-        outputs, targets = self._try_out()
-        own = experiment.metric or experiment.evaluate
-        self._accuracy = own is None and class_axis(outputs, targets) is not None
-        self.larger_is_better = self._accuracy if own is None else bool(experiment.larger_is_better)
-        self.metric = "accuracy" if self._accuracy else "loss"
-        if experiment.metric is not None:
-            name = getattr(experiment.metric, "__name__", "")
-            self.metric = name if name.isidentifier() else "metric"
-        elif experiment.evaluate is not None:
-            with seeded(0), torch.no_grad():
-                self.metric = next(iter(self.evaluate(self.place(experiment.new_model()).eval())))
+        names = {"train", "test", self.split}
+        self._data = {name: Samples.of(name, getattr(experiment, name), experiment.workers) for name in names}
+        self.metric, self.larger_is_better = self._chosen_metric()
+
+    def _chosen_metric(self) -> tuple[str, bool]:
+        """The user's metric, accuracy if the targets are classes, otherwise the loss; tried out before any training."""
+        with seeded(0), torch.no_grad():
+            model = self.place(self.experiment.new_model()).eval()
+            inputs, targets = next(self._batches_of(self.split))
+            outputs = self.forward(model, inputs)
+            if not isinstance(outputs, Tensor):
+                raise ConfigurationError(
+                    f"model must return a tensor, got {type(outputs).__name__}; give forward(model, inputs)."
+                )
+            loss = self.loss(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise ConfigurationError("loss must return one number, the mean over the batch.")
+        if self.experiment.metric is not None:
+            return getattr(self.experiment.metric, "__name__", "metric"), bool(self.experiment.larger_is_better)
+        return ("loss", False) if class_axis(outputs, targets) is None else ("accuracy", True)
 
     # -- before any data is read ---------------------------------------------------------------------------------------
 
@@ -75,8 +175,8 @@ class OwnTask(Task):
 
     @classmethod
     def steps_per_epoch(cls, run: Run) -> int:
-        data = understood("train", of_seed(run.data.root, 0).train)
-        return len(_batches(data, run, run.training.batch_size, 0, Place(torch.device("cpu"))))
+        count, batch_size = len(Samples.of("train", of_seed(run.data.root, 0).train)), run.training.batch_size
+        return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
 
     # -- with the data -------------------------------------------------------------------------------------------------
 
@@ -89,21 +189,19 @@ class OwnTask(Task):
 
     def place(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)
-        return model.to(memory_format=torch.channels_last) if self._place.channels_last else model  # type: ignore[call-overload,no-any-return]
+        return model.to(memory_format=torch.channels_last) if self._run.training.channels_last else model  # type: ignore[call-overload,no-any-return]
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
-        return _batches(self._data["train"], self._run, batch_size, seed, self._place)
+        return SampleBatches(self._data["train"], batch_size, self._pair, seed=seed, last=self._run.training.last)
 
-    def samples(self, count: int, seed: int) -> tuple[Batch, int]:
-        if isinstance(self._data["train"], Samples):
-            return super().samples(count, seed)
-        batch: Batch | None = None
-        for more in self.train_batches(self._run.training.batch_size, seed):
-            batch = more if batch is None else pytree.tree_map(_joined, batch, more)
-            if rows(batch) >= count:
-                break
-        assert batch is not None
-        return batch, rows(batch)
+    def _pair(self, batch: Any) -> Batch:
+        """Split a batch into inputs and targets on the device."""
+        return split_batch(pytree.tree_map_only(Tensor, self._moved, opened(batch)))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        last = self._run.training.channels_last and tensor.ndim == 4
+        memory_format = torch.channels_last if last else torch.preserve_format
+        return tensor.to(self.device, non_blocking=True, memory_format=memory_format)
 
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         return (self.experiment.forward or call_model)(model, inputs)
@@ -113,7 +211,7 @@ class OwnTask(Task):
         return self._loss
 
     def size(self, batch: Batch) -> int:
-        return rows(batch)
+        return samples_in(batch) or 0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self._measure(model, self.split)
@@ -122,53 +220,39 @@ class OwnTask(Task):
         return self._measure(model, "test")
 
     def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
-        """Compute the mean loss; before it accuracy in per cent or the user's metric, or only their ``evaluate``."""
-        experiment, batches = self.experiment, self._batches_of(name)
-        if experiment.evaluate is not None:
-            return {key: float(value) for key, value in experiment.evaluate(model, batches).items()}
+        """Compute the mean loss; before it accuracy in per cent or the user's metric."""
         total = terms = correct = counted = 0.0
-        kept: list[Pair] = []
-        for inputs, targets in batches:
+        kept: list[Batch] = []
+        for inputs, targets in self._batches_of(name):
             outputs = self.forward(model, inputs)
-            weight = _terms(self.loss, inputs, targets)
+            weight = self._terms(inputs, targets)
             total += weight * float(self.loss(outputs, targets)) if weight else 0.0
             terms += weight
-            if self._accuracy:
+            if self.experiment.metric is not None:
+                kept.append((outputs.cpu(), targets.cpu()))
+            elif self.metric == "accuracy":
                 axis, real = class_axis(outputs, targets), targets != ignore_index(self.loss)
                 assert axis is not None
                 correct += int(((outputs.argmax(axis) == targets) & real).sum())
                 counted += int(real.sum())
-            if experiment.metric is not None:
-                kept.append((outputs.cpu(), targets.cpu()))
-        found = {"accuracy": 100 * correct / counted} if self._accuracy else {}
-        if experiment.metric is not None:
-            found[self.metric] = float(experiment.metric(*(torch.cat(parts) for parts in zip(*kept, strict=True))))
-        return found | {"loss": total / terms}
+        found = {"loss": total / terms}
+        if self.experiment.metric is not None:
+            joined = (torch.cat(parts) for parts in zip(*kept, strict=True))
+            return {self.metric: float(self.experiment.metric(*joined))} | found
+        return {"accuracy": 100 * correct / counted} | found if self.metric == "accuracy" else found
 
-    def _batches_of(self, name: str) -> Iterator[Pair]:
+    def _terms(self, inputs: Any, targets: Any) -> float:
+        """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
+        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
+            real = targets[targets != ignore_index(self.loss)]
+            weights = getattr(self.loss, "weight", None)
+            return float(weights[real].sum()) if isinstance(weights, Tensor) else len(real)
+        return self.size((targets, inputs))
+
+    def _batches_of(self, name: str) -> Iterator[Batch]:
         """Iterate over all samples once, in the order of the data."""
-        loader = self._data[name]
-        if isinstance(loader, Samples):
-            parts = torch.arange(len(loader)).split(self._run.training.eval_batch_size)
-            loader = loader.loader([(EVALUATION_SEED, part.tolist()) for part in parts], self.device)
-        return map(self._place.pair, read(loader, EVALUATION_SEED))
-
-    def _try_out(self) -> Pair:
-        """Run model and loss on a batch before anything is trained; return its outputs and targets."""
-        with seeded(0), torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Using a target size")  # that is broadcast to the outputs'
-            model = self.place(self.experiment.new_model()).eval()
-            for name in (self.split, "train"):
-                inputs, targets = next(self._batches_of(name))
-                outputs = _tried("model", name, self.forward, model, inputs)
-                if not isinstance(outputs, Tensor):
-                    raise ConfigurationError(
-                        f"model must return a tensor, got {type(outputs).__name__}; give forward(model, inputs)."
-                    )
-                loss = _tried("loss", name, self.loss, outputs, targets)
-                if not isinstance(loss, Tensor) or loss.ndim:
-                    raise ConfigurationError("loss must return one number, the mean over the batch.")
-        return outputs, targets
+        size = self._run.training.eval_batch_size
+        return iter(SampleBatches(self._data[name], size, self._pair, seed=None, last="keep"))
 
 
 def class_axis(outputs: Any, targets: Any) -> int | None:
@@ -179,31 +263,3 @@ def class_axis(outputs: Any, targets: Any) -> int | None:
         return None
     fitting = (axis for axis in (1, -1) if outputs.shape[axis] > 1)  # the largest of one output says nothing
     return next((axis for axis in fitting if outputs.select(axis, 0).shape == targets.shape), None)
-
-
-def _batches(data: Any, run: Run, batch_size: int, seed: int, place: Place) -> Batches:
-    if isinstance(data, Samples):
-        return SampleBatches(data, batch_size, seed=seed, last=run.training.last, place=place)
-    return LoaderBatches(data, seed=seed, place=place)
-
-
-def _terms(loss: Any, inputs: Any, targets: Any) -> float:
-    """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-        real = targets[targets != ignore_index(loss)]
-        weights = getattr(loss, "weight", None)
-        return float(weights[real].sum()) if isinstance(weights, Tensor) else len(real)
-    return rows((targets, inputs))
-
-
-def _joined(one: Any, other: Any) -> Any:
-    return torch.cat([one, other]) if isinstance(one, Tensor) else one
-
-
-def _tried(what: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user's model or loss on a batch of the data called ``name``."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise ConfigurationError(f"{what} fails on a batch of {name} ({type(error).__name__}: {reason}).") from error
