@@ -12,10 +12,12 @@ from llqr.lab.errors import ConfigurationError
 from tiny_workloads import CNN, MLP
 
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
+STEPS = ["--set", "inner.steps=2"]
+FORWARD = ["--set", "runtime.engine=forward"]
 COMMANDS = {
-    "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--steps", "2"],
-    "cadence": ["--engine", "forward", "--steps", "2", "--repeats", "2", "--refresh-repeats", "1"],
-    "scaling": ["--model", CNN, "--engine", "forward", "--steps", "2", "--repeats", "2"],
+    "refresh": ["--set", "structure=diagonal,kfac", "--set", "runtime.engine=forward,double-backward", *STEPS],
+    "cadence": [*FORWARD, *STEPS, "--repeats", "2", "--refresh-repeats", "1"],
+    "scaling": ["--model", CNN, *FORWARD, *STEPS, "--repeats", "2"],
     "peers": ["--repeats", "2"],
 }
 ROWS = {"refresh": 4, "cadence": 15, "scaling": 2, "peers": 10}
@@ -57,7 +59,17 @@ def test_a_measurement_is_drawn_from_its_file(tmp_path):
 
 def test_a_refresh_states_its_error(tmp_path):
     out = tmp_path / "refresh.json"
-    settings = ["--structure", "e-kfac", "--steps", "3", "--repeats", "1", "--reference", "float64", "--quiet"]
+    settings = [
+        "--set",
+        "structure=e-kfac",
+        "--set",
+        "inner.steps=3",
+        "--repeats",
+        "1",
+        "--reference",
+        "float64",
+        "--quiet",
+    ]
     assert bench("refresh", *SHARED, *settings, "--out", str(out)).exit_code == 0
     [row] = json.loads(out.read_text())["rows"]
     assert row["engine"] == "forward"
@@ -68,14 +80,14 @@ def test_a_refresh_states_its_error(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("0", "--product-every: expected a number >= 1, got 0"),
-        ("three", "--product-every must be an integer, got 'three'"),
-        ("3,-1", "--product-every: expected a number >= 1, got -1"),
-        ("2.5", "--product-every must be an integer, got 2.5"),
+        ("0", "product_every: expected a number >= 1, got 0"),
+        ("three", "inner.product_every must be an integer, got 'three'"),
+        ("3,-1", "product_every: expected a number >= 1, got -1"),
+        ("2.5", "inner.product_every must be an integer, got 2.5"),
     ],
 )
 def test_steps_between_products_are_whole_numbers(text, sentence):
-    result = bench("refresh", *SHARED, "--product-every", text)
+    result = bench("refresh", *SHARED, "--set", f"inner.product_every={text}")
     assert isinstance(result.exception, ConfigurationError)
     assert sentence in str(result.exception)
 
@@ -94,10 +106,11 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
         ("--precision must be one of", ["peers", "--precision", "fp8"]),
         ("--model must be one of", ["peers", "--model", "alexnet"]),
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
-        ("--structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
-        ("--apply-dtype must be a", ["cadence", "--apply-dtype", "fp16"]),
-        ("--attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
-        ("--engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
+        ("structure must be one of", ["cadence", "--model", MLP, "--set", "structure=round"]),
+        ("runtime.apply_dtype must be a", ["cadence", "--set", "runtime.apply_dtype=fp16"]),
+        ("attention: unknown 'flash'", ["refresh", "--set", "attention=flash"]),
+        ("engine: unknown 'magic'", ["scaling", "--set", "runtime.engine=magic"]),
+        ("--set must give one value", ["scaling", "--set", "structure=kfac,diagonal"]),
         ("--device: peak memory is counted", ["memory"]),
     ],
 )

@@ -9,8 +9,8 @@ BENCH = ["bench", "peers", "--device", "cpu", "--batch", "2", "--model", "mlp:im
 COMMANDS = {
     "--out: file/runs cannot be written: Not a directory.": ["train", "digits/mlp", *QUICK, "--out", "file/runs"],
     "--out: file cannot be written: Not a directory.": ["compare", "digits/mlp", *QUICK, "--out", "file"],
-    "--keep: file/x.jsonl cannot": ["train", "digits/mlp", *QUICK, "--keep", "file/x.jsonl"],
-    "--out: file/numbers.json cannot": [*BENCH, "--out", "file/numbers.json"],
+    "--keep: file cannot be written: Not a directory.": ["train", "digits/mlp", *QUICK, "--keep", "file/x.jsonl"],
+    "--out: file cannot be written: Not a directory.\n": [*BENCH, "--out", "file/numbers.json"],
     "--out: file/toy cannot": ["toy", "hover", "--out", "file/toy"],
 }
 

@@ -1,11 +1,12 @@
 """`llqr bench`: time refreshes, epochs and steps, and measure their memory.
 
-The options of a refresh are the fields of `llqr.Inner` and `llqr.Runtime`.
+The settings of a refresh (`--set`) are the fields of `llqr.Inner` and `llqr.Runtime`.
 """
 
 import importlib.metadata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +21,11 @@ from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
-from llqr.lab.cli.dataclass_options import Fields, options_from_dataclasses
-from llqr.lab.cli.options import PLAIN
+from llqr.lab.cli.options import PLAIN, options_from_dataclasses
 from llqr.lab.cli.terminal import show
+from llqr.lab.config.layers import merge, parse_override
+from llqr.lab.config.strict import make
+from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
 from llqr.lab.passes import Precision
 from llqr.lab.writing import check_file
@@ -86,14 +89,39 @@ class Output:
         show(record.BENCHES[bench].as_table(made.rows))
 
 
-# Fields without an option: a refresh is timed as a whole, in the precision of the passes, however many are rejected;
-# whether it is captured depends on the device, and there is one process.
-DECIDED = ("autocast", "capture", "max_failures", "process_group")
-GeometryOptions = Annotated[RefreshSettings, Fields(omit=DECIDED)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the refresh, any number of times: structure, attention, or a field of `llqr.Inner` or "
+        "`llqr.Runtime`, such as inner.steps=5 or runtime.engine=forward. Commas separate several values.",
+    ),
+]
 Capture = Annotated[bool, typer.Option(help="On a CUDA device: capture refreshes as CUDA graphs.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
-TARGET, OUTPUT, GEOMETRY = Target(), Output(), RefreshSettings()
-TWO_STEPS = tuple(RefreshSettings(name, inner=llqr.Inner(steps=memory.STEPS)) for name in ("diagonal", "e-kfac"))
+TARGET, OUTPUT = Target(), Output()
+
+
+def refreshes(overrides: list[str] | None, *defaults: str) -> list[RefreshSettings]:
+    """Every combination of the values that the command line lists; its keys come after those of ``defaults``."""
+    listed = {key: values for key, _, values in (text.partition("=") for text in (*defaults, *(overrides or [])))}
+    found = []
+    for values in product(*(texts.split(",") for texts in listed.values())):
+        table = asdict(RefreshSettings())
+        for key, value in zip(listed, values, strict=True):
+            merge(table, parse_override(f"{key}={value}"))
+        check_known("--set: structure", table["structure"], llqr.STRUCTURES)
+        found.append(make(RefreshSettings, table, "", "--set"))
+    return found
+
+
+def only_refresh(overrides: list[str] | None) -> RefreshSettings:
+    """The one refresh that the command line describes."""
+    found = refreshes(overrides)
+    if len(found) > 1:
+        raise ConfigurationError("--set must give one value for a key, because this command measures one refresh.")
+    return found[0]
 
 
 def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshSettings:
@@ -110,9 +138,7 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 @command("refresh")
 def refresh_command(
     target: Target = TARGET,
-    geometry: Annotated[
-        tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure", "engine", "product_every"))
-    ] = (GEOMETRY,),
+    settings: Settings = None,
     capture: Capture = True,
     reference: Annotated[
         str, typer.Option(help="Errors are relative to exact products in float32 or float64; none leaves them out.")
@@ -123,7 +149,7 @@ def refresh_command(
     """Time a refresh by engine and structure, the first one separately, and measure its error."""
     setup = target.setup("vit-b", "vit-l")
     check_known("--reference", reference, REFERENCES)
-    ways = [capturing(settings, setup, capture) for settings in geometry]
+    ways = [capturing(one, setup, capture) for one in refreshes(settings)]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
     described = [way.to_dict() for way in ways]
@@ -133,7 +159,7 @@ def refresh_command(
 @command("cadence")
 def cadence_command(
     target: Target = TARGET,
-    geometry: GeometryOptions = GEOMETRY,
+    settings: Settings = None,
     capture: Capture = True,
     capture_passes: Annotated[bool, typer.Option(help="On a CUDA device: capture passes as CUDA graphs.")] = True,
     compile_passes: Annotated[bool, typer.Option(help="Compile the passes of a step.")] = False,
@@ -144,7 +170,7 @@ def cadence_command(
 ) -> None:
     """The paper's table of epoch times by method and refresh interval, from measured steps and refreshes."""
     setup = target.setup("vit-b", "vit-l", on_cpu=("vit-b", "vit-l"))
-    geometry = capturing(geometry, setup, capture)
+    geometry = capturing(only_refresh(settings), setup, capture)
     passes = Passes(capture_passes and setup.on_cuda, compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
@@ -155,14 +181,14 @@ def cadence_command(
 @command("scaling")
 def scaling_command(
     target: Target = TARGET,
-    geometry: GeometryOptions = GEOMETRY,
+    settings: Settings = None,
     capture: Capture = True,
     repeats: Repeats = 3,
     output: Output = OUTPUT,
 ) -> None:
     """Time a refresh of ViT-Ti, S, B and L, and fit the power of the number of parameters with which it grows."""
     setup = target.setup(*SIZES, on_cpu=SIZES)
-    geometry = capturing(geometry, setup, capture)
+    geometry = capturing(only_refresh(settings), setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
     output.write("scaling", setup, rows, geometry=geometry.to_dict(), repeats=repeats)
 
@@ -170,11 +196,12 @@ def scaling_command(
 @command("memory")
 def memory_command(
     target: Target = TARGET,
-    geometry: Annotated[tuple[RefreshSettings, ...], Fields(omit=DECIDED, sweep=("structure",))] = TWO_STEPS,
+    settings: Settings = None,
     output: Output = OUTPUT,
 ) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
+    geometry = refreshes(settings, "structure=diagonal,e-kfac", f"inner.steps={memory.STEPS}")
     output.write("memory", setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
 
 

@@ -12,8 +12,7 @@ import typer
 
 from llqr.lab import machine
 from llqr.lab.cli import options
-from llqr.lab.cli.dataclass_options import options_from_dataclasses
-from llqr.lab.cli.options import PLAIN
+from llqr.lab.cli.options import PLAIN, options_from_dataclasses
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
