@@ -9,7 +9,6 @@ no perceived sharpness is reported.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -57,11 +56,6 @@ class LossSurface:
         """`H v` at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
             return self.flat(self._curvature.product(self.named(vector)))
-
-    def gradient(self) -> Tensor:
-        """`g` at the weights of the model."""
-        with frozen(self.model, self.device), torch.no_grad():
-            return self.flat(self._curvature.gradient())
 
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([named[name].reshape(-1) for name in self.parameters])
@@ -189,17 +183,6 @@ def measure(
         return Sharpness(top, find(u=partial(symmetric_part, surface, metric)))
     except NotPositive as error:
         return Sharpness(top, None, str(error))
-
-
-def hessian_trace(surface: LossSurface, *, products: int, seed: int = 0) -> dict[str, float]:
-    """Hutchinson's estimate, the mean of `v.Hv` over vectors of random signs, and its standard error."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = surface.weights
-    estimates = []
-    for _ in range(products):
-        signs = torch.randint(2, weights.shape, generator=generator).mul_(2).sub_(1).to(weights)
-        estimates.append(torch.dot(signs.double(), surface.hessian(signs).double()).item())
-    return {"value": fmean(estimates), "error": stdev(estimates) / products**0.5, "products": products}
 
 
 def symmetric_part(surface: LossSurface, metric: Metric, vector: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import nn
 from llqr import Geometry, Metric
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness
-from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
 from llqr.lab.passes import Precision
 from llqr.lab.runs.folder import RunFolder
@@ -47,11 +46,13 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> tuple[nn.Module
 
 
 def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -> dict[str, Any]:
-    """Sharpness and slices on ``samples`` training samples, in full float32."""
+    """Sharpness and slices on ``samples`` training samples, or on all if there are fewer, in full float32."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
     model, metric = load(folder, task, device)
-    surface, samples = surface_of(model, task, folder.run(), samples)
+    batch, samples = task.samples(samples, SAMPLES_SEED)
+    piece = task.samples_in(folder.run().training.batch_size, batch)
+    surface = sharpness.LossSurface(model, task.loss, batch, forward=task.differentiable_forward, piece=piece)
     found = sharpness.measure(surface, metric)
     lines = [sharpness.along_eigenvector(surface, found.top.vector)]
     lines += [sharpness.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
@@ -66,13 +67,6 @@ def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -
         "machine": machine.describe(device),
         "seconds": time.perf_counter() - started,
     }
-
-
-def surface_of(model: nn.Module, task: Task, run: Run, samples: int) -> tuple[sharpness.LossSurface, int]:
-    """The loss on so many training samples, or on all if there are fewer, and their number."""
-    batch, samples = task.samples(samples, SAMPLES_SEED)
-    forward, piece = task.differentiable_forward, task.samples_in(run.training.batch_size, batch)
-    return sharpness.LossSurface(model, task.loss, batch, forward=forward, piece=piece), samples
 
 
 class Analyst:
