@@ -1,9 +1,9 @@
-"""Made-up texts that are learned in seconds, prepared as real ones are."""
+"""Made-up parallel text that is learned in seconds, prepared as real text is."""
 
 import random
 from pathlib import Path
 
-from llqr.lab.text.prepare import PairSettings, StreamSettings, prepare_pairs, prepare_stream
+from llqr.lab.text.prepare import PairSettings, prepare_pairs
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru")
 
@@ -22,18 +22,4 @@ def reversal(root: Path, name: str = "reversal", train: int = 600, held_out: int
 
     corpus = {"train": split(train), "valid": split(held_out), "test": split(held_out)}
     prepare_pairs(corpus, PairSettings(("de", "en"), merges=60), root / name)
-    return root
-
-
-def counting(root: Path, name: str = "counting", lines: int = 800, seed: int = 0) -> Path:
-    """Running text in which a word decides the next one: every line goes on through a circle of words."""
-    draw, known = random.Random(seed), words(20)
-    written = []
-    for _ in range(lines):
-        first = draw.randrange(len(known))
-        written.append(" ".join(known[(first + i) % len(known)] for i in range(6)))
-    path = root / f"{name}.txt"
-    root.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(written) + "\n")
-    prepare_stream(path, StreamSettings(merges=60, held_out=0.05), root / name)
     return root

@@ -13,7 +13,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.config.settings import Base, GeometrySettings, LrSchedule, OptimizerSettings, Probe
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.runs.json_files import flatten, plain
-from llqr.lab.tasks.sequences import ASSUMED_VOCABULARY
+from llqr.lab.tasks.translation import ASSUMED_VOCABULARY
 from llqr.lab.text.prepared import ParallelText
 from tiny_text import reversal
 
@@ -39,7 +39,6 @@ OURS = {
     "digits/mlp-clean",
     "digits/mlp-noisy",
     "iwslt14/europarl-de-en",
-    "language/europarl-en",
     "metric-ablation/resnet18",
 }
 TRANSLATION = "iwslt14/transformer_iwslt_de_en"

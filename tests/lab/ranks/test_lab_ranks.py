@@ -29,7 +29,7 @@ from llqr.lab.ranks.team import FailureElsewhere, Team
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.sequences import TokenCrossEntropy
+from llqr.lab.tasks.translation import TokenCrossEntropy
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from processes import on_ranks

@@ -16,17 +16,17 @@ from llqr.lab.stop import Stop
 from llqr.lab.text import prepared
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
-from tiny_text import counting
+from tiny_text import reversal
 
-NAME = "language/europarl-en@tiny"
+NAME = "iwslt14/transformer_iwslt_de_en@tiny"
 ROW = "iwslt14/europarl-de-en"
 
 
 def test_a_finished_run_on_another_text_is_not_taken_for_one_on_this(tmp_path):
-    texts = counting(tmp_path / "texts", lines=60)
-    loaded = recipe.load(NAME, ["data.name=counting", f'data.root="{texts}"'])
+    texts = reversal(tmp_path / "texts", train=60)
+    loaded = recipe.load(NAME, ["data.name=reversal", f'data.root="{texts}"'])
     (planned,) = plan(NAME, loaded, ["adamw"], [0], tmp_path / "runs")
-    key = prepared.read(texts / "counting")["key"]
+    key = prepared.read(texts / "reversal")["key"]
     write_run(tmp_path / "runs", "adamw", 0, name=NAME, epochs=None, result={"text": {"key": key}})
     config = json.loads((planned.path / "config.json").read_text()) | json.loads(json.dumps(planned.to_dict()))
     (planned.path / "config.json").write_text(json.dumps(config))
@@ -35,12 +35,12 @@ def test_a_finished_run_on_another_text_is_not_taken_for_one_on_this(tmp_path):
         return carry_out([planned], Execution(torch.device("cpu")), Stop(), Display(quiet=True))
 
     assert results()[0]["best"] == 90.0
-    counting(texts, lines=60, seed=1)
-    with pytest.raises(ConfigurationError, match=r"a run of language/.* on another text"):
+    reversal(texts, train=60, seed=1)
+    with pytest.raises(ConfigurationError, match=r"a run of iwslt14/.* on another text"):
         results()
-    counting(texts, lines=60)
+    reversal(texts, train=60)
     assert results()[0]["best"] == 90.0
-    (texts / "counting.pt").unlink()  # a finished run can be read without its text
+    (texts / "reversal.pt").unlink()  # a finished run can be read without its text
     assert results()[0]["best"] == 90.0
 
 

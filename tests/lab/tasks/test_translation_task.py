@@ -22,7 +22,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import find
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.sequences import TokenCrossEntropy, bleu, token_metrics
+from llqr.lab.tasks.translation import TokenCrossEntropy, bleu, token_metrics
 from llqr.lab.text.batches import token_batches
 from llqr.lab.text.prepared import ParallelText
 from llqr.lab.text.subwords import PAD

@@ -39,7 +39,7 @@ def count_pairs(words: Counter[tuple[str, ...]]) -> Counter[tuple[str, str]]:
 @given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=40))
 @settings(max_examples=60)
 def test_every_merge_joins_the_most_frequent_pair(made):
-    learned = learn([" ".join(made)], 12, "words")
+    learned = learn([" ".join(made)], 12)
     merges = [tuple(pair) for pair in json.loads(learned.write())["model"]["merges"]]
     words = Counter((*word[:-1], word[-1] + END_OF_WORD) for word in made)
     for pair in merges:
@@ -57,7 +57,7 @@ def test_every_merge_joins_the_most_frequent_pair(made):
 
 def test_there_are_as_many_merges_as_requested():
     text = sentences("de", 200) + sentences("en", 200)
-    few, more = (learn(text, count, "words") for count in (20, 60))
+    few, more = (learn(text, count) for count in (20, 60))
     assert more.tokens - few.tokens == 40
     characters = {character for line in text for character in line if character != " "}
     last = {word[-1] for line in text for word in line.split()}
@@ -65,62 +65,51 @@ def test_there_are_as_many_merges_as_requested():
 
 
 def test_a_rare_pair_is_not_merged():
-    learned = learn(["abc"], 100, "words")
+    learned = learn(["abc"], 100)
     assert len(learned.encode(["abc"])[0]) == 3
 
 
 def test_every_process_learns_the_same_subwords():
     """All pairs are equally frequent here, so that only the order of the alphabet decides."""
     text = [" ".join(a + b for a in ascii_lowercase for b in ascii_lowercase)] * 2
-    script = (
-        f"import sys; from llqr.lab.text.subwords import learn;sys.stdout.write(learn({text!r}, 50, 'words').write())"
-    )
+    script = f"import sys; from llqr.lab.text.subwords import learn;sys.stdout.write(learn({text!r}, 50).write())"
     path = {"PYTHONPATH": ":".join(sys.path)}
     elsewhere = subprocess.run([sys.executable, "-c", script], env=path, capture_output=True, text=True, check=True)
-    assert learn(text, 50, "words").write() == elsewhere.stdout
+    assert learn(text, 50).write() == elsewhere.stdout
 
 
 @given(st.lists(words, min_size=1, max_size=8))
 @settings(max_examples=50)
 def test_known_words_decode_to_themselves(made):
     text = [" ".join(made)]
-    learned = learn(text, 10, "words")
+    learned = learn(text, 10)
     tokens = learned.encode(text)[0]
     assert UNK not in tokens
     assert learned.decode(tokens).split() == made
     assert learned.decode([*tokens, EOS, PAD, *tokens]) == learned.decode(tokens)
 
 
-@given(st.text(st.characters(codec="utf-8")))
-@settings(max_examples=50)
-def test_bytes_encode_any_text(text):
-    learned = learn(sentences("en", 50), 30, "bytes")
-    assert learned.decode(learned.encode([text])[0]) == text
-
-
 def test_text_cannot_produce_special_tokens():
-    for alphabet in ("words", "bytes"):
-        text = [" ".join(SPECIAL) + " <pad> <s> </s>"] * 5
-        learned = learn(text, 200, alphabet)
-        assert not {0, 1, 2, 3} & set(learned.encode(text)[0])
+    text = [" ".join(SPECIAL) + " <pad> <s> </s>"] * 5
+    assert not {0, 1, 2, 3} & set(learn(text, 200).encode(text)[0])
 
 
 def test_an_unknown_character_decodes_as_unknown():
-    learned = learn(["ab ab"], 1, "words")
+    learned = learn(["ab ab"], 1)
     tokens = learned.encode(["ab z ab"])[0]
     assert tokens.count(UNK) == 1
     assert learned.decode(tokens) == "ab <unk> ab"
 
 
 def test_numbers_beyond_the_tokens_decode_to_nothing():
-    learned = learn(["abc abc"], 1, "words")
+    learned = learn(["abc abc"], 1)
     assert learned.size % 8 == 0
     assert learned.size > learned.tokens
     assert learned.decode([learned.size - 1]) == ""
 
 
 def test_subwords_survive_writing_and_reading():
-    learned = learn(sentences("de", 50), 20, "words")
+    learned = learn(sentences("de", 50), 20)
     again = Subwords.read(learned.write())
     assert again.write() == learned.write()
     assert (again.tokens, again.size) == (learned.tokens, learned.size)

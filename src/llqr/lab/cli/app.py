@@ -28,7 +28,7 @@ COMMANDS = {
     "report": ("report", "Write an HTML page: results, curves, sharpness, refreshes, configuration."),
     "table": ("report", "Print a table, measured beside paper; or rewrite the tables in a Markdown file."),
     "results": ("report", "Files of results."),
-    "data": ("data", "Prepare text for translation or language modelling; files are plain, .xz or .gz."),
+    "data": ("data", "Prepare parallel text for translation; files are plain, .xz or .gz."),
     "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
     "storage": ("catalogue", "Print the paper's storage table and cheaper structures."),
     "bench": ("bench", "Time steps and refreshes, and measure their memory."),

@@ -1,17 +1,13 @@
-"""The transformers over tokens: fairseq's ``transformer_iwslt_de_en`` for translation, and a GPT-style language model.
+"""fairseq's ``transformer_iwslt_de_en`` (Ott et al., 2019), for translation.
 
-The translation model (Ott et al., 2019) has 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads,
+It has 6 + 6 layers of width 512, feed-forward networks of width 1024, 4 heads,
 sinusoidal positions, embeddings multiplied by ``sqrt(width)``, and dropout on embeddings and on every residual branch.
 Source rows may be padded on either side, rows of previous target tokens on the right. Whole rows may be padding: their
 logits are finite, and a loss that ignores their targets sends no gradient through them.
-
-The language model has the architecture and initialisation of GPT-2 (Radford et al., 2019): pre-norm, causal, learned
-positions, GELU; but separate projections for queries, keys and values, and no dropout inside attention.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -66,16 +62,15 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The network applied to every token: expand, activate, contract."""
+    """The network applied to every token: expand, rectify, contract."""
 
-    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.expand = nn.Linear(width, hidden)
         self.contract = nn.Linear(hidden, width)
-        self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.contract(self._activation(self.expand(x)))
+        out: Tensor = self.contract(F.relu(self.expand(x)))
         return out
 
 
@@ -94,20 +89,18 @@ class Residual(nn.Module):
         return out
 
 
-class SelfAttentionLayer(nn.Module):
+class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network."""
 
-    def __init__(
-        self, width: int, hidden: int, heads: int, dropout: float, norm: str, activation: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float, norm: str) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, hidden, activation)
+        self.feed_forward = FeedForward(width, hidden)
         self.around_attention = Residual(width, dropout, norm)
         self.around_feed_forward = Residual(width, dropout, norm)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, causal=causal))
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask))
         x = self.around_feed_forward(x, self.feed_forward)
         return x
 
@@ -121,9 +114,6 @@ def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
         return out
-
-
-# -- translation -------------------------------------------------------------------------------------------------------
 
 
 class Memory(NamedTuple):
@@ -158,7 +148,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads)
         self.source_attention = Attention(width, heads)
-        self.feed_forward = FeedForward(width, hidden, F.relu)
+        self.feed_forward = FeedForward(width, hidden)
         self.around_attention = Residual(width, dropout, norm)
         self.around_source_attention = Residual(width, dropout, norm)
         self.around_feed_forward = Residual(width, dropout, norm)
@@ -228,7 +218,7 @@ class TranslationTransformer(nn.Module):
         check_known("tie", tie, TIES)
         self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
         settings = width, feed_forward, heads, dropout, norm
-        self.encoder = nn.ModuleList(SelfAttentionLayer(*settings, F.relu) for _ in range(layers))
+        self.encoder = nn.ModuleList(EncoderLayer(*settings) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(*settings) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
@@ -284,7 +274,7 @@ class TranslationTransformer(nn.Module):
         mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
         x = self._embed(self.source_embedding, source)
         for layer in self.encoder:
-            x = layer(x, mask=mask)
+            x = layer(x, mask)
         x = self.encoder_norm(x)
         return Memory([layer.source_attention.keys_and_values(x) for layer in self._decoder_layers], mask)
 
@@ -315,69 +305,3 @@ class TranslationTransformer(nn.Module):
         # derivatives of `padding_idx` differ between forward and reverse mode.
         out: Tensor = self.dropout(x * real.unsqueeze(-1))
         return out
-
-
-# -- language modelling ------------------------------------------------------------------------------------------------
-
-
-class LanguageModel(nn.Module):
-    """``logits = model(tokens)``, of shape ``(B, T, vocabulary)``, for the token after each of ``tokens``.
-
-    Args:
-        vocabulary: number of tokens.
-        width, heads, layers: of the blocks.
-        context: maximum number of tokens per sequence.
-        dropout: of the embeddings and of every residual branch.
-        tie: whether embedding and output matrix are shared.
-
-    Example:
-        >>> LanguageModel(11, width=16, heads=2, layers=1, context=8)(torch.tensor([[4, 5, 2]])).shape
-        torch.Size([1, 3, 11])
-    """
-
-    def __init__(
-        self,
-        vocabulary: int,
-        *,
-        width: int = 768,
-        heads: int = 12,
-        layers: int = 12,
-        context: int = 1024,
-        dropout: float = 0.1,
-        tie: bool = True,
-    ) -> None:
-        super().__init__()
-        self.vocabulary, self.context = vocabulary, context
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
-        self.dropout = nn.Dropout(dropout)
-        settings = width, 4 * width, heads, dropout, "pre", partial(F.gelu, approximate="tanh")
-        self.blocks = nn.ModuleList(SelfAttentionLayer(*settings) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        if tie:
-            self.head.weight = self.tokens.weight
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal of standard deviation 0.02, zero biases; projections into the residual stream are scaled by depth."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        for module in self.modules():
-            if isinstance(module, SelfAttentionLayer):
-                for last in (module.attention.out, module.feed_forward.contract):
-                    nn.init.normal_(last.weight, std=0.02 * (2 * len(self.blocks)) ** -0.5)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        length = tokens.shape[1]
-        if length > self.context:
-            raise ValueError(f"tokens: {length} tokens exceed context={self.context}.")
-        positions = torch.arange(length, device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
-        for block in self.blocks:
-            x = block(x, causal=True)
-        logits: Tensor = self.head(self.norm(x))
-        return logits

@@ -8,8 +8,7 @@ __all__ = ["TASKS", "Batch", "Task", "task_type"]
 
 TASKS: dict[str, str | type[Task]] = {
     "classification": "llqr.lab.tasks.classification:ClassificationTask",
-    "translation": "llqr.lab.tasks.sequences:TranslationTask",
-    "language": "llqr.lab.tasks.sequences:LanguageTask",
+    "translation": "llqr.lab.tasks.translation:TranslationTask",
     "own": "llqr.lab.own.task:OwnTask",
 }
 """The tasks by name: classes, or where to import them from when they are needed. A new task is one more line."""

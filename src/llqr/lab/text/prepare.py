@@ -1,12 +1,12 @@
-"""Prepare text: parallel text as in fairseq's recipe for IWSLT14, or any text file for language modelling.
+"""Prepare parallel text as in fairseq's recipe for IWSLT14.
 
-A dropped pair is counted once, under the first reason that applies. Length and ratio limits are those of Moses'
-``clean-corpus-n.perl`` and apply to training text only, as they do there.
+Length and ratio limits are those of Moses' ``clean-corpus-n.perl`` and apply to training text only, as they do there.
 """
 
 import hashlib
-from collections import Counter
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -17,19 +17,13 @@ import torch
 from torch import Tensor
 
 from llqr.lab.text import prepared, subwords
-from llqr.lab.text.corpus import SPLITS, Corpus, read_lines
-from llqr.lab.text.prepared import ParallelText, TokenStream, moses
-from llqr.lab.text.subwords import EOS, UNK
+from llqr.lab.text.corpus import SPLITS, Corpus
+from llqr.lab.text.prepared import moses
+from llqr.lab.text.subwords import EOS
+from llqr.lab.writing import make_folder, replacing
 
-REASONS = {
-    "bad_utf8": "not UTF-8",
-    "empty": "a side is empty",
-    "too_short": "too few words",
-    "too_long": "too many words",
-    "ratio": "lengths too different",
-    "long_word": "a word too long",
-}
-"""Why a pair is dropped: the key in the counts, and the text in tables."""
+FORMAT = 1
+"""Incremented whenever the same input gives different tokens."""
 LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
 
 Pair = tuple[str, str, str]
@@ -58,23 +52,11 @@ class PairSettings:
     valid_every: int = 23
 
 
-@dataclass(frozen=True)
-class StreamSettings:
-    """Everything besides the text itself that determines the tokens of one text file.
-
-    Attributes:
-        merges: number of merges of the byte-pair encoding, learned on the training text.
-        held_out: the fraction of the lines used for validation, and again for the test, from the end of the file.
-    """
-
-    merges: int = 10_000
-    held_out: float = 0.02
-
-
 def prepare_pairs(corpus: Corpus, settings: PairSettings, root: Path) -> bool:
     """Prepare ``corpus`` as the text ``root`` unless it is there; whether it was prepared now."""
     facts = {
-        "kind": ParallelText.KIND,
+        "format": FORMAT,
+        "kind": "parallel text",
         "settings": asdict(settings),
         "versions": {name: version(name) for name in ("sacremoses", "tokenizers")},  # others may give other tokens
         "inputs": {
@@ -82,68 +64,61 @@ def prepare_pairs(corpus: Corpus, settings: PairSettings, root: Path) -> bool:
             for name, sides in corpus.items()
         },
     }
-    return prepared.make(root, facts, lambda: _prepare_pairs(corpus, settings))
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    with suppress(OSError, ValueError):
+        if prepared.read(root, mmap=True)["key"] == key:
+            return False
+    content = {"key": key, **facts, **_prepare(corpus, settings)}
+    make_folder(root.parent)
+    with replacing(prepared.file_of(root)) as file:
+        torch.save(content, file)
+    return True
 
 
-def _prepare_pairs(corpus: Corpus, settings: PairSettings) -> dict[str, Any]:
-    splits, counts = _cleaned(corpus, settings)
-    missing = [name for name in SPLITS if name not in splits]
-    splits |= hold_out(splits["train"], missing, settings.valid_every)
-    counts["train"] |= {"held_out": sum(len(splits[name]) for name in missing), "kept": len(splits["train"])}
-    counts |= {name: _counts(len(splits[name]), {}, len(splits[name])) for name in missing}
+def _prepare(corpus: Corpus, settings: PairSettings) -> dict[str, Any]:
+    splits = {}
+    for name, sides in corpus.items():
+        cleaned = (clean(*pair, settings, training=name == "train") for pair in zip(*sides, strict=True))
+        splits[name] = [pair for pair in cleaned if pair is not None]
+    splits |= hold_out(splits["train"], [name for name in SPLITS if name not in splits], settings.valid_every)
     for name, pairs in splits.items():
         if not pairs:
-            raise ValueError(f"{name} must have pairs that are kept, got none: {counts[name]}.")
-    learned = subwords.learn([words for pair in splits["train"] for words in pair[:2]], settings.merges, "words")
+            raise ValueError(f"{name} must have pairs that are kept, got none.")
+    read = {name: len(sides[0]) for name, sides in corpus.items()}
+    learned = subwords.learn([words for pair in splits["train"] for words in pair[:2]], settings.merges)
     saved = {}
     for name in SPLITS:
         source, target = (_joined(learned.encode([pair[side] for pair in splits[name]])) for side in range(2))
-        saved[name] = {
-            "source": source,
-            "target": target,
-            "references": [] if name == "train" else [written for _, _, written in splits[name]],
-        }
-        counts[name] |= {
-            "source_tokens": len(source[0]) - len(splits[name]),  # without end tokens
-            "target_tokens": len(target[0]) - len(splits[name]),
-            "unknown_tokens": int((source[0] == UNK).sum() + (target[0] == UNK).sum()),
-        }
-    return _content(learned, {name: counts[name] for name in SPLITS}, saved)
+        references = [] if name == "train" else [written for _, _, written in splits[name]]
+        saved[name] = {"source": source, "target": target, "references": references}
+    return {
+        "vocabulary": {"size": learned.size, "tokens": learned.tokens},
+        "counts": {name: {"read": read.get(name, 0), "kept": len(splits[name])} for name in SPLITS},
+        "subwords": learned.write(),
+        "splits": saved,
+    }
 
 
-def _cleaned(corpus: Corpus, settings: PairSettings) -> tuple[dict[str, list[Pair]], dict[str, dict[str, int]]]:
-    """The kept pairs of every split, and how many pairs were dropped for each reason."""
-    splits, counts = {}, {}
-    for name, sides in corpus.items():
-        outcomes = [clean(*pair, settings, training=name == "train") for pair in zip(*sides, strict=True)]
-        splits[name] = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-        dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
-        counts[name] = _counts(len(outcomes), dropped, len(splits[name]))
-    return splits, counts
-
-
-def clean(source: bytes, target: bytes, settings: PairSettings, training: bool) -> str | Pair:
-    """The words of a pair of lines, or one of `REASONS` to drop it."""
+def clean(source: bytes, target: bytes, settings: PairSettings, training: bool) -> Pair | None:
+    """The words of a pair of lines, or None where the pair is dropped."""
     try:
         texts = [line.decode().strip() for line in (source, target)]
     except UnicodeDecodeError:
-        return "bad_utf8"
+        return None
     sides = []
     for text, language in zip(texts, settings.languages, strict=True):
         tokenised = str(moses("MosesTokenizer", language).tokenize(text, return_str=True))
         sides.append((tokenised.lower() if settings.lowercase else tokenised).split())
     short, long = sorted(map(len, sides))
     if short == 0:
-        return "empty"
-    if training:
-        if short < settings.shortest:
-            return "too_short"
-        if long > settings.longest:
-            return "too_long"
-        if long / short > settings.ratio:
-            return "ratio"
-        if any(len(word) > LONGEST_WORD for word in chain(*sides)):
-            return "long_word"
+        return None
+    if training and not (
+        settings.shortest <= short
+        and long <= settings.longest
+        and long / short <= settings.ratio
+        and all(len(word) <= LONGEST_WORD for word in chain(*sides))
+    ):
+        return None
     return " ".join(sides[0]), " ".join(sides[1]), texts[1]
 
 
@@ -158,62 +133,12 @@ def hold_out(train: list[Pair], names: Sequence[str], every: int) -> dict[str, l
     return held | {"train": [pair for row, pair in enumerate(train) if row % every not in places.values()]}
 
 
-def prepare_stream(path: Path, settings: StreamSettings, root: Path) -> bool:
-    """Prepare the file at ``path`` as the text ``root`` unless it is there; whether it was prepared now."""
-    lines = read_lines(path)
-    facts = {
-        "kind": TokenStream.KIND,
-        "settings": asdict(settings),
-        "versions": {"tokenizers": version("tokenizers")},  # another one may give other tokens
-        "inputs": {"text": _described(lines)},
-    }
-    return prepared.make(root, facts, lambda: _prepare_stream(lines, settings))
-
-
-def _prepare_stream(lines: list[bytes], settings: StreamSettings) -> dict[str, Any]:
-    held = int(len(lines) * settings.held_out)
-    if held < 1:
-        raise ValueError(f"held_out must be at least one line, got {settings.held_out} of {len(lines)} lines.")
-    parts = {"train": lines[: -2 * held], "valid": lines[-2 * held : -held], "test": lines[-held:]}
-    kept = {
-        name: [f"{text}\n" for line in part if (text := _decoded(line)) is not None] for name, part in parts.items()
-    }
-    learned = subwords.learn(kept["train"], settings.merges, "bytes")
-    saved, counts = {}, {}
-    for name, texts in kept.items():
-        saved[name] = torch.tensor(list(chain.from_iterable(learned.encode(texts))), dtype=torch.int32)
-        counts[name] = {
-            "read": len(parts[name]),
-            "bad_utf8": len(parts[name]) - len(texts),
-            "kept": len(texts),
-            "bytes": sum(len(text.encode()) for text in texts),
-            "tokens": len(saved[name]),
-        }
-    return _content(learned, counts, saved)
-
-
-def _content(learned: subwords.Subwords, counts: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
-    vocabulary = {"size": learned.size, "tokens": learned.tokens}
-    return {"vocabulary": vocabulary, "counts": counts, "subwords": learned.write(), "splits": splits}
-
-
 def _described(lines: list[bytes]) -> dict[str, Any]:
     """The number of lines and their digest, the same whether the file is compressed or not."""
     return {"lines": len(lines), "sha256": hashlib.sha256(b"\n".join(lines)).hexdigest()}
-
-
-def _counts(read: int, dropped: dict[str, int], kept: int) -> dict[str, int]:
-    return {"read": read, **dict.fromkeys(REASONS, 0), **dropped, "held_out": 0, "kept": kept}
 
 
 def _joined(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
     """All tokens one after the other, each sentence with an end token, and the lengths of the sentences."""
     tokens = torch.tensor(list(chain.from_iterable([*one, EOS] for one in sentences)), dtype=torch.int32)
     return tokens, torch.tensor([len(one) + 1 for one in sentences])
-
-
-def _decoded(line: bytes) -> str | None:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        return None

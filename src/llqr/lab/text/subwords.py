@@ -1,12 +1,11 @@
 """Byte-pair encoding with `tokenizers`: learning, encoding and decoding; the same text always gives the same tokens.
 
-There are two alphabets. ``"words"``: the characters of space-separated words, the last character of a word marked, as
-in subword-nmt. ``"bytes"``: the bytes of any text, spaces included, so that every text can be encoded without loss.
+Symbols are the characters of space-separated words, the last character of a word marked, as in subword-nmt.
 """
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from llqr.lab.extras import extra
 
@@ -29,7 +28,7 @@ class Subwords:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         # An unknown token also ends its word, because the rest of the word is unknown too.
-        self._unknown = "<unk>" + END_OF_WORD if tokenizer.model.unk_token else ""
+        self._unknown = "<unk>" + END_OF_WORD
         self.tokens: int = tokenizer.get_vocab_size()
         self.size = -(-self.tokens // 8) * 8
 
@@ -60,42 +59,35 @@ class Subwords:
         return cls(_tokenizers().Tokenizer.from_str(written))
 
 
-def learn(texts: Sequence[str], merges: int, alphabet: Literal["words", "bytes"]) -> Subwords:
+def learn(texts: Sequence[str], merges: int) -> Subwords:
     """The encoding that merges the most frequent pair of neighbours, ``merges`` times or until no pair occurs twice."""
-    if alphabet == "words":
-        words = {word for text in texts for word in text.split()}
-        last = sorted({word[-1] + END_OF_WORD for word in words})
-        symbols = [*sorted({character for word in words for character in word}), *last]
+    words = {word for text in texts for word in text.split()}
+    last = sorted({word[-1] + END_OF_WORD for word in words})
+    symbols = [*sorted({character for word in words for character in word}), *last]
+    trainer = _tokenizers().trainers.BpeTrainer(
+        vocab_size=len(symbols) + merges,
+        min_frequency=MIN_FREQUENCY,
+        show_progress=False,
         # The library numbers marked characters in an order that changes from process to process, and so do the ties
         # between pairs. Passed as special tokens, they keep this order.
-        options = {"special_tokens": last, "end_of_word_suffix": END_OF_WORD}
-    else:
-        symbols = sorted(_tokenizers().pre_tokenizers.ByteLevel.alphabet())
-        options = {"initial_alphabet": symbols}
-    size = len(symbols) + merges
-    trainer = _tokenizers().trainers.BpeTrainer(
-        vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False, **options
+        special_tokens=last,
+        end_of_word_suffix=END_OF_WORD,
     )
-    tokenizer = _build({}, [], alphabet)
+    tokenizer = _build({}, [])
     tokenizer.train_from_iterator(texts, trainer)
     joined = [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
     tokens = dict.fromkeys([*SPECIAL, *symbols, *(a + b for a, b in joined)])
     # The library is not told that these names are special tokens: otherwise it would look for them in a text.
-    return Subwords(_build({token: number for number, token in enumerate(tokens)}, joined, alphabet))
+    return Subwords(_build({token: number for number, token in enumerate(tokens)}, joined))
 
 
-def _build(numbers: dict[str, int], merges: list[tuple[str, str]], alphabet: str) -> Any:
+def _build(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     library = _tokenizers()
-    if alphabet == "words":
-        unknown = SPECIAL[UNK] if numbers else None
-        model = library.models.BPE(numbers, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
-        tokenizer = library.Tokenizer(model)
-        tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
-        tokenizer.decoder = library.decoders.BPEDecoder(suffix=END_OF_WORD)
-    else:
-        tokenizer = library.Tokenizer(library.models.BPE(numbers, merges))
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        tokenizer.decoder = library.decoders.ByteLevel()
+    unknown = SPECIAL[UNK] if numbers else None
+    model = library.models.BPE(numbers, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
+    tokenizer = library.Tokenizer(model)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = library.decoders.BPEDecoder(suffix=END_OF_WORD)
     return tokenizer
 
 
