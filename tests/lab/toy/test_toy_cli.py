@@ -36,7 +36,6 @@ def test_a_command_writes_figures_and_numbers(folder, command):
     record = json.loads((folder / f"{command}.json").read_text())
     assert record["command"].startswith(f"llqr toy {command}")
     assert record["numbers"]
-    assert 2 <= len(record["sentences"]) <= 4
 
 
 def test_the_phase_command_prints_the_agreement(tmp_path):
@@ -45,8 +44,7 @@ def test_the_phase_command_prints_the_agreement(tmp_path):
     )
     assert done.exit_code == 0, done.output
     numbers = json.loads((tmp_path / "phase.json").read_text())["numbers"]
-    shown = f"{100 * numbers['diagrams']['llqr+sam']['agreement_off_line']:.1f}%"
-    assert shown in done.stdout
+    assert f"agreement_off_line: {numbers['diagrams']['llqr+sam']['agreement_off_line']:.4g}" in done.stdout
 
 
 def test_a_learning_rate_without_a_two_cycle_is_refused(tmp_path):

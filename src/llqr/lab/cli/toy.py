@@ -48,8 +48,8 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def _command(run: Callable[..., Any]) -> Callable[..., None]:
-    """Run an experiment, save its result and print its sentences; the recorded command names every option."""
-    from llqr.lab.toy.experiment import save
+    """Run an experiment, save its result and print its numbers; the recorded command names every option."""
+    from llqr.lab.toy.experiment import save, single_numbers
 
     parameters = inspect.signature(run).parameters
     options = [parameter for parameter in parameters.values() if parameter.name != "progress"]
@@ -66,7 +66,7 @@ def _command(run: Callable[..., Any]) -> Callable[..., None]:
         words = [word for key, value in chosen.items() for word in (f"--{key.replace('_', '-')}", f"{value:g}")]
         with explained(out):
             save(result, out, shlex.join(["llqr", "toy", result.name, *words]))
-        typer.echo("\n  ".join([result.title, *result.sentences, f"-> {out}"]))
+        typer.echo("\n  ".join([str(run.__doc__), *single_numbers(result.numbers), f"-> {out}"]))
 
     command.__doc__ = run.__doc__
     place = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=OUT, annotation=Out)

@@ -1,6 +1,5 @@
 """The first toy figure: escape from inside the sharp well."""
 
-import math
 from dataclasses import replace
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, ring_map, ring_slice, shared_legend
-from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, claims_sentence, quantiles, statistics
+from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, quantiles, statistics
 from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
 from llqr.theory import METHODS, hovering_envelope
 
@@ -27,19 +26,9 @@ def run_escape(
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())
     flat = {method: _arrivals(runs.flat_step(method)) for method in ("sam", "llqr+sam")}
-    said = {method: f"{found.get('median', math.nan):.0f} ({found['count']:g})" for method, found in flat.items()}
     decay = {method: float(runs.losses(method).mean()) for method in METHODS}
     return ToyResult(
         "escape",
-        "Escape from the sharp well",
-        [
-            f"{starts} starts inside the annular well, off its bottom; one learning rate {constants.lr:g} for all four "
-            f"methods, one radius {constants.rho:g} for the SAM pair, U = inverse of the bowl's curvature.",
-            claims_sentence(claims),
-            f"Steps to the flat basin, median over the starts that reach it (their number): {said['llqr+sam']} for "
-            f"LLQR+SAM, {said['sam']} for SAM; mean loss over the run {decay['llqr+sam']:.3f} against "
-            f"{decay['sam']:.3f}.",
-        ],
         {
             "constants": constants, "starts": starts, "steps": steps, "seed": seed, "claims": claims,
             "steps_to_flat": flat, "mean_loss": decay,

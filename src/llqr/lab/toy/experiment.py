@@ -1,7 +1,7 @@
-"""The result of a toy experiment: sentences, numbers and figures, and how they are saved."""
+"""The result of a toy experiment: numbers and figures, and how they are saved."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +22,9 @@ Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
 
 @dataclass(frozen=True)
 class ToyResult:
-    """Sentences to print, numbers for the JSON file, and figures by file name."""
+    """Numbers for the JSON file, of which single ones are printed, and figures by file name."""
 
     name: str
-    title: str
-    sentences: list[str]
     numbers: dict[str, Any]
     figures: dict[str, Figure]
 
@@ -34,10 +32,6 @@ class ToyResult:
 def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
     """For each claim the fraction of runs in which it holds."""
     return {claim: float(holds.double().mean()) for claim, holds in claims.items()}
-
-
-def claims_sentence(claims: dict[str, float]) -> str:
-    return "; ".join(f"{claim}: {100 * share:.0f}% of runs" for claim, share in claims.items()) + "."
 
 
 def statistics(values: Tensor) -> dict[str, float]:
@@ -59,6 +53,16 @@ def save(result: ToyResult, folder: Path, command: str) -> None:
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     record = vars(result) | {"command": command, "figures": list(result.figures)}
     (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
+
+
+def single_numbers(numbers: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Lines such as `claims.SAM leaves: 1` of every number that is not part of a list."""
+    for name, value in numbers.items():
+        value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        if isinstance(value, Mapping):
+            yield from single_numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{name}: {value:.4g}"
 
 
 def _plain(value: Any) -> Any:

@@ -100,18 +100,10 @@ def run_hover(
     worst = max(well.worst_error for well in (*wells.values(), spread))
     return ToyResult(
         "hover",
-        "Hovering",
-        [
-            f"In a quadratic well (average curvature {lambda_bar:g}, localized sharpness {lambda_eps:g}) SAM and "
-            f"LLQR+SAM settle into a two-cycle. Envelopes: {envelopes['sam']:.3f} and {envelopes['llqr+sam']:.3f}, "
-            f"a factor of {float(amplification(lambda_bar)):.2f}.",
-            "Amplitudes measured by the optimizers agree with eta rho mu / ((2 - eta mu) sqrt(lambda_bar)) and with "
-            f"SAM's eta rho lambda / (2 - eta lambda) to a relative {worst:.1e} in {2 * len(bars) + len(rates)} wells.",
-            "The ratio of amplitude to envelope is a function of eta mu alone: the localized sharpness cancels out.",
-        ],
         {
             "lambda_bar": lambda_bar, "lambda_eps": lambda_eps, "eta": eta, "rho": rho, "envelopes": envelopes,
-            "worst_relative_error": worst, "series": series, "wells": wells,
+            "worst_relative_error": worst, "amplification": float(amplification(lambda_bar)),
+            "series": series, "wells": wells,
             "collapse": {"eta_mu": rates, "amplitude_over_envelope": ratio},
         },
         {"hover": hover_figure(series, envelopes, wells, (rates, ratio))},

@@ -22,7 +22,6 @@ from llqr.lab.toy.experiment import (
     Steps,
     ToyResult,
     claim_shares,
-    claims_sentence,
     statistics,
 )
 from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, ejection
@@ -89,19 +88,6 @@ def run_noise(
     damping, damping_figure = measure_damping(progress)
     return ToyResult(
         "noise",
-        "Ejection by gradient noise",
-        [
-            f"From the bottom of the well, with Gaussian noise of variance {variance:g} in the update gradient (before "
-            f"U transports it), {seeds} seeds; the four methods share the noise schedule of a seed.",
-            claims_sentence(claims),
-            "Path length until the flat basin is first entered, median: "
-            f"{paths['llqr+sam']['to_flat']['median']:.2f} for LLQR+SAM, "
-            f"{paths['sam']['to_flat']['median']:.2f} for SAM; over the whole run "
-            f"{paths['llqr+sam']['total']['median']:.2f} and {paths['sam']['total']['median']:.2f}. SAM's path is "
-            f"{float(ratio.min()):.2f} to {float(ratio.max()):.2f} times as long (median {float(ratio.median()):.2f}).",
-            f"Noise damping: variance and one-step motion of a noisy mode agree with the closed forms to "
-            f"{100 * damping['worst_relative_error']:.2f}% at 10^6 steps.",
-        ],
         {
             "constants": constants, "seeds": seeds, "steps": steps, "variance": variance, "claims": claims,
             "path_length": paths, "path_ratio": statistics(ratio),

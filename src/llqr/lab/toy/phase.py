@@ -231,25 +231,8 @@ def run_phase(
         }
         for method, diagram in diagrams.items()
     }
-    both = {method: f"{100 * numbers[method]['agreement_off_line']:.1f}%" for method in diagrams}
     return ToyResult(
         "phase",
-        "Escape phase diagrams",
-        [
-            f"One pothole on a slope per cell, {rows} x {columns} cells, learning rate {settings.eta:g}. The line "
-            f"envelope = r_eps predicts {100 * numbers['sam']['agreement']:.1f}% of all cells for SAM and "
-            f"{100 * numbers['llqr+sam']['agreement']:.1f}% for LLQR+SAM; {both['sam']} and {both['llqr+sam']} of the "
-            "cells that do not touch the line.",
-            "The remaining cells lie just left of the line, for three reasons: the probe of a hovering iterate reaches "
-            "2 / (2 - eta mu) envelopes, the slope moves the minimum downhill, and the rim of the well does not "
-            "restore. The dashed line includes all three and agrees with "
-            f"{100 * numbers['sam']['agreement_finite_rate']:.1f}% and "
-            f"{100 * numbers['llqr+sam']['agreement_finite_rate']:.1f}% of all cells.",
-            f"The envelope argument stops holding as the learning rate grows: from eta mu = {breaks:.2f} on, iterates "
-            f"leave wells a quarter wider than the envelope, and from {unstable:.2f} on, they leave every well of the "
-            f"diagram. The line r_eps explains {100 * over_rate.agreement:.1f}% of the cells, the dashed line "
-            f"{100 * over_rate.agreement_with(finite_rate):.1f}%.",
-        ],
         {
             "settings": settings, "lambda_bar": bar, "rho": rho, "diagrams": numbers,
             "learning_rate": {

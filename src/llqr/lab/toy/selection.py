@@ -177,27 +177,15 @@ def run_selection(
         over_sigma[method] = ExitTimes(*(part[len(rho) :] for part in astuple(times)))
     thresholds = {"sam": settings.r_eps, "llqr+sam": settings.r_eps * float(np.sqrt(settings.lambda_bar))}
     first_out = {method: _first_out(times) for method, times in over_rho.items()}
-    shown_out = {method: "(none)" if rho is None else f"{rho:.2f}" for method, rho in first_out.items()}
     closest = 1 - float((selection.simulated / selection.bound).max())
     leaves_after = float(over_sigma["llqr+sam"].mean[0])
     return ToyResult(
         "selection",
-        "Selection between wells",
-        [
-            f"Regenerative model, {cycles} cycles per noise scale: the time spent in sharp wells stays below its bound "
-            f"(by {100 * closest:.1f}% at the closest) and falls with slope "
-            f"{selection.slope_in_rate:.3f} in sigma^2 log(R / sigma) / R^2, {selection.slope_in_sigma:.2f} in sigma.",
-            f"Mean exit times of the real optimizers from a pothole ({seeds} seeds per point): most visits end from "
-            f"rho = {shown_out['sam']} on with SAM, from {shown_out['llqr+sam']} on with LLQR+SAM; the envelopes reach "
-            f"r_eps at {thresholds['sam']:.2f} and {thresholds['llqr+sam']:.2f}.",
-            f"At rho = {between:g}, between the two, LLQR+SAM leaves after {leaves_after:.0f} steps at the "
-            f"smallest noise, where {100 * float(over_sigma['sam'].cut[0]):.0f}% of SAM's visits last longer than "
-            f"{settings.steps} steps.",
-        ],
         {
             **vars(selection), "slope_in_rate": selection.slope_in_rate, "slope_in_sigma": selection.slope_in_sigma,
             "cycles": cycles, "exit_from_rho": first_out, "exit_settings": settings, "exit_over_rho": over_rho,
-            "exit_over_sigma": over_sigma,
+            "exit_over_sigma": over_sigma, "below_bound_by": closest,
+            "thresholds": thresholds, "between": {"rho": between, "llqr+sam_leaves_after": leaves_after},
         },
         {"selection": selection_figure(selection, over_rho, over_sigma, thresholds, settings.steps)},
     )  # fmt: skip

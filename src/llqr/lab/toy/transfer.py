@@ -155,12 +155,6 @@ def run_transfer(
     every = np.unique(np.geomspace(1, steps, 60).astype(int))
     return ToyResult(
         "transfer",
-        "Convergence transfer",
-        [
-            "Robust regression with the Cauchy loss (smooth, non-convex), a metric that changes inside [1/4, 4], step "
-            "sizes and radii that decay; the proposition says that the running mean of g.Ug falls like T^-1/2.",
-            "Fitted slopes: " + "; ".join(f"{name} {slope:.2f}" for name, slope in slopes.items()) + ".",
-        ],
         {
             "steps": steps,
             "slopes": slopes,
