@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from llqr.lab.text.prepare import PairSettings, prepare_pairs
+from llqr.lab.text.prepared import PairSettings, prepare_pairs
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru")
 

@@ -14,6 +14,7 @@ from PIL import Image
 from llqr.lab import data
 from llqr.lab.data.resident import corrupt_labels
 from llqr.lab.data.streaming import random_scaled_box
+from llqr.lab.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the complete CIFAR:UserWarning")
 
@@ -154,7 +155,7 @@ def test_damaged_tinyimagenet_names_the_file(tmp_path):
     folder = tmp_path / "tiny-imagenet-200"
     picture = folder / "train" / "n01" / "images" / "n01_0.JPEG"
     picture.write_bytes(picture.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"n01_0.JPEG is not a readable image"):
+    with pytest.raises(DataError, match=r"n01_0.JPEG is not a readable image"):
         data.load("tinyimagenet", tmp_path)
     Image.new("RGB", (32, 64)).save(picture)
     with pytest.raises(ValueError, match=r"n01_0.JPEG is damaged: expected 64 x 64 pixels"):
@@ -188,7 +189,7 @@ def test_streaming_resumes_in_the_middle_of_an_epoch(tmp_path):
             (tmp_path / "imagenet" / split / str(label)).mkdir(parents=True)
             for i in range(4):
                 noise = np.random.default_rng(10 * label + i).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-                Image.fromarray(noise).save(tmp_path / "imagenet" / split / str(label) / f"{i}.png")
+                Image.fromarray(noise).save(tmp_path / "imagenet" / split / str(label) / f"{i}.JPEG")
     loaded = data.load("imagenet", tmp_path, {"image_size": 8, "workers": 0})
     whole = loaded.train_batches(3, seed=5)
     expected = [images for _ in range(2) for images, _ in whole]
@@ -236,7 +237,7 @@ def test_imagenet_can_be_scaled_to_a_random_size(tmp_path):
 def test_missing_imagenet_says_what_is_expected_where(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"imagenet.train is missing: .*val/<class>/\*.JPEG.*data.root"):
         data.load("imagenet", tmp_path)
-    write_folders(tmp_path / "imagenet", size=8, ending="png")
+    write_folders(tmp_path / "imagenet", size=8, ending="JPEG")
     for path in (tmp_path / "imagenet" / "val" / "n02").iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match=r"val.n02 holds no images"):

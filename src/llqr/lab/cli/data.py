@@ -8,7 +8,7 @@ import typer
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.text import corpus, prepared
-from llqr.lab.text.prepare import PairSettings, prepare_pairs
+from llqr.lab.text.prepared import PairSettings, prepare_pairs
 
 app = typer.Typer(**PLAIN)
 

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llqr.lab.data.decode import decode
+from llqr.lab.errors import DataError
 from llqr.lab.extras import extra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 WHERE = "Give the folder that contains it with --data-dir, or as data.root in a recipe."
 
@@ -140,6 +144,18 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
         for split in (train, test)
     )
     return next(splits), next(splits)
+
+
+def decode(path: Path) -> "Image":
+    """The image at ``path`` in RGB, fully read; errors name the file."""
+    pillow = extra("PIL.Image", "Reading image files needs Pillow")
+    try:
+        with pillow.open(path) as image:
+            found: Image = image.convert("RGB")
+            return found
+    # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} is not a readable image: {error}.") from error
 
 
 def _decoded(paths: Sequence[Path]) -> np.ndarray:

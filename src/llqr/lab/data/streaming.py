@@ -1,15 +1,13 @@
 """Image folders too large for memory: worker processes decode the files while the device computes.
 
-Layout: ``train/<class>/*`` and ``val/<class>/*``. Training images get a random crop and a flip; test images the central
-square, 224/256 of the shorter side. Pillow decodes.
+Layout: ``train/<class>/*.JPEG`` and ``val/<class>/*.JPEG``. Training images get a random crop and a flip; test images
+the central square, 224/256 of the shorter side. Pillow decodes.
 """
 
 import math
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches, ImageData
-from llqr.lab.data.decode import decode
+from llqr.lab.data.readers import decode
 from llqr.lab.machine import cores
 
 # The usual statistics of ImageNet, scaled to bytes.
 IMAGENET_MEAN = 255 * torch.tensor([0.485, 0.456, 0.406])
 IMAGENET_DEVIATION = 255 * torch.tensor([0.229, 0.224, 0.225])
-IMAGE_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 CENTRAL = 224 / 256
 
 Box = tuple[float, float, float, float]
@@ -33,22 +30,8 @@ Files = list[tuple[Path, int]]
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """Options of images in files: the side of the square they become, and the processes that read them."""
-
-    image_size: int = 64
-    workers: int = 4
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, got {self.workers}.")
-
-
-@dataclass(frozen=True)
-class StreamingOptions(FileOptions):
-    """Options of a streamed data set.
+class StreamingOptions:
+    """The side of the square that images become, and the processes that read them.
 
     With ``shorter_side = [from, to]`` a training image is scaled to a random length of its shorter side and cropped
     (Simonyan & Zisserman, 2015) instead of getting a random resized crop.
@@ -59,7 +42,10 @@ class StreamingOptions(FileOptions):
     shorter_side: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1, got {self.image_size}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}.")
         if self.shorter_side is not None and not self.image_size <= self.shorter_side[0] <= self.shorter_side[1]:
             raise ValueError(
                 f"shorter_side must be two lengths in order, of at least image_size = {self.image_size}, "
@@ -67,22 +53,14 @@ class StreamingOptions(FileOptions):
             )
 
 
-def images_in(folder: Path) -> list[Path]:
-    """The images of a class: every one below its folder, as torchvision's `ImageFolder` finds them, unless hidden."""
-    found: list[Path] = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (Path(place, name) for name in names if not name.startswith("."))
-        found += [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS]
-    return sorted(found)
-
-
 def find_files(folder: Path, classes: list[str]) -> Files:
     """Every image below ``folder``, which has one folder per class."""
-    files = [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
-    empty = set(range(len(classes))) - {label for _, label in files}
-    if empty:
-        raise FileNotFoundError(f"{folder / classes[min(empty)]} holds no images, such as a .jpeg or .png.")
+    files: Files = []
+    for label, name in enumerate(classes):
+        found = sorted((folder / name).glob("*.JPEG"))
+        if not found:
+            raise FileNotFoundError(f"{folder / name} holds no images *.JPEG.")
+        files += [(path, label) for path in found]
     return files
 
 
@@ -112,31 +90,28 @@ def central_box(width: int, height: int, fraction: float) -> Box:
     return left, top, left + side, top + side
 
 
-def square(path: Path, size: int, box: Callable[[int, int], Box], flip: Callable[[], bool]) -> Tensor:
-    """The ``box`` of an image of some width and height as bytes ``(size, size, 3)``, perhaps flipped."""
-    from PIL.Image import Resampling, Transpose
-
-    image = decode(path)
-    image = image.resize((size, size), Resampling.BILINEAR, box=box(*image.size))
-    return torch.from_numpy(np.array(image.transpose(Transpose.FLIP_LEFT_RIGHT) if flip() else image))
-
-
 class DecodedImages(Dataset[tuple[Tensor, int]]):
-    """Images by ``(index, seed)``; the seed determines crop and flip, no seed means the central crop."""
+    """Images by ``(index, seed)``, as bytes; the seed determines crop and flip, no seed means the central crop."""
 
-    def __init__(self, files: Files, size: int, shorter_side: tuple[int, int] | None = None) -> None:
-        self.files, self.size, self.shorter_side = files, size, shorter_side
+    def __init__(self, files: Files, options: StreamingOptions) -> None:
+        self.files, self.size, self.shorter_side = files, options.image_size, options.shorter_side
 
     def __getitem__(self, request: tuple[int, int | None]) -> tuple[Tensor, int]:
+        from PIL.Image import Resampling, Transpose
+
         index, seed = request
         path, label = self.files[index]
+        image, chance = decode(path), random.Random(seed)
         if seed is None:
-            return square(path, self.size, partial(central_box, fraction=CENTRAL), lambda: False), label
-        chance = random.Random(seed)
-        box: Callable[[int, int], Box] = partial(random_resized_box, chance=chance)
-        if self.shorter_side is not None:
-            box = partial(random_scaled_box, size=self.size, sides=self.shorter_side, chance=chance)
-        return square(path, self.size, box, lambda: chance.random() < 0.5), label
+            box = central_box(*image.size, CENTRAL)
+        elif self.shorter_side is None:
+            box = random_resized_box(*image.size, chance)
+        else:
+            box = random_scaled_box(*image.size, self.size, self.shorter_side, chance)
+        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=box)
+        if seed is not None and chance.random() < 0.5:
+            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)), label
 
 
 class StreamingBatches(Batches):
@@ -154,7 +129,7 @@ class StreamingBatches(Batches):
         files, options = source.test if seed is None else source.train, source.options
         super().__init__(len(files), batch_size, seed=seed, last=last)  # drawn on the CPU, alike for every device
         self.device, self.options, self.memory_format = torch.device(device), options, memory_format
-        self._data = DecodedImages(files, options.image_size, options.shorter_side)
+        self._data = DecodedImages(files, options)
         self._scale = (1 / IMAGENET_DEVIATION).to(device)
         self._shift = (-IMAGENET_MEAN / IMAGENET_DEVIATION).to(device)
 

@@ -3,8 +3,7 @@
 ==============  ==========================================================================================
 `corpus`        reads raw parallel text: two aligned files per split, or IWSLT14 as distributed
 `subwords`      byte-pair encoding
-`prepare`       turns raw text into tokens
-`prepared`      the result, `ParallelText`, and the file it is kept in
+`prepared`      turns raw text into tokens, `ParallelText`, and keeps them in one file
 `batches`       batches of sentence pairs, by number of tokens, by number of sentences, and for decoding
 ==============  ==========================================================================================
 """

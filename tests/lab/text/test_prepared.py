@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llqr.lab.text import corpus, prepare, prepared
-from llqr.lab.text.prepare import PairSettings, clean, prepare_pairs
-from llqr.lab.text.prepared import ParallelText
+from llqr.lab.text import corpus, prepared
+from llqr.lab.text.prepared import PairSettings, ParallelText, clean, prepare_pairs
 from parallel_text import sentences, write_folder
 
 PAIR = ("de", "en")
@@ -130,7 +129,7 @@ def test_the_key_depends_on_text_and_settings_only(source, tmp_path, monkeypatch
     write_folder(source)
     assert prepare_folder(source, root)[1].key == first.key
     moved = source.rename(tmp_path / "elsewhere")
-    monkeypatch.setattr(prepare, "_prepare", lambda *_: pytest.fail("prepared again"))
+    monkeypatch.setattr(prepared, "_prepare", lambda *_: pytest.fail("prepared again"))
     assert not prepare_folder(moved, root)[0]
 
 
@@ -145,9 +144,9 @@ def test_the_key_of_the_kept_runs(tmp_path, monkeypatch):
         "bf31b018bd908fe8b703a02a23816728c717957959606fc8fa8ed3cd35734af4": 4000,
     }
     described = ({"lines": lines, "sha256": digest} for digest, lines in digests.items())
-    monkeypatch.setattr(prepare, "_described", lambda lines: next(described))
-    monkeypatch.setattr(prepare, "version", {"sacremoses": "0.2.0", "tokenizers": "0.23.3"}.__getitem__)
-    monkeypatch.setattr(prepare, "_prepare", lambda *_: {})
+    monkeypatch.setattr(prepared, "_described", lambda lines: next(described))
+    monkeypatch.setattr(prepared, "version", {"sacremoses": "0.2.0", "tokenizers": "0.23.3"}.__getitem__)
+    monkeypatch.setattr(prepared, "_prepare", lambda *_: {})
     prepare_pairs({name: ([], []) for name in corpus.SPLITS}, PairSettings(PAIR), tmp_path / "europarl")
     assert prepared.read(tmp_path / "europarl")["key"] == "63e52100c9ea72ef"
 
