@@ -216,9 +216,9 @@ class FriendlySAM(WithProbe):
 class LLQRSAM(SAM):
     """`LLQRSAM(base, geometry, rho=0.05)`: `theta+ = theta + rho U g / |U g|`, `theta <- theta - eta U g(theta+)`.
 
-    `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; its runs used the Euclidean norm, in which `rho`
-    means what it means in SAM. `transport=False` is the paper's LLQR^Delta+SAM: the metric shapes the probe and leaves
-    the update alone.
+    `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; the default is the Euclidean norm of the authors'
+    public code, in which the probe has the length `rho`, as in SAM. `transport=False` is the paper's LLQR^Delta+SAM:
+    the metric shapes the probe and leaves the update alone.
 
     Example:
         >>> import llqr

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llqr.metric.structure import Factors, Flat, Pull
 
-#: The paper's runs keep diagonal and scalar factors at least this large after the moving average.
+#: The authors' code keeps diagonal and scalar factors at least this large after the moving average.
 FLOOR = 1e-8
 
 

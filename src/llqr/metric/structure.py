@@ -122,7 +122,7 @@ class Structure(ABC):
         return factors | {self.scales_with: factors[self.scales_with] * number.to(factors[self.scales_with])}
 
     def constrain(self, factors: Factors, bounds: Bounds) -> Factors:
-        """Keep the spectrum of `U` inside `bounds`; without bounds, do what the paper's runs do."""
+        """Keep the spectrum of `U` inside `bounds`; without bounds, do what the authors' code does."""
         bounds = bounds or self.default_bounds
         return factors if bounds is None else self.project(factors, *bounds)
 

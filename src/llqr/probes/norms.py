@@ -1,6 +1,6 @@
 """How a displacement `d = U v` is scaled to the probe's radius: `theta+ = theta + rho d / norm`.
 
-`1e-12` goes inside the root, as in the paper's runs.
+`1e-12` goes inside the root, as in the authors' code.
 """
 
 from __future__ import annotations

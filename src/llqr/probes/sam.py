@@ -64,7 +64,7 @@ class SAMProbe:
 
     Args:
         rho: the radius, a number or a function of the step; a parameter group's own `"rho"` takes precedence.
-        norm: "euclidean" `|Uv|` (the paper's runs: rho means what it means in SAM), "metric" `sqrt(v.Uv)` (its
+        norm: "euclidean" `|Uv|` (the authors' code; `|eps|` is rho, as in SAM), "metric" `sqrt(v.Uv)` (the paper's
             equation), "layer-euclidean", "layer-metric", or a function `norm(v, d)` -> divisors. ASAM and FisherSAM
             are defined by the metric norm, which is their default.
         start_after: steps without a probe at the start (a warm-up).
