@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llqr.lab.data import resident
-from llqr.lab.data.augment import Augmentation
 from llqr.lab.data.readers import ImageSet
-from llqr.lab.data.resident import ResidentBatches, ResidentData, ResidentOptions
+from llqr.lab.data.resident import Augmentation, ResidentBatches, ResidentData, ResidentOptions
 
 
 def image_set(count: int, size: int = 6, channels: int = 2) -> ImageSet:

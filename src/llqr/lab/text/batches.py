@@ -28,6 +28,7 @@ Integers = npt.NDArray[np.int64]
 GRID = 8
 """Lengths are multiples of this, for the matrix units of a GPU; so is the number of rows where possible."""
 SHAPES = 8
+COVERED = 0.99
 FILLER = -1
 """Marks a row of padding in a list of pair indices."""
 
@@ -122,16 +123,15 @@ def sentence_batches(
     *,
     seed: int | None = None,
     device: torch.device | str = "cpu",
-    covered: float = 0.99,
 ) -> PairBatches:
     """Batches of a fixed number of pairs, all of one shape, as a captured refresh of the metric needs.
 
-    The shape holds the fraction ``covered`` of the pairs. The few longer ones are left out: they would make every batch
+    The shape holds the fraction `COVERED` of the pairs. The few longer ones are left out: they would make every batch
     as long as the longest sentence of the corpus.
     """
     lengths = pairs.lengths
     longer_side = lengths.amax(dim=1)
-    held = longer_side <= longer_side.sort().values[math.ceil(covered * len(pairs)) - 1]
+    held = longer_side <= longer_side.sort().values[math.ceil(COVERED * len(pairs)) - 1]
     source, target = (-(-lengths[held].amax(dim=0) // GRID) * GRID).tolist()
     belongs = torch.where(held, 0, -1)
     shape = Shape(source, target, sentences)

@@ -110,11 +110,12 @@ class ParallelText:
     def load(cls, root: Path | str) -> Self:
         """Load what `llqr data` prepared: ``data/iwslt14`` is the text iwslt14 in the folder data."""
         saved = read(Path(root))
-        splits = []
-        for split in (saved["splits"][name] for name in SPLITS):
+        splits = {}
+        for name, split in saved["splits"].items():
             source, target = (tokens.split(lengths.tolist()) for tokens, lengths in (split["source"], split["target"]))
-            splits.append(SentencePairs(source, target, split["references"]))
-        return cls(*splits, Subwords.read(saved["subwords"]), saved["settings"], saved["key"])
+            splits[name] = SentencePairs(source, target, split["references"])
+        subwords = Subwords.read(saved["subwords"])
+        return cls(**splits, subwords=subwords, settings=saved["settings"], key=saved["key"])
 
     @property
     def languages(self) -> tuple[str, str]:
