@@ -25,8 +25,10 @@ def drawn(name):
     return plots.BENCHES[record["bench"]][0](record["rows"])
 
 
-def test_every_bench_has_a_picture():
-    assert plots.BENCHES.keys() == BENCHES.keys()
+def test_every_bench_but_memory_has_a_picture(tmp_path):
+    assert plots.BENCHES.keys() == BENCHES.keys() - {"memory"}
+    with pytest.raises(ConfigurationError, match=r"must be one of cadence, .*, got 'memory'"):
+        plots.save_bench(recorded("memory-vit-b"), tmp_path / "x.svg", "a machine")
 
 
 def test_the_cadence_figure_shows_ours_beside_the_paper():
@@ -49,9 +51,6 @@ def test_the_scaling_figure_has_the_exponent_and_the_paper_s_refreshes():
 
 
 def test_bars_are_as_long_as_what_was_measured():
-    (axes,) = drawn("memory-vit-b").axes
-    sizes = [row["peak_bytes"] / 2**30 for row in recorded("memory-vit-b")["rows"]]
-    assert [bar.get_width() for bar in axes.patches[: len(sizes)]] == sizes
     seconds, errors = drawn("refresh-vit-b-few").axes
     assert [round(bar.get_width(), 2) for bar in seconds.patches] == [1.71, 1.05, 0.86]
     assert [round(bar.get_width(), 1) for bar in errors.patches] == [4.7, 4.9, 5.5]
@@ -91,12 +90,6 @@ def test_an_svg_follows_light_and_dark_and_names_its_source(tmp_path):
     assert "a machine" in text
     assert "http" not in re.sub(r"https?://(www\.w3\.org|purl\.org|creativecommons\.org)", "", text)
     assert (tmp_path / "y.svg").read_text() == text
-
-
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
-def test_other_formats_are_written(tmp_path, suffix):
-    plots.save_bench(recorded("scaling-vit"), tmp_path / f"x.{suffix}", "")
-    assert (tmp_path / f"x.{suffix}").stat().st_size > 1000
 
 
 def test_the_pictures_of_the_site_are_those_of_the_measurements():

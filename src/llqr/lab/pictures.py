@@ -1,7 +1,7 @@
 """What all pictures of the laboratory share: colours, a style, and SVG files that follow light and dark.
 
 Colours are drawn for a light ground. An SVG also has a rule for every colour that says what it becomes where the reader
-prefers dark; viewers that know no such rules, and all other formats, show the light version.
+prefers dark; viewers that know no such rules show the light version.
 
 matplotlib is imported by the first picture, so that `llqr --help` does not wait for it.
 """
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from llqr.lab.errors import ConfigurationError
-from llqr.lab.writing import check_file, make_folder, replacing, write_text
+from llqr.lab.writing import check_file, make_folder, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
 
@@ -64,7 +63,6 @@ STYLE: "dict[RcKeyType, Any]" = {
 }
 WIDTH = 5.0
 """Inches: panels stand below each other, so that their text is still legible on a phone."""
-FORMATS = (".svg", ".png", ".pdf")
 FONT = 'text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important; }'
 
 
@@ -99,15 +97,6 @@ def column(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
     return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
 
 
-def written_out(axis: "Axis", ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis with exactly these numbers."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axis.set_major_locator(FixedLocator(list(ticks)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_locator(NullLocator())
-
-
 def look(number: int) -> tuple[str, Any]:
     """Colour and dashes of a method; the two cycle independently, so that combinations do not repeat early."""
     return COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
@@ -139,8 +128,8 @@ def check(option: str, path: Path | None) -> None:
     """Refuse a file that cannot become a picture, before anything is measured; ``option`` named it."""
     if path is None:
         return
-    if path.suffix not in FORMATS:
-        raise ConfigurationError(f"{option} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {path}.")
+    if path.suffix != ".svg":
+        raise ConfigurationError(f"{option} must end in .svg, got {path}.")
     check_file(option, path)
 
 
@@ -155,10 +144,6 @@ def inline(figure: "Figure", title: str) -> str:
 def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
     """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
     make_folder(path.parent)
-    if path.suffix != ".svg":
-        with replacing(path) as picture:
-            figure.savefig(picture, format=path.suffix[1:], dpi=200, facecolor="white")
-        return
     style = f"<style>{FONT}\n@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}</style>"
     made = _svg(figure, title, Title=title, Source=source or None, Creator=None)
     write_text(path, re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", made, count=1))

@@ -85,8 +85,6 @@ def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, col
 # -- kept curves -------------------------------------------------------------------------------------------------------
 
 CHANGE = "refresh_change"
-LONG = 28
-"""Characters of a name, of which two do not stand side by side in a legend."""
 
 
 def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
@@ -98,14 +96,14 @@ def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) 
     chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")
-    title = ", ".join(_named(chosen, several_recipes=True))
+    title = ", ".join([chosen[0]["recipe"], *_named(chosen)])
     pictures.save(draw_curves(chosen), path, title, ", ".join(map(pictures.digest, files)))
 
 
 @pictures.styled
 def draw_curves(lines: Rows) -> "Figure":
     """One panel per quantity, one line per run, one colour per method and setting."""
-    named = _named(lines, several_recipes=len({line["recipe"] for line in lines}) > 1)
+    named = _named(lines)
     panels = _quantities(lines)
     figure, places = pictures.column([1.9] * len(panels))
     for axes, (column, label) in zip(places, panels.items(), strict=True):
@@ -118,7 +116,7 @@ def draw_curves(lines: Rows) -> "Figure":
             pictures.focus(axes, shown)
         axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
     places[-1].set_xlabel("epoch")
-    pictures.legend_above(figure, places[0], columns=2 if max(map(len, named)) <= LONG else 1)
+    pictures.legend_above(figure, places[0], columns=1)
     stopped = [
         f"{name}, seed {run['seed']}, stopped at epoch {run['epoch'][-1]:g}"
         for name, runs in named.items()
@@ -129,24 +127,22 @@ def draw_curves(lines: Rows) -> "Figure":
     return figure
 
 
-def _named(lines: Rows, *, several_recipes: bool) -> dict[str, list[Row]]:
+def _named(lines: Rows) -> dict[str, list[Row]]:
     """The curves by what they are called: runs of one name differ in nothing but their seed."""
-    groups = grouped(lines, lambda line: (line["recipe"] if several_recipes else "", line["run"]["method"]))
     named: dict[str, list[Row]] = {}
-    for recipe_and_method, own in groups.items():
-        name = " ".join(filter(None, recipe_and_method))
+    for method, own in grouped(lines, lambda line: line["run"]["method"]).items():
         for line, setting in zip(own, settings_apart([line["run"] for line in own]), strict=True):
-            named.setdefault(f"{name}, {setting}" if setting else name, []).append(line)
+            named.setdefault(f"{method}, {setting}" if setting else method, []).append(line)
     return named
 
 
 def _quantities(lines: Rows) -> dict[str, str]:
     """The columns to draw, and what their axes are called: what is evaluated beside the loss, or else that loss."""
-    kinds = {(line["split"], list(line)[list(line).index("step") + 1]) for line in lines}
+    kinds = {(line["recipe"], line["split"], list(line)[list(line).index("step") + 1]) for line in lines}
     if len(kinds) > 1:
-        found = " and ".join(sorted(f"{split} {column}" for split, column in kinds))
+        found = " and ".join(sorted(map(" ".join, kinds)))
         raise ConfigurationError(f"FILES: the runs were evaluated by {found}; draw them apart.")
-    split, evaluated = kinds.pop()
+    _, split, evaluated = kinds.pop()
     label = f"{split} loss" if evaluated == f"{split}_loss" else f"{split} {evaluated}"
     change = {CHANGE: "|Ug - g| / |g|"} if any(CHANGE in line for line in lines) else {}
     return {evaluated: label, "train_loss": "training loss", **change}
@@ -203,7 +199,6 @@ def ranges(
 
 BAR = 0.22
 """Inches."""
-GIB = 2**30
 LABELLED = 500
 """The refresh interval whose numbers are written beside the points: that of the paper's CIFAR runs."""
 
@@ -223,8 +218,9 @@ def cadence(rows: Rows) -> "Figure":
         axes.axhline(1, color=pictures.INK, linewidth=1, linestyle=(0, (1.5, 1.5)), label="SAM")
         axes.set(xscale="log", yscale="log", ylabel="epoch / epoch of SAM")
         axes.margins(y=0.12)
-        pictures.written_out(axes.xaxis, sorted({row["interval"] for row in own if row["interval"] is not None}))
-        _write_out_height(axes, (0.5, 0.7, 1, 1.5, 2, 3, 5, 10))
+        intervals = sorted({row["interval"] for row in own if row["interval"] is not None})
+        axes.set_xticks(intervals, [f"{interval:,}" for interval in intervals])
+        _label_height(axes, (0.5, 0.7, 1, 1.5, 2, 3, 5, 10))
     axes.set_xlabel("steps between refreshes")
     pictures.legend_above(figure, panels[0][0], columns=3)
     return figure
@@ -238,20 +234,6 @@ def _line(axes: "Axes", rows: Rows, ratios: Sequence[float], label: str, below: 
         if row["interval"] == LABELLED:
             place = {"xytext": (4, below), "textcoords": "offset points", "color": look["color"], "fontsize": 8}
             axes.annotate(f"{ratio:.2f}", (LABELLED, ratio), **place)
-
-
-@pictures.styled
-def memory(rows: Rows) -> "Figure":
-    """Peak bytes, one panel per network; the part of the factors of `U` is darker."""
-    figure, panels = _panels(rows)
-    for axes, own in panels:
-        names = [row["what"] if row["structure"] is None else f"{row['what']}, {row['structure']}" for row in own]
-        _bars(axes, names, [row["peak_bytes"] / GIB for row in own], "{:.2f}", pictures.SKY, label="all")
-        factors = [row["metric_bytes"] / GIB for row in own]
-        axes.barh(range(len(own)), factors, color=pictures.BLUE, height=0.7, label="factors of U")
-    axes.set_xlabel("GiB at the peak")
-    pictures.legend_above(figure, panels[0][0])
-    return figure
 
 
 @pictures.styled
@@ -317,7 +299,7 @@ def scaling(rows: Rows) -> "Figure":
             axes.annotate(f"{time:.1f} s", (size, time), (-4, 7), textcoords="offset points", fontsize=8, ha="right")
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="seconds of a refresh")
     axes.margins(x=0.2, y=0.12)
-    _write_out_height(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200))
+    _label_height(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200))
     pictures.legend_above(figure, axes)
     return figure
 
@@ -337,34 +319,34 @@ def _names(axes: "Axes", names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _bars(
-    axes: "Axes", names: Sequence[str], lengths: Sequence[float], form: str, colour: str, label: str = ""
-) -> None:
+def _bars(axes: "Axes", names: Sequence[str], lengths: Sequence[float], form: str, colour: str) -> None:
     """Bars with numbers at their ends, and room for them."""
-    bars = axes.barh(range(len(lengths)), lengths, color=colour, height=0.7, label=label)
+    bars = axes.barh(range(len(lengths)), lengths, color=colour, height=0.7)
     axes.bar_label(bars, [form.format(length) for length in lengths], padding=3, fontsize=8)
     axes.set_xlim(0, 1.15 * max(lengths) or 1)  # all are zero where an engine is compared with itself
     _names(axes, names)
 
 
-def _write_out_height(axes: "Axes", ticks: Sequence[float]) -> None:
+def _label_height(axes: "Axes", ticks: Sequence[float]) -> None:
     """Label a logarithmic axis with those of the numbers that lie in its range."""
     low, high = axes.get_ylim()
-    pictures.written_out(axes.yaxis, [tick for tick in ticks if low <= tick <= high])
+    inside = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(inside, [f"{tick:g}" for tick in inside])
+    axes.minorticks_off()
 
 
 BENCHES: "dict[str, tuple[Callable[[Rows], Figure], str]]" = {
     "cadence": (cadence, "Epoch time relative to SAM, by refresh interval"),
-    "memory": (memory, "Peak memory of a step and of a refresh"),
     "peers": (peers, "Our steps compared with those of pytorch_optimizer"),
     "refresh": (refresh, "Time of a refresh, and error of what it learns"),
     "scaling": (scaling, "Time of a refresh by the number of parameters"),
 }
-"""By command of `llqr bench`: what draws it, and its title."""
+"""By command of `llqr bench`: what draws it, and its title. Memory is only printed."""
 
 
 def save_bench(record: Mapping[str, Any], path: Path, measured_on: str, source: str = "") -> None:
     """Draw the rows of a record, in the form it has on disk, with the machine they were measured on."""
+    check_known("FILES: a drawn bench", record["bench"], BENCHES)
     draw, title = BENCHES[record["bench"]]
     figure = draw(record["rows"])
     pictures.note_below(figure, measured_on)

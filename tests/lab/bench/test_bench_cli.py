@@ -12,12 +12,10 @@ from llqr.lab.errors import ConfigurationError
 from tiny_workloads import CNN, MLP
 
 SHARED = ["--device", "cpu", "--batch", "4", "--model", MLP]
-STEPS = ["--set", "inner.steps=2"]
-FORWARD = ["--set", "runtime.engine=forward"]
 COMMANDS = {
-    "refresh": ["--set", "structure=diagonal,kfac", "--set", "runtime.engine=forward,double-backward", *STEPS],
-    "cadence": [*FORWARD, *STEPS, "--repeats", "2", "--refresh-repeats", "1"],
-    "scaling": ["--model", CNN, *FORWARD, *STEPS, "--repeats", "2"],
+    "refresh": ["--structure", "diagonal,kfac", "--engine", "forward,double-backward", "--set", "inner.steps=2"],
+    "cadence": ["--engine", "forward", "--set", "inner.steps=2", "--repeats", "2", "--refresh-repeats", "1"],
+    "scaling": ["--model", CNN, "--engine", "forward", "--set", "inner.steps=2", "--repeats", "2"],
     "peers": ["--repeats", "2"],
 }
 ROWS = {"refresh": 4, "cadence": 15, "scaling": 2, "peers": 10}
@@ -53,15 +51,13 @@ def test_a_measurement_is_drawn_from_its_file(tmp_path):
     assert result.exit_code == 0, result.output
     assert bench("plot", str(kept), "--to", str(tmp_path / "pictures")).stdout.strip().endswith("scaling.svg")
     assert "seconds of a refresh" in (tmp_path / "pictures" / "scaling.svg").read_text()
-    gif = bench("plot", str(kept), "--to", str(tmp_path), "--format", "gif")
-    assert "must end in .svg, .png or .pdf" in str(gif.exception)
 
 
 def test_a_refresh_states_its_error(tmp_path):
     out = tmp_path / "refresh.json"
     settings = [
-        "--set",
-        "structure=e-kfac",
+        "--structure",
+        "e-kfac",
         "--set",
         "inner.steps=3",
         "--repeats",
@@ -80,14 +76,14 @@ def test_a_refresh_states_its_error(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("0", "product_every: expected a number >= 1, got 0"),
+        ("0", "inner: product_every: expected a number >= 1, got 0"),
         ("three", "inner.product_every must be an integer, got 'three'"),
-        ("3,-1", "product_every: expected a number >= 1, got -1"),
+        ("3,-1", "inner: product_every: expected a number >= 1, got -1"),
         ("2.5", "inner.product_every must be an integer, got 2.5"),
     ],
 )
 def test_steps_between_products_are_whole_numbers(text, sentence):
-    result = bench("refresh", *SHARED, "--set", f"inner.product_every={text}")
+    result = bench("refresh", *SHARED, "--product-every", text)
     assert isinstance(result.exception, ConfigurationError)
     assert sentence in str(result.exception)
 
@@ -106,11 +102,11 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
         ("--precision must be one of", ["peers", "--precision", "fp8"]),
         ("--model must be one of", ["peers", "--model", "alexnet"]),
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
-        ("structure must be one of", ["cadence", "--model", MLP, "--set", "structure=round"]),
-        ("runtime.apply_dtype must be a", ["cadence", "--set", "runtime.apply_dtype=fp16"]),
-        ("attention: unknown 'flash'", ["refresh", "--set", "attention=flash"]),
-        ("engine: unknown 'magic'", ["scaling", "--set", "runtime.engine=magic"]),
-        ("--set must give one value", ["scaling", "--set", "structure=kfac,diagonal"]),
+        ("structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
+        ("runtime.apply_dtype must be a torch.dtype", ["cadence", "--apply-dtype", "fp16"]),
+        ("attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
+        ("engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
+        ("unknown key inner.step;", ["scaling", "--set", "inner.step=3"]),
         ("--device: peak memory is counted", ["memory"]),
     ],
 )

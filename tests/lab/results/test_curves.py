@@ -106,10 +106,13 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, kept, capsys):
     path = kept(curve())
     other = kept({key.replace("accuracy", "bleu"): value for key, value in curve().items()}, name="other.jsonl")
     for arguments, message in (
-        ((path, "--to", tmp_path / "x.txt"), "--to must end in .svg, .png or .pdf"),
+        ((path, "--to", tmp_path / "x.txt"), "--to must end in .svg, got"),
         ((path, "--to", tmp_path / "x.svg", "--method", "adam"), "--method must be one of sam, got 'adam'"),
         ((tmp_path, "--to", tmp_path / "x.svg"), "is no file"),
-        ((path, other, "--to", tmp_path / "x.svg"), "evaluated by test accuracy and test bleu; draw them apart"),
+        (
+            (path, other, "--to", tmp_path / "x.svg"),
+            "digits/mlp test bleu; draw them apart",
+        ),
         ((kept(name="empty.jsonl"), "--to", tmp_path / "x.svg"), "FILES hold no curve"),
     ):
         assert results("draw", *arguments) == 2

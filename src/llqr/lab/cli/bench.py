@@ -1,10 +1,7 @@
-"""`llqr bench`: time refreshes, epochs and steps, and measure their memory.
-
-The settings of a refresh (`--set`) are the fields of `llqr.Inner` and `llqr.Runtime`.
-"""
+"""`llqr bench`: time refreshes, epochs and steps, and measure their memory."""
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -14,16 +11,16 @@ import torch
 import typer
 from rich.console import Console
 
-import llqr
+from llqr import Runtime
 from llqr.lab import machine, pictures, plots
 from llqr.lab.bench import cadence, memory, peers, record, refresh, scaling
 from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
 from llqr.lab.cli import options
-from llqr.lab.cli.options import PLAIN, options_from_dataclasses
+from llqr.lab.cli.options import PLAIN, with_options
 from llqr.lab.cli.terminal import show
-from llqr.lab.config.layers import merge, parse_override
+from llqr.lab.config.layers import merge, parse_override, parse_value
 from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
@@ -82,46 +79,56 @@ class Output:
             check_file("--out", self.out)
         made = record.Record(bench, setup.to_dict() | config, setup.precision.device, self.out)
         console = Console(stderr=True, quiet=self.quiet, highlight=False, soft_wrap=True)
-        for row in rows:  # a command takes minutes
-            console.print(*(value for value in row.values() if isinstance(value, str) and value))
-            made.add(row)
+        try:
+            for row in rows:  # a command takes minutes
+                console.print(*(value for value in row.values() if isinstance(value, str) and value))
+                made.add(row)
+        except ValueError as error:  # the library refuses a setting, and names it
+            raise ConfigurationError(str(error)) from error
         made.finish()
         show(record.BENCHES[bench].as_table(made.rows))
 
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A setting of the refresh, any number of times: structure, attention, or a field of `llqr.Inner` or "
-        "`llqr.Runtime`, such as inner.steps=5 or runtime.engine=forward. Commas separate several values.",
-    ),
-]
+@dataclass(frozen=True)
+class Refresh:
+    """How a metric is learned."""
+
+    structure: Annotated[str, typer.Option(help="Structure of U; refresh and memory take several: a,b.")] = "e-kfac"
+    engine: Annotated[str, typer.Option(help="What multiplies by H; refresh takes several: a,b.")] = "auto"
+    product_every: Annotated[
+        str, typer.Option(help="Inner steps between products with H; refresh takes several: 1,3.")
+    ] = "1"
+    attention: Annotated[
+        str, typer.Option(help="In a refresh: fused, as the network has it, or unfused, with every derivative.")
+    ] = "fused"
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the traced product (engine linearised).")] = False
+    apply_dtype: Annotated[str | None, typer.Option(help="In what U g is computed, such as bfloat16.")] = None
+    max_side: Annotated[int, typer.Option(help="Longest side of a factor.")] = Runtime.max_side
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting of llqr.Inner and llqr.Runtime, such as inner.steps=20."),
+    ] = None
+
+    def settings(self, **inner: Any) -> RefreshSettings:
+        """The settings of one refresh."""
+        runtime = {"engine": self.engine, "compile": self.compiled, "max_side": self.max_side}
+        runtime |= {} if self.apply_dtype is None else {"apply_dtype": self.apply_dtype}
+        inner |= {"product_every": parse_value(self.product_every)}
+        table = {"structure": self.structure, "attention": self.attention, "runtime": runtime, "inner": inner}
+        for override in self.overrides or ():
+            merge(table, parse_override(override))
+        return make(RefreshSettings, table, "", "command line")
+
+    def each(self, **inner: Any) -> list[RefreshSettings]:
+        """The settings for every combination of what was listed with commas."""
+        lists = (text.split(",") for text in (self.structure, self.engine, self.product_every))
+        chosen = (dict(zip(("structure", "engine", "product_every"), one, strict=True)) for one in product(*lists))
+        return [replace(self, **one).settings(**inner) for one in chosen]  # type: ignore[arg-type]
+
+
 Capture = Annotated[bool, typer.Option(help="On a CUDA device: capture refreshes as CUDA graphs.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
-TARGET, OUTPUT = Target(), Output()
-
-
-def refreshes(overrides: list[str] | None, *defaults: str) -> list[RefreshSettings]:
-    """Every combination of the values that the command line lists; its keys come after those of ``defaults``."""
-    listed = {key: values for key, _, values in (text.partition("=") for text in (*defaults, *(overrides or [])))}
-    found = []
-    for values in product(*(texts.split(",") for texts in listed.values())):
-        table = asdict(RefreshSettings())
-        for key, value in zip(listed, values, strict=True):
-            merge(table, parse_override(f"{key}={value}"))
-        check_known("--set: structure", table["structure"], llqr.STRUCTURES)
-        found.append(make(RefreshSettings, table, "", "--set"))
-    return found
-
-
-def only_refresh(overrides: list[str] | None) -> RefreshSettings:
-    """The one refresh that the command line describes."""
-    found = refreshes(overrides)
-    if len(found) > 1:
-        raise ConfigurationError("--set must give one value for a key, because this command measures one refresh.")
-    return found[0]
+TARGET, OUTPUT, REFRESH, TWO = Target(), Output(), Refresh(), Refresh(structure="diagonal,e-kfac")
 
 
 def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshSettings:
@@ -130,15 +137,11 @@ def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshS
     return replace(settings, runtime=replace(settings.runtime, capture=capture))
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of this name, with the fields of its dataclasses as options."""
-    return lambda function: bench_app.command(name)(options_from_dataclasses(function))
-
-
-@command("refresh")
+@bench_app.command("refresh")
+@with_options
 def refresh_command(
     target: Target = TARGET,
-    settings: Settings = None,
+    learned: Refresh = REFRESH,
     capture: Capture = True,
     reference: Annotated[
         str, typer.Option(help="Errors are relative to exact products in float32 or float64; none leaves them out.")
@@ -149,17 +152,18 @@ def refresh_command(
     """Time a refresh by engine and structure, the first one separately, and measure its error."""
     setup = target.setup("vit-b", "vit-l")
     check_known("--reference", reference, REFERENCES)
-    ways = [capturing(one, setup, capture) for one in refreshes(settings)]
+    ways = [capturing(settings, setup, capture) for settings in learned.each()]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
     described = [way.to_dict() for way in ways]
     output.write("refresh", setup, rows, geometry=described, repeats=repeats, reference=reference)
 
 
-@command("cadence")
+@bench_app.command("cadence")
+@with_options
 def cadence_command(
     target: Target = TARGET,
-    settings: Settings = None,
+    learned: Refresh = REFRESH,
     capture: Capture = True,
     capture_passes: Annotated[bool, typer.Option(help="On a CUDA device: capture passes as CUDA graphs.")] = True,
     compile_passes: Annotated[bool, typer.Option(help="Compile the passes of a step.")] = False,
@@ -170,7 +174,7 @@ def cadence_command(
 ) -> None:
     """The paper's table of epoch times by method and refresh interval, from measured steps and refreshes."""
     setup = target.setup("vit-b", "vit-l", on_cpu=("vit-b", "vit-l"))
-    geometry = capturing(only_refresh(settings), setup, capture)
+    geometry = capturing(learned.settings(), setup, capture)
     passes = Passes(capture_passes and setup.on_cuda, compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     rows = cadence.measure(setup, geometry, passes, **numbers)
@@ -178,34 +182,37 @@ def cadence_command(
     output.write("cadence", setup, rows, **described, **numbers)
 
 
-@command("scaling")
+@bench_app.command("scaling")
+@with_options
 def scaling_command(
     target: Target = TARGET,
-    settings: Settings = None,
+    learned: Refresh = REFRESH,
     capture: Capture = True,
     repeats: Repeats = 3,
     output: Output = OUTPUT,
 ) -> None:
     """Time a refresh of ViT-Ti, S, B and L, and fit the power of the number of parameters with which it grows."""
     setup = target.setup(*SIZES, on_cpu=SIZES)
-    geometry = capturing(only_refresh(settings), setup, capture)
+    geometry = capturing(learned.settings(), setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
     output.write("scaling", setup, rows, geometry=geometry.to_dict(), repeats=repeats)
 
 
-@command("memory")
+@bench_app.command("memory")
+@with_options
 def memory_command(
     target: Target = TARGET,
-    settings: Settings = None,
+    learned: Refresh = TWO,
     output: Output = OUTPUT,
 ) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
-    geometry = refreshes(settings, "structure=diagonal,e-kfac", f"inner.steps={memory.STEPS}")
+    geometry = learned.each(steps=memory.STEPS)
     output.write("memory", setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
 
 
-@command("peers")
+@bench_app.command("peers")
+@with_options
 def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output = OUTPUT) -> None:
     """Time our SAM and F-SAM steps and those of pytorch_optimizer."""
     peers.peer()
@@ -220,12 +227,11 @@ def plot_command(
         list[Path], typer.Argument(metavar="FILES...", help="Measurements that a command of bench wrote with --out.")
     ],
     to: Annotated[Path, typer.Option(help="The folder for the pictures, which get the names of the files.")],
-    form: Annotated[str, typer.Option("--format", help="svg (follows light and dark), png or pdf.")] = "svg",
 ) -> None:
     """Draw recorded measurements."""
     for file in records:
-        target = to / f"{file.stem}.{form}"
-        pictures.check("--format", target)
+        target = to / f"{file.stem}.svg"
+        pictures.check("--to", target)
         found = record.read(file)
         plots.save_bench(found, target, record.measured_on(found), pictures.digest(file))
         print(target)

@@ -1,12 +1,11 @@
-"""The options that several commands share, and options declared once as the fields of a dataclass."""
+"""The options that several commands share."""
 
-import functools
 import inspect
-import typing
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,31 +20,31 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", help="Also draw it: a file ending in .svg (follows light and dark), .png or .pdf."),
+    typer.Option("--plot", help="Also draw it: a file ending in .svg (follows light and dark)."),
 ]
 
 
-def options_from_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace every parameter whose default is a dataclass by one option per field, as the field's annotation says."""
-    classes: dict[str, tuple[type, dict[str, Any]]] = {}
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace every parameter whose default is a dataclass by the fields of it, which are annotated as options."""
     parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        default = parameter.default
-        if is_dataclass(default):
-            hints = typing.get_type_hints(type(default), include_extras=True)
-            classes[parameter.name] = type(default), hints
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters += [
-                inspect.Parameter(name, kind, default=getattr(default, name), annotation=hint)
-                for name, hint in hints.items()
-            ]
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if not is_dataclass(parameter.default):
+            parameters.append(parameter)
+            continue
+        groups[parameter.name] = group = parameter.default
+        hints = get_type_hints(type(group), include_extras=True)
+        parameters += [
+            parameter.replace(name=field.name, default=getattr(group, field.name), annotation=hints[field.name])
+            for field in fields(group)
+        ]
 
-    @functools.wraps(command)
+    @wraps(command)
     def run(**given: Any) -> None:
-        made = {name: cls(**{field: given.pop(field) for field in hints}) for name, (cls, hints) in classes.items()}
-        command(**given, **made)
+        for name, group in groups.items():
+            given[name] = replace(group, **{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

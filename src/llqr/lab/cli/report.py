@@ -180,9 +180,7 @@ def curve(
 @results_app.command()
 def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
-    to: Annotated[
-        Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark), .png or .pdf.")
-    ],
+    to: Annotated[Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark).")],
     method: Annotated[list[str] | None, typer.Option(help="Only the runs of this method; may be repeated.")] = None,
 ) -> None:
     """Draw kept curves: what was evaluated, the training loss, and how much the metric changed a gradient."""

@@ -12,7 +12,7 @@ import typer
 
 from llqr.lab import machine
 from llqr.lab.cli import options
-from llqr.lab.cli.options import PLAIN, options_from_dataclasses
+from llqr.lab.cli.options import PLAIN, with_options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
@@ -146,7 +146,7 @@ app = typer.Typer(**PLAIN)
 
 
 @app.command()
-@options_from_dataclasses
+@with_options
 def train(
     name: RecipeName,
     method: Annotated[
@@ -165,7 +165,7 @@ def train(
 
 
 @app.command()
-@options_from_dataclasses
+@with_options
 def compare(
     names: Annotated[
         list[str],
@@ -189,7 +189,7 @@ def compare(
 
 
 @app.command()
-@options_from_dataclasses
+@with_options
 def reproduce(
     table: Annotated[
         str,

@@ -87,7 +87,8 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return False
     sampler = loader.sampler
-    shuffles = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(loader.dataset)
+    whole = len(sampler) == len(loader.dataset)  # type: ignore[arg-type]  # it has a length, unless it is a stream
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and whole
     return shuffles or type(sampler) is SequentialSampler
 
 
