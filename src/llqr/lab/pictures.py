@@ -19,6 +19,7 @@ from llqr.lab.writing import check_file, make_folder, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType  # newer than the oldest matplotlib that is supported
 
@@ -95,6 +96,15 @@ def column(heights: Sequence[float]) -> "tuple[Figure, list[Axes]]":
 
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
     return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+
+
+def written_out(axis: "Axis", ticks: Sequence[float]) -> None:
+    """Label a logarithmic axis with exactly these numbers."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def look(number: int) -> tuple[str, Any]:

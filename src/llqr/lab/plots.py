@@ -218,8 +218,7 @@ def cadence(rows: Rows) -> "Figure":
         axes.axhline(1, color=pictures.INK, linewidth=1, linestyle=(0, (1.5, 1.5)), label="SAM")
         axes.set(xscale="log", yscale="log", ylabel="epoch / epoch of SAM")
         axes.margins(y=0.12)
-        intervals = sorted({row["interval"] for row in own if row["interval"] is not None})
-        axes.set_xticks(intervals, [f"{interval:,}" for interval in intervals])
+        pictures.written_out(axes.xaxis, sorted({row["interval"] for row in own if row["interval"] is not None}))
         _label_height(axes, (0.5, 0.7, 1, 1.5, 2, 3, 5, 10))
     axes.set_xlabel("steps between refreshes")
     pictures.legend_above(figure, panels[0][0], columns=3)
@@ -330,9 +329,7 @@ def _bars(axes: "Axes", names: Sequence[str], lengths: Sequence[float], form: st
 def _label_height(axes: "Axes", ticks: Sequence[float]) -> None:
     """Label a logarithmic axis with those of the numbers that lie in its range."""
     low, high = axes.get_ylim()
-    inside = [tick for tick in ticks if low <= tick <= high]
-    axes.set_yticks(inside, [f"{tick:g}" for tick in inside])
-    axes.minorticks_off()
+    pictures.written_out(axes.yaxis, [tick for tick in ticks if low <= tick <= high])
 
 
 BENCHES: "dict[str, tuple[Callable[[Rows], Figure], str]]" = {
