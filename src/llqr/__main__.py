@@ -1,5 +1,6 @@
 """The command `llqr`, also `python -m llqr`: it needs the laboratory's packages, which the library does not."""
 
+import signal
 import sys
 
 
@@ -17,6 +18,8 @@ def main() -> None:
             raise
         print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
         sys.exit(2)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is decided: Ctrl-C changes nothing any more
 
 
 if __name__ == "__main__":
