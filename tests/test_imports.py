@@ -18,6 +18,8 @@ found["listed"] = set(llqr.__all__) <= set(dir(llqr)) and not hasattr(llqr, "not
 found["torch when it is imported"] = "torch" in sys.modules
 import torch
 before = set(sys.modules)
+llqr.SAM
+found["by SAM"] = sorted(name for name in sys.modules if name.startswith("llqr."))
 from llqr import *
 found["same"] = llqr.metric.Metric is llqr.Metric
 import llqr.integrations.passes
@@ -40,6 +42,12 @@ def test_every_name_of_the_library_is_found_when_it_is_used(found):
     assert found["listed"]
     assert not found["torch when it is imported"]
     assert found["same"]
+
+
+def test_sam_needs_no_metric_no_curvature_and_no_geometry(found):
+    assert "llqr.sam" in found["by SAM"]
+    unneeded = ("llqr.metric", "llqr.curvature", "llqr.geometry", "llqr.inner", "llqr.lab")
+    assert not [name for name in found["by SAM"] if name.startswith(unneeded)]
 
 
 def test_the_library_loads_nothing_but_itself(found):

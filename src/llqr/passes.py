@@ -351,7 +351,7 @@ class Snapshot:
     """Remembers the contents of tensors and puts them back, bit by bit."""
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._pairs: list[tuple[list[Tensor], Sequence[Tensor]]] = []
         self.held = False
 
     def take(self, tensors: Sequence[Tensor]) -> None:
@@ -359,21 +359,27 @@ class Snapshot:
         groups: dict[object, list[Tensor]] = {}
         for tensor in tensors:
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        self._pairs = [(own, list(map(torch.empty_like, own))) for own in groups.values()]
         with torch.no_grad():
-            for own, copies in self._pairs:
-                torch._foreach_copy_(copies, own)
+            self._pairs = [(own, _cloned(own)) for own in groups.values()]
         self.held = True
 
     def restore(self) -> None:
         """Put the remembered contents back, if there are any."""
         with torch.no_grad():
             for own, copies in self._pairs:
-                torch._foreach_copy_(own, copies)
+                torch._foreach_copy_(own, list(copies))
         self._pairs, self.held = [], False
 
     def __getstate__(self) -> dict[str, object]:
         return Snapshot().__dict__
+
+
+def _cloned(tensors: list[Tensor]) -> Sequence[Tensor]:
+    if hasattr(torch, "_foreach_clone"):
+        return torch._foreach_clone(tensors)
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(copies, tensors)
+    return copies
 
 
 class Buffers:

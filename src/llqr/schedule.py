@@ -24,12 +24,15 @@ def at(schedule: Schedule, step: int, argument: str, lower: float, upper: float 
 def check(argument: str, schedule: Schedule, lower: float, upper: float = inf) -> None:
     """Refuse a fixed value outside `[lower, upper]` or infinite; functions of the step are checked at each step."""
     if not callable(schedule):
-        _checked(argument, schedule, lower, upper, " or a function of the step")
+        check_number(argument, schedule, lower, upper, " or a function of the step")
 
 
-def check_number(argument: str, number: Any, lower: float, upper: float = inf) -> float:
+def check_number(argument: str, given: Any, lower: float, upper: float = inf, alternative: str = "") -> float:
     """A number as Python's own; refuses what is not a finite one in `[lower, upper]`."""
-    return _checked(argument, number, lower, upper, "")
+    number = plain(given)
+    if number is None or not lower <= number <= upper:
+        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}{alternative}, got {given!r}")
+    return number
 
 
 def plain(number: Any) -> float | None:
@@ -39,13 +42,5 @@ def plain(number: Any) -> float | None:
     return number if isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number) else None
 
 
-def _checked(argument: str, given: Any, lower: float, upper: float, alternative: str) -> float:
-    number = plain(given)
-    if number is None or not lower <= number <= upper:
-        raise ValueError(f"{argument}: expected a number in {_range(lower, upper)}{alternative}, got {given!r}")
-    return number
-
-
 def _range(lower: float, upper: float) -> str:
-    """As mathematicians write it: infinity is not in it."""
     return f"[{lower:g}, {upper:g}{']' if isfinite(upper) else ')'}"

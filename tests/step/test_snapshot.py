@@ -51,7 +51,7 @@ def test_one_copy_per_dtype_and_not_one_per_tensor():
     with Launches() as operators:
         snapshot.take(tensors)
         snapshot.restore()
-    assert operators.by_name == {"_foreach_copy_": 2 * len({tensor.dtype for tensor in tensors})}
+    assert operators.total == 2 * len({tensor.dtype for tensor in tensors})
 
 
 def test_other_tensors_of_the_same_form():
