@@ -126,7 +126,7 @@ class TwoPasses:
     def point(self) -> Point:
         """The parameters that have a gradient, and these gradients without the loss scale."""
         optimizer = self._optimizer
-        parameters, grads = self.parameters, [p.grad for p in self.parameters if p.grad is not None]
+        parameters, grads = self.parameters, [g for p in self.parameters if (g := p.grad) is not None]
         if len(grads) < len(parameters):
             parameters = [p for p in parameters if p.grad is not None]
         if optimizer.probe is not None or optimizer.geometry is not None:
@@ -259,24 +259,30 @@ def take_over(parameters: Sequence[Tensor]) -> Tensor | None:
 
     The first gradient tells for all. If it is from outside it becomes NaN, and stays NaN if the closure adds to it.
     """
-    outside = None
-    for parameter, gradient in _first(parameters):
+    outside, gradient = None, _first_gradient(parameters)
+    if gradient is not None and getattr(gradient, LEFT, None) != _version(gradient):
         (part,) = local([gradient])
-        if getattr(gradient, LEFT, None) != part._version and part.layout == torch.strided and part.any():
+        if part.layout == torch.strided and part.any():
             part.fill_(float("nan"))
-            outside = parameter
-    clear(p for p in parameters if p is not outside)
+            outside = next(p for p in parameters if p.grad is gradient)
+    clear(parameters if outside is None else [p for p in parameters if p is not outside])
     return outside
 
 
 def leave(parameters: Sequence[Tensor]) -> None:
     """Mark the first gradient as that of a step which is over: the next step clears them all."""
-    for _, gradient in _first(parameters):
-        setattr(gradient, LEFT, local([gradient])[0]._version)  # FSDP2 writes to the local part
+    gradient = _first_gradient(parameters)
+    if gradient is not None:
+        setattr(gradient, LEFT, _version(gradient))
 
 
-def _first(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return next(([(p, p.grad)] for p in parameters if p.grad is not None), [])
+def _first_gradient(parameters: Sequence[Tensor]) -> Tensor | None:
+    return next((gradient for p in parameters if (gradient := p.grad) is not None), None)
+
+
+def _version(gradient: Tensor) -> int:
+    """Changes whenever the gradient is written to; FSDP2 writes to the local part."""
+    return gradient._version if type(gradient) is Tensor else local([gradient])[0]._version
 
 
 def clear(parameters: Iterable[Tensor]) -> None:

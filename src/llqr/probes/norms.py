@@ -28,19 +28,17 @@ def check_norm(norm: Norm) -> None:
         raise ValueError(f"norm: unknown {norm!r}; choose one of {', '.join(NORMS)}, or pass a function of v and d")
 
 
-def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> list[Tensor]:
-    """One divisor per parameter. Infinite where `v.d` is not positive, so that the probe stays at the centre there."""
+def inverse_norms(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> Tensor | list[Tensor]:
+    """`1 / norm`, one number for all or one tensor per parameter. 0 where `v.d <= 0`: the probe stays at the centre."""
     if callable(norm):
-        return _custom(norm, v, d, point)
+        return list(torch._foreach_reciprocal(_custom(norm, v, d, point)))
     metric = norm.endswith("metric") and any(a is not b for a, b in zip(v, d, strict=True))
     if not norm.startswith("layer-"):
-        root = _root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
-        devices = {part.device for part in d}
-        return [root] * len(d) if len(devices) == 1 else [root.to(part.device) for part in d]
+        return _inverse_root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     squares, count = _squares(_metric if metric else _euclidean, v, d, point), max(point.layers) + 1
     sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(point.layers), squares.device), squares)
-    roots = (_root(sums, metric) * count**0.5).unbind()
+    roots = (_inverse_root(sums, metric) * count**-0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(point.layers, d, strict=True)]
 
 
@@ -100,14 +98,16 @@ def _on_device(layers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _gathered(numbers: Sequence[Tensor]) -> Tensor:
-    """One number per parameter as a vector, on one device."""
-    home, *others = {number.device for number in numbers}
-    return torch.stack([number.to(home) for number in numbers] if others else list(numbers))
+    """One number per parameter as a vector, on the device of the first."""
+    try:
+        return torch.stack(tuple(numbers))
+    except RuntimeError:  # they are on several devices
+        return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
-def _root(square: Tensor, metric: bool) -> Tensor:
-    root = (square + TINY).sqrt_()
-    return torch.where(square > 0, root, float("inf")) if metric else root
+def _inverse_root(square: Tensor, metric: bool) -> Tensor:
+    inverse = square.add(TINY).rsqrt_()
+    return torch.where(square > 0, inverse, 0.0) if metric else inverse
 
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
