@@ -26,7 +26,7 @@ def learned(work, structure, steps):
         ("vit-b", "vit-b", {}),
         ("ViT-B/16", "vit-b", {"patch": 16}),
         ("resnet18:width=16,classes=10", "resnet18", {"width": 16, "classes": 10}),
-        ("vit-ti:depth=4,fused=false", "vit-ti", {"depth": 4, "fused": False}),
+        ("vgg16-bn:dropout=0.5", "vgg16-bn", {"dropout": 0.5}),
     ],
 )
 def test_a_network_is_named_with_its_options(text, name, options):

@@ -8,7 +8,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.lab import models
 from llqr.lab.models.transformer import differentiable_forward
-from llqr.lab.models.vit import ViT
 
 # name, arguments, parameters: from the original papers and the reference implementations they refer to.
 PUBLISHED = [
@@ -40,7 +39,7 @@ SMALL = {
     "pyramidnet110": {"image_size": 9, "depth": 8, "alpha": 6},
     "resnet50": {"image_size": 32, "width": 2},
     "vit-ti": {"image_size": 16, "patch": 8, "depth": 2, "dim": 12},
-    "vit-s": {"image_size": 16, "patch": 8, "depth": 1, "dim": 12, "fused": False},
+    "vit-s": {"image_size": 16, "patch": 8, "depth": 1, "dim": 12},
     "vit-b": {"image_size": 16, "patch": 8, "depth": 1, "dim": 24},
     "vit-l": {"image_size": 16, "patch": 8, "depth": 1, "dim": 32},
 }
@@ -56,30 +55,15 @@ def test_parameter_counts_are_the_published_ones(name, arguments, count):
         assert parameters(models.build(name, **arguments)) == count
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_attention_projections_have_the_documented_names_and_the_same_size(fused):
+def test_attention_projections_have_the_documented_names():
     with torch.device("meta"):
-        model = models.build("vit-b", fused=fused)
+        model = models.build("vit-b")
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("blocks.0.attn.")}
     names = {name.removeprefix("blocks.0.attn.").split(".")[0] for name in shapes}
-    assert names == ({"qkv", "proj"} if fused else {"q", "k", "v", "proj"})
+    assert names == {"qkv", "proj"}
     assert parameters(model) == 86_567_656
     assert model.class_token.shape == (1, 1, 768)
     assert model.positions.shape == (1, 197, 768)
-
-
-def test_fused_and_separate_projections_compute_the_same():
-    torch.manual_seed(0)
-    settings = {"dim": 24, "depth": 2, "heads": 3, "classes": 5, "image_size": 16, "patch": 8}
-    fused, separate = ViT(**settings).double(), ViT(**settings, fused=False).double()
-    state = fused.state_dict()
-    for name in list(state):
-        if ".qkv." in name:
-            for letter, part in zip("qkv", state.pop(name).chunk(3), strict=True):
-                state[name.replace("qkv", letter)] = part
-    separate.load_state_dict(state)
-    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
-    torch.testing.assert_close(separate(images), fused(images), rtol=0, atol=1e-13)
 
 
 def test_differentiable_attention_equals_the_fused_kernel():

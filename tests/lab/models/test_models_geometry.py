@@ -21,7 +21,7 @@ SMALL = {
     "pyramidnet110": {"image_size": 4, "depth": 8, "alpha": 3, "width": 2},
     "resnet50": {"image_size": 32, "width": 1},
     "vit-ti": {"image_size": 8, "patch": 4, "depth": 1, "dim": 6},
-    "vit-s": {"image_size": 8, "patch": 4, "depth": 1, "dim": 6, "fused": False},
+    "vit-s": {"image_size": 8, "patch": 4, "depth": 1, "dim": 6},
     "vit-b": {"image_size": 8, "patch": 4, "depth": 1, "dim": 12},
     "vit-l": {"image_size": 8, "patch": 4, "depth": 1, "dim": 16},
 }

@@ -43,7 +43,7 @@ def build(name: str, **arguments: Any) -> nn.Module:
     """The network ``name``.
 
     Every network takes ``classes``, ``image_size`` and ``channels``, with the defaults of the data set it was published
-    for; other options depend on the network (``width``, ``hidden``, ``patch``, ``fused``, ...). The random initial
+    for; other options depend on the network (``width``, ``hidden``, ``patch``, ...). The random initial
     weights come from PyTorch's global generator.
     """
     smallest = SMALLEST_IMAGE.get(name, 1)

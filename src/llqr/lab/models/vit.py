@@ -1,7 +1,7 @@
 """Vision transformers (Dosovitskiy et al., 2021): pre-norm, class token, learned positions, in plain PyTorch.
 
-``fused`` matters to a metric learned per block: one ``qkv`` projection of width ``3 * dim``, or three of width ``dim``
-named ``q``, ``k`` and ``v``. The attention itself is PyTorch's fused kernel, see `transformer.differentiable_forward`.
+Queries, keys and values have one projection ``qkv`` of width ``3 * dim``. The attention itself is PyTorch's fused
+kernel, see `transformer.differentiable_forward`.
 """
 
 from collections import OrderedDict
@@ -15,23 +15,16 @@ from torch.nn import functional as F
 class SelfAttention(nn.Module):
     """Multi-head self-attention over ``(batch, tokens, dim)``."""
 
-    def __init__(self, dim: int, heads: int, fused: bool) -> None:
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"heads must divide dim, got heads={heads} and dim={dim}.")
         self.heads = heads
-        self.fused = fused
-        if fused:
-            self.qkv = nn.Linear(dim, 3 * dim)
-        else:
-            self.q = nn.Linear(dim, dim)
-            self.k = nn.Linear(dim, dim)
-            self.v = nn.Linear(dim, dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected = self.qkv(x).chunk(3, dim=-1) if self.fused else (self.q(x), self.k(x), self.v(x))
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         out: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return out
 
@@ -39,10 +32,10 @@ class SelfAttention(nn.Module):
 class ViTBlock(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
-    def __init__(self, dim: int, heads: int, fused: bool) -> None:
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = SelfAttention(dim, heads, fused)
+        self.attn = SelfAttention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         layers = {"fc1": nn.Linear(dim, 4 * dim), "gelu": nn.GELU(), "fc2": nn.Linear(4 * dim, dim)}
         self.mlp = nn.Sequential(OrderedDict(layers))
@@ -66,7 +59,6 @@ class ViT(nn.Module):
         image_size: int = 224,
         channels: int = 3,
         patch: int = 16,
-        fused: bool = True,
     ) -> None:
         super().__init__()
         if image_size % patch:
@@ -75,7 +67,7 @@ class ViT(nn.Module):
         self.patch_embedding = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.positions = nn.Parameter(torch.empty(1, tokens, dim))
-        self.blocks = nn.Sequential(*(ViTBlock(dim, heads, fused) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ViTBlock(dim, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
         self.reset_parameters()

@@ -60,19 +60,13 @@ def read_lines(path: Path) -> list[bytes]:
 def _files(folder: Path, languages: tuple[str, str]) -> Corpus:
     corpus = {}
     for name in SPLITS:
-        plain = [folder / f"{name}.{language}" for language in languages]
-        found = [
-            next((path for end in ("", *COMPRESSED) if (path := one.with_name(one.name + end)).is_file()), None)
-            for one in plain
-        ]
-        if any(found) or name == "train":
-            missing = [path.name for path, file in zip(plain, found, strict=True) if file is None]
-            if missing:
-                raise FileNotFoundError(
-                    f"{folder.absolute()} must hold {plain[0].name} and {plain[1].name} (plain, .xz or .gz), or the "
-                    f"files of IWSLT14's archive, but {' and '.join(missing)} is missing."
-                )
-            corpus[name] = read_lines(found[0] or plain[0]), read_lines(found[1] or plain[1])
+        sides = []
+        for language in languages:
+            plain = folder / f"{name}.{language}"
+            paths = (folder / f"{plain.name}{ending}" for ending in ("", *COMPRESSED))
+            sides.append(next((path for path in paths if path.is_file()), plain))
+        if name == "train" or any(path.is_file() for path in sides):
+            corpus[name] = read_lines(sides[0]), read_lines(sides[1])
     return corpus
 
 
