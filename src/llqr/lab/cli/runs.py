@@ -29,8 +29,19 @@ from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from llqr.lab.writing import check_file, check_folder
 
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Complete recipes and, after an @, their variants."""
+    plain, at, _ = incomplete.partition("@")
+    known = [f"{plain}@{variant}" for variant in recipe.load(plain).variants] if at else recipe.names()
+    return [name for name in known if name.startswith(incomplete)]
+
+
 WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py or file.py:function."
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help=WHAT)]
+RecipeName = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=complete_recipes),
+]
 Methods = Annotated[
     str | None,
     typer.Option(help="Methods, separated by commas (default: those of the recipe's table)."),
@@ -158,7 +169,7 @@ def train(
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them."),
+        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=complete_recipes),
     ],
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
