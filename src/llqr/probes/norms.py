@@ -28,17 +28,17 @@ def check_norm(norm: Norm) -> None:
         raise ValueError(f"norm: unknown {norm!r}; choose one of {', '.join(NORMS)}, or pass a function of v and d")
 
 
-def inverse_norms(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> Tensor | list[Tensor]:
-    """`1 / norm`, one number for all or one tensor per parameter. 0 where `v.d <= 0`: the probe stays at the centre."""
+def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> Tensor | list[Tensor]:
+    """One number for all or one tensor per parameter. Infinite where `v.d <= 0`: the probe stays at the centre."""
     if callable(norm):
-        return list(torch._foreach_reciprocal(_custom(norm, v, d, point)))
+        return _custom(norm, v, d, point)
     metric = norm.endswith("metric") and any(a is not b for a, b in zip(v, d, strict=True))
     if not norm.startswith("layer-"):
-        return _inverse_root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
+        return _root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.
     squares, count = _squares(_metric if metric else _euclidean, v, d, point), max(point.layers) + 1
     sums = squares.new_zeros(count).index_add_(0, _on_device(tuple(point.layers), squares.device), squares)
-    roots = (_inverse_root(sums, metric) * count**-0.5).unbind()
+    roots = (_root(sums, metric) * count**0.5).unbind()
     return [roots[layer].to(part.device) for layer, part in zip(point.layers, d, strict=True)]
 
 
@@ -105,9 +105,9 @@ def _gathered(numbers: Sequence[Tensor]) -> Tensor:
         return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
-def _inverse_root(square: Tensor, metric: bool) -> Tensor:
-    inverse = square.add(TINY).rsqrt_()
-    return torch.where(square > 0, inverse, 0.0) if metric else inverse
+def _root(square: Tensor, metric: bool) -> Tensor:
+    root = square.add(TINY).sqrt_()
+    return torch.where(square > 0, root, float("inf")) if metric else root
 
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:

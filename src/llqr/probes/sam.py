@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llqr.distributed.dtensors import Sharding, local
-from llqr.probes.norms import Norm, check_norm, inverse_norms
+from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
 Transport = Callable[[list[Tensor]], list[Tensor]]
@@ -91,14 +91,14 @@ class SAMProbe:
         """`eps`, one tensor per parameter. A gradient whose square overflows stays at the centre."""
         v, T = self.filtered(point), self.scaling(point)
         d = transport(v) if T is None else _product(T, transport(_product(T, v)))
-        inverse = inverse_norms(self.norm, v, d, point)
+        over = divisors(self.norm, v, d, point)
         rho = at(self.rho, step, "rho", 0)
         dtypes, devices = {part.dtype for part in d}, {part.device for part in d}
         half = torch.float16 in dtypes  # where `rho / norm` overflows for tiny gradients, and `rho d / norm` does not
-        if isinstance(inverse, Tensor) and not (half or point.radii) and len(dtypes) == len(devices) == 1:
-            return list(torch._foreach_mul(d, inverse.mul_(rho).to(d[0].dtype)))
-        each = [inverse.to(part.device) for part in d] if isinstance(inverse, Tensor) else inverse
-        scales = [point.radii.get(p, rho) * own for p, own in zip(point.parameters, each, strict=True)]
+        if isinstance(over, Tensor) and not (half or point.radii) and len(dtypes) == len(devices) == 1:
+            return list(torch._foreach_mul(d, (rho / over).to(d[0].dtype)))
+        each = [over.to(part.device) for part in d] if isinstance(over, Tensor) else over
+        scales = [point.radii.get(p, rho) / own for p, own in zip(point.parameters, each, strict=True)]
         if half:
             return [(part.float() * scale).to(part.dtype) for part, scale in zip(d, scales, strict=True)]
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
