@@ -266,15 +266,6 @@ def test_hooks_see_gradients_without_the_loss_scale():
     assert scaled.sizes == pytest.approx(plain.sizes, rel=0.05)
 
 
-def test_a_training_step_that_draws_its_own_batches_is_refused():
-    class Drawing(Net):
-        def training_step(self, dataloader_iter):
-            raise AssertionError
-
-    with pytest.raises(TypeError, match="dataloader_iter"):
-        trainer(TwoPasses()).fit(Drawing(), loader())
-
-
 def test_a_scheduler():
     def method(model):
         opt = llqr_sam(model)

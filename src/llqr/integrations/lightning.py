@@ -1,6 +1,5 @@
 """Lightning: a callback that runs a step's second pass."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
@@ -44,8 +43,6 @@ class TwoPasses(Callback):
         if inner_optimizer(trainer.optimizers[0]) is None:
             kind = type(trainer.optimizers[0]).__name__
             raise TypeError(f"TwoPasses: configure_optimizers returned {kind}, which is not an optimizer of llqr")
-        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise TypeError("TwoPasses: a training_step that draws from dataloader_iter cannot be repeated; take batch")
         self._passes = Passes(trainer.optimizers[0])
         for method, replacement in (
             ("training_step", partial(self._training_step, trainer)),
