@@ -43,7 +43,15 @@ def test_recipes_are_listed(llqr):
 
 @pytest.mark.parametrize(
     ("table", "variant"),
-    [(table, "") for table in (*TABLES, *SEQUENCES)] + [("cifar100", "paper"), ("iwslt14", "paper")],
+    [
+        ("label-noise", ""),
+        ("iwslt14", "paper"),
+        *(
+            pytest.param(table, variant, marks=pytest.mark.slow)
+            for table, variant in [*((table, "") for table in (*TABLES, *SEQUENCES)), ("cifar100", "paper")]
+            if table != "label-noise"
+        ),
+    ],
 )
 def test_every_table_can_be_planned(llqr, tmp_path, table, variant):
     code, out, _ = llqr("reproduce", table, *(["--variant", variant] if variant else []), "--dry-run", "--json")
