@@ -136,7 +136,7 @@ class TwoPasses:
         sharding = Sharding.of(parameters)
         if sharding is not None:
             grads = local(sharded_like(parameters, grads))
-        return Point(parameters, grads, optimizer.names, radii(optimizer.base), sharding)
+        return Point(parameters, grads, optimizer.names, radii(optimizer.base), sharding, self._closure is not None)
 
     def descend(self, g: Point, Ug: list[Tensor]) -> bool:
         """The base optimizer's step on `U g`; False if there was none to do, or an overflow skips it."""

@@ -27,6 +27,7 @@ class Point:
         names: the parameters' names, where they are known; layers and biases are told by them.
         radii: the radius of each parameter whose group has its own `"rho"`.
         sharding: given if parameters are sharded; gradients are then this rank's parts.
+        overwrite: whether `eps` may take the memory of the gradients, because the next pass replaces them.
     """
 
     parameters: list[Tensor]
@@ -34,6 +35,7 @@ class Point:
     names: Mapping[Tensor, str] = field(default_factory=dict)
     radii: Mapping[Tensor, float] = field(default_factory=dict)
     sharding: Sharding | None = None
+    overwrite: bool = False
 
     @property
     def weights(self) -> list[Tensor]:
@@ -96,7 +98,11 @@ class SAMProbe:
         dtypes, devices = {part.dtype for part in d}, {part.device for part in d}
         half = torch.float16 in dtypes  # where `rho / norm` overflows for tiny gradients, and `rho d / norm` does not
         if isinstance(over, Tensor) and not (half or point.radii) and len(dtypes) == len(devices) == 1:
-            return list(torch._foreach_mul(d, (rho / over).to(d[0].dtype)))
+            scale = over.reciprocal().mul_(rho).to(d[0].dtype)  # as `rho / over` is computed, in fewer calls
+            if point.overwrite and d is point.grads:
+                torch._foreach_mul_(d, scale)
+                return d
+            return list(torch._foreach_mul(d, scale))
         each = [over.to(part.device) for part in d] if isinstance(over, Tensor) else over
         scales = [point.radii.get(p, rho) / own for p, own in zip(point.parameters, each, strict=True)]
         if half:
