@@ -100,8 +100,8 @@ class CapturedMetric:
     """A metric whose `U g` is captured at the first call and replayed from then on.
 
     For training loops whose host is slower than their device. It falls back to the metric itself for a subset of the
-    parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices, and where
-    there are no matrix products (`U g` is then one launch).
+    parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices or with
+    identities, and where there are no matrix products (`U g` is then one launch).
 
     The graph owns its memory: the factors in the dtype they multiply in, the gradients, the intermediate products, and
     `U g`. New factors of the metric are copied to it.
@@ -110,12 +110,12 @@ class CapturedMetric:
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._names = {block.parameter for block in metric.blocks}
-        multiplies = any(group.multiplies for group in metric.groups)
+        multiplies = any(group.multiplies for group in metric.groups) and all(g.shapes() for g in metric.groups)
         self._worth_it = multiplies and len({block.device for block in metric.blocks}) == 1
         self._replay: Callable[[], None] | None = None
         self._learned: list[Factors] = []
         self._factors: list[Factors] = []
-        self._grads: NamedTensors = {}
+        self._places: list[Tensor] = []
         self._Ug: NamedTensors = {}
 
     def apply(self, grads: Mapping[str, Tensor]) -> NamedTensors:
@@ -129,7 +129,8 @@ class CapturedMetric:
             self._learned = metric.factors()
             for own, learned in zip(self._factors, self._learned, strict=True):
                 copy_each(list(own.values()), list(learned.values()))
-        copy_each(list(self._grads.values()), [grads[name] for name in self._grads])
+        blocks = [block for group in metric.groups for block in group.blocks]
+        copy_each(self._places, [block.piece(grads[block.parameter]) for block in blocks])
         replay()
         return self._Ug
 
@@ -138,9 +139,14 @@ class CapturedMetric:
         metric = self._metric
         self._learned = metric.factors()
         self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
-        self._grads = {name: torch.empty_like(g) for name, g in grads.items()}
+        # Gradients are copied once, to where they are multiplied, in the dtype of the factors.
+        packed = [
+            group.blank(next(iter(own.values())).dtype, group.device)
+            for group, own in zip(metric.groups, self._factors, strict=True)
+        ]
+        self._places = [view for group, own in zip(metric.groups, packed, strict=True) for view in group.unpack(own)]
         branches = Branches() if metric.blocks[0].device.type == "cuda" else None
-        replay, self._Ug = capture(lambda: metric.apply(self._grads, self._factors, branches))
+        replay, self._Ug = capture(lambda: metric.apply_packed(packed, self._factors, grads, branches))
         return replay
 
     def __reduce__(self) -> tuple[type[CapturedMetric], tuple[Metric]]:

@@ -148,10 +148,7 @@ class CapturedPass(Pass):
             torch._foreach_copy_(fixed, leaves)
 
     def __call__(self) -> Tensor:
-        if self._replay is None:
-            return super().__call__()
-        self._zero_gradients()
-        return self._replay()
+        return super().__call__() if self._replay is None else self._replay()  # which overwrites the gradients
 
     def _zero_gradients(self) -> None:
         self._model.zero_grad(set_to_none=False)  # a replay writes to their memory

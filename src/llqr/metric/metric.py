@@ -201,29 +201,42 @@ class Metric:
 
     # -- the action of U ---------------------------------------------------------------------------------------------
 
-    def apply(
-        self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None, branches: Branches | None = None
-    ) -> Named:
+    def apply(self, grads: Mapping[str, Tensor], factors: Sequence[Factors] | None = None) -> Named:
         """`U g` for the parameters given by name; those the metric does not know pass unchanged.
 
-        `factors` replace the metric's own, to try a candidate before it is assigned. With branches, groups are computed
-        side by side.
+        `factors` replace the metric's own, to try a candidate before it is assigned.
         """
         if factors is None:
             if self._factors is None:
                 return dict(grads)
             self._cast = factors = self._cast or self.apply_factors()
-        pairs = zip(self.groups, factors, strict=True)
-        chosen = [(group, own) for group, own in pairs if own and any(b.parameter in grads for b in group.blocks)]
-        if branches is None:
-            applied = [_applied(group, own, grads) for group, own in chosen]
-        else:
-            each = [partial(_applied, group, own, grads) for group, own in chosen]
-            applied = branches.run(each, [group.stored() for group, _ in chosen])
         pieces: Named = {}
-        for (group, _), own_pieces in zip(chosen, applied, strict=True):
-            pieces |= zip(group.names, own_pieces, strict=True)
+        for group, own in zip(self.groups, factors, strict=True):
+            if own and any(block.parameter in grads for block in group.blocks):
+                pieces |= zip(group.names, _applied(group, own, grads), strict=True)
         return dict(grads) | assembled(self.blocks, pieces, grads)
+
+    def apply_packed(
+        self, packed: Packed, factors: Sequence[Factors], like: Mapping[str, Tensor], branches: Branches | None
+    ) -> Named:
+        """`U g` of a packed gradient, in the dtypes and layouts of `like`; groups side by side, if there are branches.
+
+        `packed` is in the dtype of the factors.
+        """
+        dtypes = {g.dtype for g in like.values()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+
+        def applied(group: Structure, own: Factors, g: Tensor) -> Tensor:
+            # Converted at once, if possible: converting each block would be one kernel launch per block.
+            Ug = group.apply(own, g)
+            return Ug if dtype is None else Ug.to(dtype)
+
+        each = [partial(applied, *part) for part in zip(self.groups, factors, packed, strict=True)]
+        sizes = [group.stored() for group in self.groups]
+        kind = packed[0].device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            Ug = [compute() for compute in each] if branches is None else branches.run(each, sizes)
+        return self.unpack(Ug, like)
 
     def apply_factors(self) -> list[Factors]:
         """The factors in the dtype `U g` is computed in; only matrix products gain from a narrower `apply_dtype`."""
