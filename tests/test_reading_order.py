@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "llqr"
-ROOMS = ["metric", "curvature", "lab/bench"]
+ROOMS = ["metric", "curvature", "lab/bench", "lab/training"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -13,8 +13,6 @@ from llqr.distributed import collectives
 
 #: Names of `torch.distributed` that hand tensors or objects to other ranks.
 TRAVELS = ("all_", "reduce", "broadcast", "gather", "scatter", "send", "recv", "isend", "irecv", "monitored_barrier")
-#: Those of a group that the laboratory makes for the host, with gloo.
-ON_THE_HOST = {("lab/ranks/team.py", name) for name in ("all_gather_object", "all_reduce")}
 
 
 @pytest.fixture
@@ -68,5 +66,5 @@ def test_every_collective_goes_through_this_module():
             if isinstance(owner, ast.Name) and owner.id == "dist" and node.attr.startswith(TRAVELS):
                 found.add((path.relative_to(root).as_posix(), node.attr))
     elsewhere = {(path, name) for path, name in found if path != "distributed/collectives.py"}
-    assert elsewhere == ON_THE_HOST
-    assert len(found) > len(elsewhere)
+    assert found
+    assert not elsewhere

@@ -102,13 +102,9 @@ class Pass:
     def _compute(self, batch: Batch) -> Tensor:
         inputs, targets = batch
         with self._precision.autocast():
-            loss = self._weighted(self._task.loss(self._task.forward(self._model, inputs), targets))
+            loss = self._task.loss(self._task.forward(self._model, inputs), targets)
         loss.backward()
         return loss.detach()
-
-    def _weighted(self, loss: Tensor) -> Tensor:
-        """As the mean over several processes needs it."""
-        return loss
 
 
 class CapturedPass(Pass):

@@ -1,7 +1,6 @@
 """The command line: `llqr COMMAND`. Nothing here imports torch; a command's module is imported when it is run."""
 
 import errno
-import os
 import sys
 import warnings
 from importlib import import_module
@@ -13,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import llqr
 from llqr.lab.cli.options import PLAIN
-from llqr.lab.errors import EXIT_CODES, CannotWrite, ConfigurationError, DataError, Interrupted
+from llqr.lab.errors import EXIT_CODES, CannotWrite, DataError, Interrupted
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
@@ -53,12 +52,6 @@ class LazyCommands(TyperGroup):
     def load(self, name: str) -> Any:
         """Import the command ``name``."""
         room, _ = COMMANDS[name]
-        processes = os.environ.get("WORLD_SIZE", "1")
-        if room != "runs" and processes != "1":  # they would all measure the same and write to the same files
-            raise ConfigurationError(
-                f"llqr {name} works in one process, and WORLD_SIZE says that there are {processes}: start it without "
-                "torchrun."
-            )
         return typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
 
     def invoke(self, ctx: Any) -> Any:

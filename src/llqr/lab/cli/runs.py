@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +20,6 @@ from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.names import check_known, suggestion
 from llqr.lab.own import is_file
 from llqr.lab.progress import Display
-from llqr.lab.ranks import launch
-from llqr.lab.ranks.strategy import STRATEGIES
 from llqr.lab.results.summary import as_table, summarise
 from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
@@ -82,14 +80,6 @@ class RunOptions:
         Path | None,
         typer.Option(help="Append the finished runs to this file of results, such as results/cifar100.jsonl."),
     ] = None
-    strategy: Annotated[
-        str | None,
-        typer.Option(help=f"How the processes that torchrun starts train one model: {' or '.join(STRATEGIES)}."),
-    ] = None
-    shards: Annotated[
-        str | None,
-        typer.Option(metavar="N|all", help="Among how many of these processes the metric is shared out (default: 1)."),
-    ] = None
     shared_device: Annotated[
         bool,
         typer.Option(
@@ -122,23 +112,11 @@ class RunOptions:
 
     @cached_property
     def execution(self) -> Execution:
-        launch.check(self.strategy)
-        shards = launch.shard_count(self.shards, self.strategy)
-        device = machine.choose_device(self.device if self.strategy is None else launch.own_device(self.device))
-        if self.strategy is not None and (self.capture or self.compiled):
-            raise ConfigurationError(f"--{'capture' if self.capture else 'compile'} cannot be used with --strategy.")
+        device = machine.choose_device(self.device)
         if self.capture and device.type != "cuda":
             raise ConfigurationError(f"--capture needs a CUDA device, got {device}.")
-        capture = device.type == "cuda" and self.strategy is None if self.capture is None else self.capture
-        return Execution(
-            device,
-            capture,
-            self.compiled,
-            self.checkpoint_minutes,
-            self.tensorboard,
-            shards=shards,
-            shared_device=self.shared_device,
-        )
+        capture = device.type == "cuda" if self.capture is None else self.capture
+        return Execution(device, capture, self.compiled, self.checkpoint_minutes, self.tensorboard, self.shared_device)
 
 
 DEFAULTS = RunOptions()
@@ -246,23 +224,18 @@ def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
 
 
 def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
-    """Carry out the runs and print their results, or only say what they are; whether this process made them."""
+    """Carry out the runs and print their results, or only say what they are; whether they were made."""
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
-    with launch.joined(how.strategy, execution.device) as strategy:
-        team = strategy.team
-        if how.keep is not None:
-            team.by_first(partial(_check_kept, how.keep))
-        if how.dry_run:
-            if team.first:
-                print(json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned)))
-            return False
-        team.by_first(partial(check_folder, "--out", how.out))
-        with stop, Display(len(planned), quiet=how.quiet or not team.first) as display:
-            results = carry_out(planned, replace(execution, strategy=strategy), stop, display)
-    if not team.first:
+    if how.keep is not None:
+        _check_kept(how.keep)
+    if how.dry_run:
+        print(json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned)))
         return False
+    check_folder("--out", how.out)
+    with stop, Display(len(planned), quiet=how.quiet) as display:
+        results = carry_out(planned, execution, stop, display)
     summaries = summarise(results)
     if how.as_json:
         listed = json.loads(summaries.drop(columns="best").to_json(orient="records", double_precision=15))

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import llqr
@@ -117,24 +116,19 @@ class Run:
         capture: bool = False,
         compile: bool = False,
         on_refresh: OnRefresh | None = None,
-        ranks: dist.ProcessGroup | None = None,
-        shards: int | Literal["all"] | None = None,
     ) -> llqr.Optimizer:
         """The method of this run, put together from its components.
 
         With ``capture`` a refresh runs as captured CUDA graphs, unless it is computed in pieces; with ``compile`` it
         runs compiled. It has the precision of the training passes. ``on_refresh`` gets the report of every refresh.
-        The ``ranks`` that train the model learn one metric together, which is shared out among ``shards`` of them.
         """
         geometry = None
         if self.geometry is not None:
-            runtime = self._runtime(self.geometry.runtime, model, capture, compile, ranks)
+            runtime = self._runtime(self.geometry.runtime, model, capture, compile)
             first_order = runtime.engine in ENGINES and not ENGINES[runtime.engine].exact
             # Differences need no derivative of the fast kernels that the training passes use.
             forward = task.forward if first_order else task.differentiable_forward
-            geometry = self.geometry.build(
-                model, task.loss, runtime=runtime, shards=shards, forward=forward, on_refresh=on_refresh
-            )
+            geometry = self.geometry.build(model, task.loss, runtime=runtime, forward=forward, on_refresh=on_refresh)
         return llqr.Optimizer(
             self.base.build(model),
             None if self.probe is None else self.probe.build(),
@@ -145,9 +139,7 @@ class Run:
             buffers=self.optimizer.buffers,
         )
 
-    def _runtime(
-        self, own: llqr.Runtime, model: nn.Module, capture: bool, compile: bool, ranks: dist.ProcessGroup | None
-    ) -> llqr.Runtime:
+    def _runtime(self, own: llqr.Runtime, model: nn.Module, capture: bool, compile: bool) -> llqr.Runtime:
         engine, whole = own.engine, own.micro_batch is None
         if engine == "auto" and compile and whole:
             # Differences run through the blocks that are compiled for the passes; a network without any is traced.
@@ -158,5 +150,4 @@ class Run:
             capture=capture and whole,
             compile=compile,
             autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
-            process_group=ranks,
         )

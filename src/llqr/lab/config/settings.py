@@ -27,7 +27,7 @@ SET_ELSEWHERE = {
     "capture": "--capture",
     "compile": "--compile",
     "autocast": "training.precision",
-    "process_group": "the processes that train",
+    "process_group": "a training script of your own",
 }
 """Options of `llqr.Runtime` that a recipe does not have, and where they come from instead."""
 LARGEST = torch.finfo(torch.float32).max

@@ -26,13 +26,13 @@ from llqr.lab.writing import explained, make_folder, write_text
 
 
 class RunFolder:
-    """The files of one run; of several processes that make it together, one ``writes`` its log."""
+    """The files of one run."""
 
-    def __init__(self, path: Path, *, writes: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = path / "checkpoint.pt"
         self.best = path / "best.pt"
-        self.log = Log(path / "log.jsonl", writes=writes)
+        self.log = Log(path / "log.jsonl")
 
     def check(self, planned: PlannedRun) -> None:
         """Refuse a folder that holds another run than the planned one."""
@@ -107,21 +107,18 @@ class RunFolder:
 class Log:
     """Records in a file of JSON lines; after a resume it holds the records of the checkpoint and no others."""
 
-    def __init__(self, path: Path, *, writes: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[dict[str, Any]] = []
-        self._writes = writes
 
     def restore(self, records: list[dict[str, Any]]) -> None:
         self.records = list(records)
-        if self._writes:
-            write_text(self.path, "".join(f"{json.dumps(record)}\n" for record in self.records))
+        write_text(self.path, "".join(f"{json.dumps(record)}\n" for record in self.records))
 
     def append(self, record: Mapping[str, Any]) -> None:
         self.records.append(plain(record))
-        if self._writes:
-            with explained(self.path), self.path.open("a") as file:
-                file.write(f"{json.dumps(self.records[-1])}\n")
+        with explained(self.path), self.path.open("a") as file:
+            file.write(f"{json.dumps(self.records[-1])}\n")
 
 
 def text_of(result: Mapping[str, Any] | None) -> str | None:

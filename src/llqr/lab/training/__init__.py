@@ -1,1 +1,1 @@
-"""The training loop: `carry_out` (one run after the other), `loop` (a run), `checkpoint`, and `results`."""
+"""The training loop. In reading order: `carry_out` (run after run), `loop` (a run), `checkpoint`, `results`."""

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from llqr.lab import machine
@@ -21,22 +20,20 @@ def carry_out(
     planned: Sequence[PlannedRun], execution: Execution, stop: Stop, display: Display
 ) -> list[dict[str, Any]]:
     """The results of all runs, in their order; `Stopped` if a signal or the time limit comes first."""
-    team = execution.strategy.team
-    stop = team.agreed(stop)
     for one in planned:
-        team.by_first(partial(RunFolder(one.path).check, one))
+        RunFolder(one.path).check(one)
     tasks = TaskCache(execution.device)
     results = []
     for one in planned:
         folder = RunFolder(one.path)
-        result, note = team.by_first(folder.result), "already done"
+        result, note = folder.result(), "already done"
         if result is None:
             if stop.requested:
                 raise Stopped(f"Stopped by {stop.reason} before {one.label}; the same command resumes here.")
-            with team.entered_by_first(folder.locked):
-                result = team.by_first(folder.result)  # of the process that held the lock until now
+            with folder.locked():
+                result = folder.result()  # of the process that held the lock until now
                 if result is None:
-                    task = team.by_all(partial(tasks.load, one.run, one.seed))
+                    task = tasks.load(one.run, one.seed)
                     result, note = _train(one, task, execution, stop, display), "done"
         results.append(result)
         best, last = spread(result["best"]), spread(result["last"])
@@ -46,13 +43,10 @@ def carry_out(
 
 def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
     training = Training(planned, task, execution)
-    strategy, team = execution.strategy, execution.strategy.team
     how: dict[str, Any] = {"capture": execution.capture, "compile": execution.compile}
     if execution.shared_device:
         how |= {"shared": True}
-    if strategy.name is not None:
-        how |= {"strategy": strategy.name, "ranks": team.size, "shards": execution.shards}
-    team.by_first(partial(training.folder.begin, planned, machine.describe(execution.device) | how))
+    training.folder.begin(planned, machine.describe(execution.device) | how)
     training.resume()
     result = training.run(stop, display)
     if result is None:

@@ -9,9 +9,8 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from llqr.lab.errors import CannotWrite, ConfigurationError, Diverged
 from llqr.lab.number_table import spread
 from llqr.lab.passes import CapturedPass, Pass, Precision, compile_network
 from llqr.lab.progress import Display
-from llqr.lab.ranks.strategy import Strategy
-from llqr.lab.ranks.team import FailureElsewhere
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
@@ -35,18 +32,13 @@ from llqr.lab.training.results import best_record, layer_effects, result_of
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out; none of it decides what they compute.
-
-    A metric is shared out among ``shards`` ranks; ``shared_device`` says that times mean nothing.
-    """
+    """How runs are carried out; none of it decides what they compute. With ``shared_device`` times mean nothing."""
 
     device: torch.device
     capture: bool = False
     compile: bool = False
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
-    strategy: Strategy = field(default_factory=Strategy)
-    shards: int | Literal["all"] | None = None
     shared_device: bool = False
 
 
@@ -67,18 +59,15 @@ class Training:
 
     def __init__(self, planned: PlannedRun, task: Task, execution: Execution) -> None:
         self.planned, self.task, self.execution = planned, task, execution
-        self.strategy, self.team = execution.strategy, execution.strategy.team
         run, device = planned.run, execution.device
         model_seed, order_seed, inner_seed = independent_seeds(planned.seed, 3)
-        self.folder = RunFolder(planned.path, writes=self.team.first)
+        self.folder = RunFolder(planned.path)
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
-        self.model = self.strategy.prepare(task.place(task.new_model(run)).train())
-        if not self.team.first:  # dropout differs between ranks; on the first it is that of a single process
-            torch.manual_seed(seed_of_rank(planned.seed, self.team.rank))
+        self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
             self.model,
@@ -86,8 +75,6 @@ class Training:
             capture=execution.capture,
             compile=execution.compile,
             on_refresh=self._reports.append,
-            ranks=self.strategy.group,
-            shards=execution.shards or self.strategy.shards,
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
@@ -98,8 +85,7 @@ class Training:
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
-        make = CapturedPass if execution.capture else self.strategy.closure
-        self.closure: Pass = make(task, forward_model, self.precision)
+        self.closure = (CapturedPass if execution.capture else Pass)(task, forward_model, self.precision)
         self.current = Interval(device)
         self.best: dict[str, Any] | None = None  # the weights of the best evaluation, for tasks that ask for them
         self.effects: dict[str, dict[str, float]] = {}
@@ -109,7 +95,7 @@ class Training:
     def run(self, stop: Stop, display: Display) -> dict[str, Any] | None:
         """Train until the end or until asked to stop, and leave a checkpoint; return the result if this is the end."""
         board = None
-        if self.execution.tensorboard and self.team.first:
+        if self.execution.tensorboard:
             from llqr.lab.training.tensorboard import Board
 
             board = Board(self.folder.path, self.optimizer.steps)
@@ -122,7 +108,7 @@ class Training:
                 if board is not None:
                     board.write(record)
             stopping = not interval_ended or stop.requested
-            if stopping or self.finished or self.team.by_first(partial(self._checkpoint_due, saved)):
+            if stopping or self.finished or self._checkpoint_due(saved):
                 self.save()
                 saved = time.monotonic()
             if stopping and not self.finished:
@@ -130,9 +116,8 @@ class Training:
         if board is not None:
             board.close()
         if self.best is not None:
-            self.team.by_first(partial(checkpoint.save, self.best, self.folder.best))
-        result = result_of(self)
-        return self.team.by_first(lambda: self.folder.finish(result))
+            checkpoint.save(self.best, self.folder.best)
+        return self.folder.finish(result_of(self))
 
     def train_interval(self, stop: Stop, display: Display) -> bool:
         """Train until the next evaluation; return False if asked to stop before."""
@@ -143,7 +128,6 @@ class Training:
             display.advance(self.optimizer.steps)
             if self.optimizer.steps == end or stop.requested:
                 break
-        current.loss = self.team.mean(current.loss)
         current.mean_loss = current.loss.item() / (self.optimizer.steps - current.first)  # waits for the device
         current.seconds += time.perf_counter() - started
         current.refreshes += [asdict(report) for report in self._reports]
@@ -161,8 +145,8 @@ class Training:
         self.current.count += self.task.size(batch)
 
     def _next_inner(self) -> Batch:
-        """This process's share of the next batch to learn the metric from."""
-        return self.strategy.share(next(self._inner_batches))
+        """Return the next batch to learn the metric from."""
+        return next(self._inner_batches)
 
     def evaluate_interval(self, display: Display) -> dict[str, Any]:
         """Evaluate, and log what happened since the last evaluation."""
@@ -187,36 +171,32 @@ class Training:
             "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
         }
         self.current = Interval(self.execution.device, self.optimizer.steps)
-        self.team.by_all(lambda: self.folder.log.append(record))
+        self.folder.log.append(record)
         records = self.folder.log.records
         if task.split == "valid" and best_record(records, task) is records[-1]:
-            weights = checkpoint.to_host(self.strategy.weights(self.model))
+            weights = checkpoint.to_host(self.model.state_dict())
             self.best = {"step": self.optimizer.steps, "model": weights, "data": task.data_key}
         display.evaluated(self._position, f"{task.metric} {spread(found[task.metric])}", current.mean_loss)
         return record
 
     def measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
         """Compute metrics of the current weights, in eval mode."""
-
-        def measured() -> dict[str, float]:
-            self.model.eval()
-            try:
-                with torch.no_grad(), self.precision.autocast():
-                    return metrics(self.model)
-            finally:
-                self.model.train()
-
-        return self.strategy.measured(self.model, measured)
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast():
+                return metrics(self.model)
+        finally:
+            self.model.train()
 
     def test(self) -> dict[str, float]:
         """Compute the test metrics of the best weights; then restore the current ones."""
         assert self.best is not None
-        current = checkpoint.to_host(self.strategy.weights(self.model))
-        self.strategy.load_weights(self.model, self.best["model"])
+        current = checkpoint.to_host(self.model.state_dict())
+        self.model.load_state_dict(self.best["model"])
         try:
             return self.measure(self.task.test)
         finally:
-            self.strategy.load_weights(self.model, current)
+            self.model.load_state_dict(current)
 
     # -- where it is ---------------------------------------------------------------------------------------------------
 
@@ -256,21 +236,17 @@ class Training:
         return time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes
 
     def save(self) -> None:
-        state = self.state_dict()
-        self.team.by_first(lambda: checkpoint.save(state, self.folder.checkpoint))
+        checkpoint.save(self.state_dict(), self.folder.checkpoint)
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint, if it has one."""
-        there = self.team.gathered(self.folder.checkpoint.exists())
-        if any(there) != all(there):
-            raise ConfigurationError(f"--out: {self.folder.path} must be on a file system that all ranks share.")
-        if not any(there):
-            self.team.by_all(lambda: self.folder.log.restore([]))
+        if not self.folder.checkpoint.exists():
+            self.folder.log.restore([])
             return
-        state = self.team.by_all(lambda: checkpoint.load(self.folder.checkpoint, self.execution.device))
+        state = checkpoint.load(self.folder.checkpoint, self.execution.device)
         try:
             self.load_state_dict(state)
-        except (CannotWrite, FailureElsewhere):  # about the log, not about the state
+        except CannotWrite:  # about the log, not about the state
             raise
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -279,8 +255,8 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         self.effects = layer_effects(self.geometry) or self.effects
         return {
-            "model": self.strategy.weights(self.model),
-            "optimizer": self.strategy.optimizer_state(self.optimizer),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
             "inner": None if self.inner is None else self.inner.state_dict(),
@@ -290,14 +266,14 @@ class Training:
             "layer_effects": self.effects,
             "log": self.folder.log.records,
             "data": self.task.data_key,
-            "random": self.team.gathered(checkpoint.random_state(self.execution.device)),
+            "random": checkpoint.random_state(self.execution.device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["data"] != self.task.data_key:
             raise ValueError(f"it was trained on {state['data']}, and the data are now {self.task.data_key}.")
-        self.strategy.load_weights(self.model, state["model"])
-        self.strategy.load_optimizer(self.optimizer, state["optimizer"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if self.inner is not None:
@@ -305,12 +281,8 @@ class Training:
         self.best = state["best"]
         self.effects = state["layer_effects"]
         vars(self.current).update(state["current"])
-        self.team.by_all(lambda: self.folder.log.restore(state["log"]))
-        # Each rank gets its own random state back; a rank that did not exist then begins a new stream.
-        if self.team.rank < len(state["random"]):
-            checkpoint.set_random_state(state["random"][self.team.rank], self.execution.device)
-        else:
-            torch.manual_seed(seed_of_rank(self.planned.seed + self.optimizer.steps, self.team.rank))
+        self.folder.log.restore(state["log"])
+        checkpoint.set_random_state(state["random"], self.execution.device)
 
 
 def endless(batches: Batches) -> Iterator[Batch]:
@@ -321,8 +293,3 @@ def endless(batches: Batches) -> Iterator[Batch]:
 def independent_seeds(seed: int, count: int) -> list[int]:
     """Seeds for the independent random streams of one run."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
-
-
-def seed_of_rank(seed: int, rank: int) -> int:
-    """For the dropout of a rank other than the first: a stream beside the three that all ranks share."""
-    return independent_seeds(seed, 3 + rank)[-1]

@@ -63,7 +63,7 @@ def result_of(training: Training) -> dict[str, Any]:
     }
     if geometry is not None and run.geometry is not None:
         result["metric_bytes"] = geometry.memory()["allocated"]
-        result["metric_fallbacks"] = run.geometry.fallbacks(geometry.metric.whole)
+        result["metric_fallbacks"] = run.geometry.fallbacks(geometry.metric)
         result["layers"] = spectrum.layer_means(geometry)
         result["layer_effects"] = training.effects
     if run.probe is not None and run.probe.start_after:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from llqr import Geometry
-from llqr.distributed.dtensors import as_sharded, local_like, whole
 from llqr.metric.layout import layer_of
 
 
@@ -22,14 +21,12 @@ def layer_means(geometry: Geometry) -> dict[str, float]:
         name: (torch.randint(2, p.shape, generator=generator) * 2 - 1).to(p.device, p.dtype)
         for name, p in geometry.parameters.items()
     }
-    placed = {name: as_sharded(local_like(signs[name], p), p) for name, p in geometry.parameters.items()}
-    metric = geometry.metric
-    u_signs = metric.placement.to_local(metric.apply(metric.placement.to_owner(placed)), placed)
+    u_signs = geometry.metric.apply(signs)
     sums: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
     for name, sign in signs.items():
         layer = layer_of(name)
-        along = (sign.double() * whole(u_signs[name]).double()).sum()
+        along = (sign.double() * u_signs[name].double()).sum()
         sums[layer] = sums[layer] + along if layer in sums else along
         sizes[layer] = sizes.get(layer, 0) + sign.numel()
     totals = torch.stack(list(sums.values())).tolist()
