@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from llqr.report import Refresh, RefreshError, RefreshWarning
     from llqr.runtime import Runtime
     from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
-    from llqr.state import joined_state, split_state
 
 __version__ = "0.1.0"
 
@@ -47,9 +46,7 @@ __all__ = [
     "ShiftedCrossEntropy",
     "Structure",
     "build",
-    "joined_state",
     "method_names",
-    "split_state",
 ]
 
 if not TYPE_CHECKING:

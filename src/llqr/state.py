@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from llqr.checks import check_parameters, check_saved, check_state_dict
 
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
     from llqr.passes import TwoPasses
     from llqr.probes import SAMProbe
-
-#: What stands for a tensor in the text of `split_state`.
-TENSOR = "tensor"
 
 
 @dataclass
@@ -270,47 +265,3 @@ def _joined(rest: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mapping[str,
     if "mean" in tensors and isinstance(own["probe"]["mean"], list):
         own["probe"] = {**own["probe"], "mean": {i: tensors["mean"][str(i)] for i in own["probe"]["mean"]}}
     return own
-
-
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a state dictionary by names such as `state/0/momentum_buffer`, and everything else as JSON.
-
-    Each tensor is contiguous, and one that occurs twice is stored once, as safetensors wants it. `joined_state` is the
-    inverse.
-
-    Example:
-        >>> tensors, text = split_state({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]})
-        >>> list(tensors), joined_state(tensors, text)["param_groups"]
-        (['state/0/exp_avg'], [{'lr': 0.1}])
-
-    With safetensors: `save_file(tensors, path, {"state": text})`, and back through `safe_open(path, "pt")`, its
-    `get_tensor` for each of its `keys()`, and `metadata()["state"]`.
-    """
-    plain, own = taken_apart(state)  # without the copy for torch.distributed.checkpoint
-    found, structure = pytree.tree_flatten_with_path(plain | ({} if own is None else {"llqr": own}))
-    tensors: dict[str, Tensor] = {}
-    names: dict[int, str] = {}
-    leaves: list[Any] = []
-    for path, leaf in found:
-        name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-        if isinstance(leaf, Tensor):
-            if names.setdefault(id(leaf), name) == name:
-                tensors[name] = leaf.detach().contiguous()
-            leaf = {TENSOR: names[id(leaf)]}
-        elif leaf is not None and not isinstance(leaf, bool | int | float | str):
-            raise TypeError(f"state: {name} is a {type(leaf).__name__}, which has no form as text")
-        leaves.append(leaf)
-    return tensors, json.dumps([pytree.treespec_dumps(structure), leaves])
-
-
-def joined_state(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
-    """The state dictionary that `split_state` took apart.
-
-    Example:
-        >>> joined_state(*split_state({"param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}))
-        {'param_groups': [{'lr': 0.1, 'betas': (0.9, 0.99)}]}
-    """
-    structure, leaves = json.loads(text)
-    filled = [tensors[leaf[TENSOR]] if isinstance(leaf, dict) else leaf for leaf in leaves]
-    state: dict[str, Any] = pytree.tree_unflatten(filled, pytree.treespec_loads(structure))
-    return state

@@ -235,33 +235,6 @@ def test_torch_makes_the_state_of_a_fresh_optimizer_by_a_step_of_no_length(name)
     assert (opt.steps, len(opt.state)) == (0, 4)
 
 
-@pytest.mark.parametrize("name", ["sam", "llqr+fsam"])
-@pytest.mark.parametrize("base", BASES)
-def test_through_safetensors(name, base, tmp_path):
-    safetensors = pytest.importorskip("safetensors")
-    from safetensors.torch import save_file
-
-    data = batches(5)
-    model, opt, _ = run(name, base, "kfac", start_after=0)
-    train(opt, model, data[:3])
-    tensors, text = llqr.split_state(opt.state_dict())
-    save_file(tensors, tmp_path / "state.safetensors", {"state": text})
-    with safetensors.safe_open(tmp_path / "state.safetensors", "pt") as file:
-        state = llqr.joined_state({key: file.get_tensor(key) for key in file.keys()}, file.metadata()["state"])  # noqa: SIM118
-    assert_same_state(state["llqr"], opt.state_dict()["llqr"])
-    other, again, _ = run(name, base, "kfac", start_after=0)
-    other.load_state_dict(model.state_dict())
-    again.load_state_dict(state)
-    for each, network in ((opt, model), (again, other)):
-        train(each, network, data[3:])
-    assert_same_bits(weights(other), weights(model))
-
-
-def test_what_has_no_form_as_text_is_named():
-    with pytest.raises(TypeError, match="state: extra is a object"):
-        llqr.split_state({"param_groups": [], "extra": object()})
-
-
 @pytest.mark.parametrize("what", ["state_dict", "load_state_dict", "deepcopy", "pickle"])
 def test_between_the_two_calls_nothing_is_saved_loaded_or_copied(what):
     model, (batch,) = mlp(), batches(1)

@@ -89,8 +89,6 @@ class Solver(ABC):
     name: ClassVar[str]
     #: Whether a step can do with an extrapolated product.
     extrapolates: ClassVar[bool] = False
-    #: Whether it knows the residual where it stands, so that the objective at the end needs no product.
-    tracks_residual: ClassVar[bool] = False
 
     def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
         self.check(metric)
@@ -211,7 +209,6 @@ class PreconditionedCG(Solver):
     """
 
     name = "pcg"
-    tracks_residual = True
 
     def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
         super().__init__(metric, inner, lr)
