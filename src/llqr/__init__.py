@@ -51,7 +51,7 @@ __all__ = [
 
 if not TYPE_CHECKING:
     #: In the order of what they import: `llqr.SAM` needs no metric and no curvature.
-    HOMES = ("probes", "state", "sam", "metric", "curvature", "inner", "geometry")
+    HOMES = ("probes", "sam", "metric", "curvature", "inner", "geometry")
 
     def __getattr__(name):
         """Import a part of the library when one of its names is first used: `llqr --help` must not wait for torch."""

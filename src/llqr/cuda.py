@@ -23,10 +23,10 @@ from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner import SOLVERS, Inner, Objective, Solution, Step, perform
 from llqr.metric import Factors, Metric
 from llqr.metric.layout import copy_each
+from llqr.metric.metric import Named
 from llqr.schedule import at
 
 T = TypeVar("T")
-NamedTensors = dict[str, Tensor]
 
 
 class CapturedLoop:
@@ -116,9 +116,9 @@ class CapturedMetric:
         self._learned: list[Factors] = []
         self._factors: list[Factors] = []
         self._places: list[Tensor] = []
-        self._Ug: NamedTensors = {}
+        self._Ug: Named = {}
 
-    def apply(self, grads: Mapping[str, Tensor]) -> NamedTensors:
+    def apply(self, grads: Mapping[str, Tensor]) -> Named:
         """`U g`; the next call overwrites it."""
         metric = self._metric
         whole = metric.learned and grads.keys() == self._names
@@ -154,7 +154,7 @@ class CapturedMetric:
         return CapturedMetric, (self._metric,)
 
 
-def capture(compute: Callable[[], NamedTensors]) -> tuple[Callable[[], None], NamedTensors]:
+def capture(compute: Callable[[], Named]) -> tuple[Callable[[], None], Named]:
     """A function that repeats `compute` in the same memory, and the tensors it writes its results to."""
     with warming_up():
         compute()

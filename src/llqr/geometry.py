@@ -387,9 +387,6 @@ class FixedGeometry:
     def __init__(self, metric: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]]) -> None:
         self._apply = dict(metric)
 
-    def refresh(self, batch: Any) -> Refresh:
-        raise RuntimeError("refresh: a fixed geometry is given, not learned")
-
     def refresh_if_due(self, batch: Any) -> None:
         pass
 

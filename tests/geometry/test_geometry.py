@@ -207,8 +207,6 @@ def test_a_fixed_geometry():
     assert not geometry.due
     geometry.advance()
     geometry.load_state_dict(geometry.state_dict())
-    with pytest.raises(RuntimeError, match="refresh: a fixed geometry is given, not learned"):
-        geometry.refresh(None)
     with pytest.raises(ValueError, match="state_dict: a fixed geometry holds no state"):
         geometry.load_state_dict({"metric": {}})
 

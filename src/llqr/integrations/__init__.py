@@ -1,4 +1,1 @@
-"""The common training frameworks: `llqr.integrations.lightning`, `.transformers`, `.accelerate`.
-
-Nothing is imported here, because each of them needs its framework.
-"""
+"""The second pass in other people's training loops; import the module of your framework."""
