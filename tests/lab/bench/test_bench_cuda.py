@@ -27,13 +27,13 @@ def bench(tmp_path):
 @pytest.mark.parametrize("engine", ["forward", "linearised"])
 @pytest.mark.parametrize("form", ["--capture", "--no-capture"])
 def test_a_reduced_precision_refresh_states_its_error(bench, form, engine):
-    settings = ["--engine", engine, "--attention", "unfused", "--steps", "5", "--repeats", "2"]
+    settings = ["--engine", engine, "--attention", "unfused", "--set", "inner.steps=5", "--repeats", "2"]
     [row] = bench("refresh", "--model", VIT, form, *settings, "--reference", "float64")["rows"]
     assert 0 < row["errors"]["Ug"] < 0.1
 
 
 def test_an_epoch_is_put_together_from_captured_passes_and_refreshes(bench):
-    found = bench("cadence", "--model", CNN, "--engine", "forward", "--steps", "2", "--repeats", "2")
+    found = bench("cadence", "--model", CNN, "--engine", "forward", "--set", "inner.steps=2", "--repeats", "2")
     assert len(found["rows"]) == 15
     assert "gpu" in found["machine"]
     assert found["config"]["precision"] == "bf16"
