@@ -58,7 +58,7 @@ class TwoPasses:
         """The first pass: its loss, and the gradients at the centre."""
         if self._closure is None:
             return None, self.point()
-        optimizer, probing = self._optimizer, self._optimizer._probing
+        optimizer, probing = self._optimizer, self._optimizer.probing
         self._forget_unscaled()
         outside = take_over(self.parameters) if probing else None
         if probing and optimizer._same_dropout:
@@ -182,10 +182,10 @@ class TwoCalls(Wrapper):
     if TYPE_CHECKING:  # the algorithm, see llqr.sam
 
         @property
-        def _probing(self) -> bool: ...
+        def probing(self) -> bool: ...
         def _refresh(self, batch: Any) -> None: ...
         def _displacement(self, g: Point) -> list[Tensor]: ...
-        def _descend(self, passes: TwoPasses, g: Point) -> None: ...
+        def _descend(self, passes: TwoPasses, g: Point, eps: list[Tensor] | None = None) -> None: ...
 
     @_disable_dynamo
     @torch.no_grad()
@@ -200,7 +200,7 @@ class TwoCalls(Wrapper):
         self._refresh(batch)
         with TwoPasses(self, None, grad_scaler) as passes:
             self._run.passes, passes.open = passes, True
-            g = passes.point() if self._probing else None
+            g = passes.point() if self.probing else None
             if g is not None and g.grads:
                 passes.move(self._displacement(g), g)
             if not self._buffers_of_probe:
@@ -212,7 +212,7 @@ class TwoCalls(Wrapper):
     @torch.no_grad()
     def second_step(self, *, grad_scaler: Any = None, zero_grad: bool = False) -> None:
         """Restore the weights and descend with the gradients taken at the probe."""
-        if not self._begun and (self._probing or self.geometry is not None):
+        if not self._begun and (self.probing or self.geometry is not None):
             raise RuntimeError("second_step: call first_step() first")
         self._finish(None, grad_scaler)
         if zero_grad:

@@ -112,18 +112,27 @@ class Optimizer(TwoCalls):
             return self._finish(closure, grad_scaler)
         if closure is None and self._makes_state:
             return self.base.step()
-        if closure is None and self._probing:
+        if closure is None and self.probing:
             raise TypeError(CLOSURE)
         self._refresh(batch)
         with TwoPasses(self, closure, grad_scaler) as passes:
             loss, g = passes.centre()
-            if self._probing and g.grads:
-                g = passes.at(self._displacement(g), g)
-            self._descend(passes, g)
+            eps = None
+            if self.probing and g.grads:
+                eps = self._displacement(g)
+                g = passes.at(eps, g)
+            self._descend(passes, g, eps)
         return loss
 
     @property
-    def _probing(self) -> bool:
+    def probing(self) -> bool:
+        """Whether the next step takes a second pass, at the probe; see `start_after` and `every` of the probe.
+
+        Example:
+            >>> opt = SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), start_after=1000)
+            >>> opt.probing
+            False
+        """
         return self.probe is not None and self.probe.active(self.steps)
 
     def _refresh(self, batch: Any) -> None:
@@ -137,9 +146,10 @@ class Optimizer(TwoCalls):
         assert self.probe is not None
         return self.probe.displacement(g, lambda v: self._U(g, v), self.steps)
 
-    def _descend(self, passes: TwoPasses, g: Point) -> None:
+    def _descend(self, passes: TwoPasses, g: Point, eps: list[Tensor] | None = None) -> None:
         """`theta <- base(theta, U g)`."""
-        done = passes.descend(g, self._U(g, g.grads) if self.transport else g.grads)
+        Ug = self._U(g, g.grads) if self.transport else g.grads
+        done = passes.descend(g, Ug if self.probe is None else self.probe.reused(eps, Ug))
         if self.probe is not None:
             self.probe.settle() if done else self.probe.undo()
         if self.geometry is not None and done:
@@ -169,9 +179,10 @@ class WithProbe(Optimizer):
 
 
 class SAM(WithProbe):
-    """`SAM(base, rho=0.05, norm="euclidean", start_after=0)`: `eps = rho g / |g|`.
+    """`SAM(base, rho=0.05, norm="euclidean", start_after=0, every=1)`: `eps = rho g / |g|`.
 
-    This and all methods take the settings of `Optimizer` too; with `geometry=` it is LLQR+SAM.
+    This and all methods take the settings of `Optimizer` too; with `geometry=` it is LLQR+SAM. `every=5` probes in one
+    step of five, and the others take one pass.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))

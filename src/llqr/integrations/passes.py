@@ -62,6 +62,8 @@ class Passes:
         if self._optimizer is None or self.repeating:
             return
         self.end()
+        if not self._optimizer.probing:
+            return
         self._recorded.append((RandomState(self._optimizer._order()), forward_backward, args))
 
     def run(self, forward_backward: Callable[..., T], *args: Any) -> T:
@@ -102,19 +104,19 @@ class Passes:
         if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
             return False
         self.end()
-        if optimizer._probing and not recorded:
+        if optimizer.probing and not recorded:
             raise RuntimeError("repeat_at_probe: no pass was recorded; call record() before each pass at the centre")
         geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
             # Before the probe starts there is no second pass, and the step takes the present gradients.
-            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler, zero_grad=optimizer._probing)
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=grad_scaler, zero_grad=optimizer.probing)
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)
         self.repeating = True
         try:
-            for i, (random, forward_backward, args) in enumerate(recorded if optimizer._probing else (), start=1):
+            for i, (random, forward_backward, args) in enumerate(recorded if optimizer.probing else (), start=1):
                 if optimizer._same_dropout:
                     random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():

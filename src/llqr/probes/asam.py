@@ -20,8 +20,16 @@ class ASAMProbe(SAMProbe):
 
     name = "asam"
 
-    def __init__(self, rho: Schedule = 0.5, *, eta: float = 0.01, norm: Norm = "metric", start_after: int = 0) -> None:
-        super().__init__(rho, norm=norm, start_after=start_after)
+    def __init__(
+        self,
+        rho: Schedule = 0.5,
+        *,
+        eta: float = 0.01,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        every: Schedule = 1,
+    ) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after, every=every)
         self.eta = check_number("eta", eta, 0)
 
     def scaling(self, point: Point) -> list[Tensor]:

@@ -19,8 +19,16 @@ class FisherSAMProbe(SAMProbe):
 
     name = "fishersam"
 
-    def __init__(self, rho: Schedule = 0.1, *, eta: float = 0.1, norm: Norm = "metric", start_after: int = 0) -> None:
-        super().__init__(rho, norm=norm, start_after=start_after)
+    def __init__(
+        self,
+        rho: Schedule = 0.1,
+        *,
+        eta: float = 0.1,
+        norm: Norm = "metric",
+        start_after: int = 0,
+        every: Schedule = 1,
+    ) -> None:
+        super().__init__(rho, norm=norm, start_after=start_after, every=every)
         self.eta = check_number("eta", eta, 1e-12)
 
     def scaling(self, point: Point) -> list[Tensor]:

@@ -15,6 +15,8 @@ from llqr.schedule import Schedule, check_number
 class FriendlySAMProbe(SAMProbe):
     """F-SAM: `v = g - gbar`, then `gbar <- lam gbar + (1 - lam) g`, with `gbar` starting at 0.
 
+    With `every`, `gbar` averages the gradients of the steps that probe.
+
     Example (the second probe subtracts what the two batches have in common):
         >>> probe, weight = FriendlySAMProbe(rho=1.0, lam=0.0), torch.zeros(2)
         >>> for gradient in ([3.0, 0.0], [3.0, 4.0]):
@@ -27,9 +29,15 @@ class FriendlySAMProbe(SAMProbe):
     name = "fsam"
 
     def __init__(
-        self, rho: Schedule = 0.05, lam: float = 0.9, *, norm: Norm = "euclidean", start_after: int = 0
+        self,
+        rho: Schedule = 0.05,
+        lam: float = 0.9,
+        *,
+        norm: Norm = "euclidean",
+        start_after: int = 0,
+        every: Schedule = 1,
     ) -> None:
-        super().__init__(rho, norm=norm, start_after=start_after)
+        super().__init__(rho, norm=norm, start_after=start_after, every=every)
         self.lam = check_number("lam", lam, 0, 1)
         self._mean: dict[Tensor, Tensor] = {}  # of sharded parameters this rank's parts
         self._before: dict[Tensor, Tensor] | None = None  # until the step is done

@@ -70,6 +70,8 @@ class SAMProbe:
             equation), "layer-euclidean", "layer-metric", or a function `norm(v, d)` -> divisors. ASAM and FisherSAM
             are defined by the metric norm, which is their default.
         start_after: steps without a probe at the start (a warm-up).
+        every: probe in one step of this many, a number or a function of the step, counted from `start_after`; the steps
+            between take one pass. A larger `rho` makes up for part of what they miss.
 
     Example (`eps` for one parameter with the gradient (3, 4), no metric):
         >>> point = Point([torch.zeros(2)], [torch.tensor([3.0, 4.0])])
@@ -79,15 +81,21 @@ class SAMProbe:
 
     name: ClassVar[str] = "sam"
 
-    def __init__(self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0) -> None:
+    def __init__(
+        self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0, every: Schedule = 1
+    ) -> None:
         check("rho", rho, 0)
         check_norm(norm)
+        check("every", every, 1)
         self.rho = rho
         self.norm = norm
         self.start_after = check_number("start_after", start_after, 0)
+        self.every = every
 
     def active(self, step: int) -> bool:
-        return step >= self.start_after
+        """Whether this step takes a second pass, at the probe."""
+        after = step - self.start_after
+        return after >= 0 and (self.every == 1 or after % round(at(self.every, step, "every", 1)) == 0)
 
     def displacement(self, point: Point, transport: Transport, step: int) -> list[Tensor]:
         """`eps`, one tensor per parameter. A gradient whose square overflows stays at the centre."""
@@ -118,6 +126,10 @@ class SAMProbe:
     def filtered(self, point: Point) -> list[Tensor]:
         """`v`: the gradient that the displacement is computed from."""
         return point.grads
+
+    def reused(self, eps: list[Tensor] | None, Ug: list[Tensor]) -> list[Tensor]:
+        """What the base descends along: `U g`, and what the probe adds to it in steps that do not probe."""
+        return Ug
 
     def scaling(self, point: Point) -> list[Tensor] | None:
         """The diagonal `T`; None stands for the identity."""

@@ -277,6 +277,24 @@ def test_noise_leaves_the_test_set_alone(tmp_path):
     assert torch.equal(noisy.test.labels, clean.test.labels)
 
 
+def test_images_held_out_are_training_images_that_no_batch_has():
+    whole = data.load("digits", options={"label_noise": 0.5})
+    parts = data.load("digits", options={"label_noise": 0.5, "validation": 200})
+
+    def samples(images, labels):
+        return sorted((image.numpy().tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+
+    assert len(parts.valid) == 200
+    assert len(parts.train) == 1237
+    images = torch.cat((parts.train.images, parts.valid.images))
+    labels = torch.cat((parts.train.labels, parts.valid.labels))
+    assert samples(images, labels) == samples(whole.train.images, whole.train.labels)
+    assert torch.equal(parts.test.images, whole.test.images)
+    (batch,) = parts.test_batches(200, split="valid")
+    assert torch.equal(batch[1], parts.valid.labels)
+    assert sum(len(labels) for _, labels in parts.train_batches(64, seed=0, last="keep")) == 1237
+
+
 def test_bad_requests_name_the_argument():
     with pytest.raises(ValueError, match=re.escape("data must be one of digits, cifar10,")):
         data.load("mnist")
@@ -285,6 +303,8 @@ def test_bad_requests_name_the_argument():
     for options, message in [
         ({"label_noise": 1.5}, "label_noise must lie in"),
         ({"cutout": -1}, "cutout must not be negative"),
+        ({"validation": -1}, "validation must not be negative"),
+        ({"validation": 1437}, "validation must leave some of the 1437 images"),
         ({"cutout_probability": 2.0}, "cutout_probability must lie in"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -172,8 +172,10 @@ class Probe:
     rho: float
     eta: float | None = None
     lam: float | None = None
+    alpha: float | None = None
     norm: str | None = None
     start_after: int = 0
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check_known("kind", self.kind, PROBES)

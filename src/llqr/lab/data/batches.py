@@ -125,5 +125,5 @@ class ImageData:
         return type(self)._batches(self, batch_size, seed, last, **placement)
 
     def test_batches(self, batch_size: int, **placement: Any) -> Batches:
-        """All test images in order, each once; the last batch may be smaller."""
+        """All test images in order, each once; the last batch may be smaller. ``split="valid"``: those held out."""
         return type(self)._batches(self, batch_size, None, "keep", **placement)

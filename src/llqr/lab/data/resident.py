@@ -111,21 +111,28 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class ResidentOptions(Augmentation):
-    """Options of a resident data set: its augmentation and the noise of its training labels."""
+    """Options of a resident data set: its augmentation and the noise of its training labels.
+
+    ``validation`` training images are held out, the same ones in every run; evaluations measure on these, and the test
+    set is read once, at the end. Their labels are as noisy as those of the others.
+    """
 
     label_noise: float = 0.0
     noise_seed: int = 0
+    validation: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.label_noise <= 1:
             raise ValueError(f"label_noise must lie in [0, 1], got {self.label_noise}.")
+        if self.validation < 0:
+            raise ValueError(f"validation must not be negative, got {self.validation}.")
 
 
 class ResidentBatches(Batches):
     """Batches of float images ``(batch, channels, height, width)`` and int64 labels, made on ``device``.
 
-    With a seed they are training images, shuffled and augmented; without one, test images.
+    With a seed they are training images, shuffled and augmented; without one, those of ``split``, test or valid.
     """
 
     def __init__(
@@ -136,8 +143,9 @@ class ResidentBatches(Batches):
         last: str,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
+        split: str = "test",
     ) -> None:
-        data = source.test if seed is None else source.train
+        data = source.train if seed is not None else source.test if split == "test" else source.valid
         super().__init__(len(data), batch_size, seed=seed, last=last, drawn_on=device)
         self.memory_format = memory_format
         self.augmentation = source.options if self.shuffle else Augmentation()
@@ -196,5 +204,9 @@ class ResidentData(ImageData):
         self.options = options
         self.mean, self.deviation = train.statistics()
         labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
-        self.train = ImageSet(train.images, labels)
-        self.test = test
+        if options.validation >= len(train):
+            raise ValueError(f"validation must leave some of the {len(train)} images, got {options.validation}.")
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        held_out, rest = order[: options.validation], order[options.validation :].sort().values
+        self.train = ImageSet(train.images[rest], labels[rest])
+        self.valid, self.test = ImageSet(train.images[held_out], labels[held_out]), test

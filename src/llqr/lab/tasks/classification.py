@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from llqr.lab.config.run import Run
 
 
+def validation_images(run: Run) -> int:
+    """How many training images are held out; 0 for data that are streamed."""
+    return int(getattr(run.data_options, "validation", 0))
+
+
 class ClassificationTask(Task):
     """Images in, class scores out. The test loss is the plain cross-entropy, whatever the label smoothing."""
 
@@ -30,7 +35,16 @@ class ClassificationTask(Task):
         self._last = run.training.last
         self._smoothing = run.task_options.label_smoothing
         self._format = torch.channels_last if run.training.channels_last else torch.contiguous_format
-        self._test = source.test_batches(run.training.eval_batch_size, device=device, memory_format=self._format)
+        if validation_images(run):
+            self.split = "valid"
+        self._eval_batch_size = run.training.eval_batch_size
+        self._evaluated = self._batches_of(self.split)
+
+    def _batches_of(self, split: str) -> Batches:
+        placement = {"device": self.device, "memory_format": self._format}
+        return self._source.test_batches(
+            self._eval_batch_size, **placement, **({} if split == "test" else {"split": split})
+        )
 
     @classmethod
     def data_options(cls, name: str) -> type:
@@ -43,7 +57,7 @@ class ClassificationTask(Task):
 
     @classmethod
     def steps_per_epoch(cls, run: Run) -> int:
-        count, batch_size = data.source(run.data.name).train_count, run.training.batch_size
+        count, batch_size = data.source(run.data.name).train_count - validation_images(run), run.training.batch_size
         return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
 
     @classmethod
@@ -70,9 +84,15 @@ class ClassificationTask(Task):
         return len(batch[1])
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self._measure(model, self._evaluated)
+
+    def test(self, model: nn.Module) -> dict[str, float]:
+        return self._measure(model, self._batches_of("test"))
+
+    def _measure(self, model: nn.Module, batches: Batches) -> dict[str, float]:
         count = 0
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for images, labels in self._test:
+        for images, labels in batches:
             scores = self.forward(model, images).float()
             correct = (scores.argmax(dim=1) == labels).sum()
             sums += torch.stack([correct, F.cross_entropy(scores, labels, reduction="sum")])

@@ -1,0 +1,129 @@
+"""`every=k`: a probe in one step of k, one pass in the others; the trajectory is that of a loop written by hand."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llqr
+from llqr.integrations.passes import Passes
+
+from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
+
+RHO = 0.3
+SCHEDULES = {"a number": 3, "a function of the step": lambda step: 3}
+
+
+def by_hand(model, data, probes):
+    """SAM in the steps of `probes`, SGD in the others."""
+    base, parameters = sgd(model), list(model.parameters())
+    for step, (x, y) in enumerate(data):
+        grads = torch.autograd.grad(cross_entropy(model(x), y), parameters)
+        if probes(step):
+            centre = [parameter.detach().clone() for parameter in parameters]
+            norm = torch.stack([grad.square().sum() for grad in grads]).sum().add(1e-12).sqrt()
+            with torch.no_grad():
+                for parameter, grad in zip(parameters, grads, strict=True):
+                    parameter += RHO * grad / norm
+            grads = torch.autograd.grad(cross_entropy(model(x), y), parameters)
+            with torch.no_grad():
+                for parameter, start in zip(parameters, centre, strict=True):
+                    parameter.copy_(start)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        base.step()
+
+
+@settings(max_examples=25, deadline=None)
+@given(every=st.integers(1, 5), start_after=st.integers(0, 4))
+def test_the_trajectory_is_that_of_a_loop_by_hand(every, start_after):
+    data = batches(9, dtype=torch.float64)
+    ours, reference = mlp(torch.float64), mlp(torch.float64)
+    opt = llqr.SAM(sgd(ours), rho=RHO, every=every, start_after=start_after)
+    passes = 0
+
+    def counted(closure):
+        def run():
+            nonlocal passes
+            passes += 1
+            return closure()
+
+        return run
+
+    for batch in data:
+        opt.step(counted(closure_of(opt, ours, batch)))
+    due = [step >= start_after and (step - start_after) % every == 0 for step in range(len(data))]
+    by_hand(reference, data, due.__getitem__)
+    assert passes == len(data) + sum(due)
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
+
+
+def test_the_interval_may_be_a_function_of_the_step():
+    probe = llqr.SAMProbe(every=lambda step: 4 if step < 8 else 2)
+    assert [step for step in range(14) if probe.active(step)] == [0, 4, 8, 10, 12]
+    with pytest.raises(ValueError, match=r"every: expected a number in \[1, .*at step 0"):
+        llqr.SAMProbe(every=lambda step: 0).active(0)
+    with pytest.raises(ValueError, match="every: expected a number"):
+        llqr.FriendlySAMProbe(every=0)
+
+
+@pytest.mark.parametrize("form", ["two calls", "passes"])
+@pytest.mark.parametrize("name", ["sam", "fsam", "asam", "fishersam", "llqr+sam"])
+def test_loops_without_closures_take_one_pass_between_probes(name, form):
+    """`probing` tells a loop of its own whether the second pass is due; `Passes` asks by itself."""
+    data = batches(7)
+    called, looped = mlp(), mlp()
+
+    def make(model):
+        geometry = quick_geometry(model) if name.startswith("llqr") else None
+        return llqr.build(name, sgd(model), geometry=geometry, rho=RHO, every=3, start_after=1)
+
+    train(make(called), called, data)
+    opt, count = make(looped), 0
+    passes = Passes(opt)
+    opt._step_supports_amp_scaling = True
+
+    def forward_backward(x, y):
+        nonlocal count
+        count += 1
+        cross_entropy(looped(x), y).backward()
+
+    for x, y in data:
+        if form == "passes":
+            passes.run(forward_backward, x, y)
+            passes.repeat_at_probe(batch=(x, y))
+        else:
+            forward_backward(x, y)
+            if opt.probing:
+                opt.first_step(batch=(x, y))
+                forward_backward(x, y)
+        opt.step(batch=(x, y))
+        opt.zero_grad()
+    assert count == len(data) + 2  # steps 1 and 4
+    assert_same_bits(weights(looped), weights(called))
+
+
+def test_a_resumed_run_probes_in_the_same_steps():
+    data = batches(8)
+    whole, parts = mlp(), mlp()
+    train(llqr.FriendlySAM(sgd(whole), rho=RHO, every=3), whole, data)
+    first = llqr.FriendlySAM(sgd(parts), rho=RHO, every=3)
+    train(first, parts, data[:4])
+    saved = copy.deepcopy(first.state_dict())
+    second = llqr.FriendlySAM(sgd(parts), rho=RHO, every=3)
+    second.load_state_dict(saved)
+    train(second, parts, data[4:])
+    assert_same_bits(weights(parts), weights(whole))
+
+
+@pytest.mark.parametrize("every", SCHEDULES)
+def test_the_metric_descends_in_every_step(every):
+    """Between probes LLQR+SAM is LLQR: the gradient at the centre, transported."""
+    data = batches(3)
+    ours, plain = mlp(), mlp()
+    opt = llqr.LLQRSAM(sgd(ours), quick_geometry(ours), rho=0.0, every=SCHEDULES[every])
+    train(opt, ours, data)
+    train(llqr.LLQR(sgd(plain), quick_geometry(plain)), plain, data)
+    assert_same_bits(weights(ours), weights(plain))
