@@ -117,11 +117,9 @@ class Optimizer(TwoCalls):
         self._refresh(batch)
         with TwoPasses(self, closure, grad_scaler) as passes:
             loss, g = passes.centre()
-            eps = None
             if self.probing and g.grads:
-                eps = self._displacement(g)
-                g = passes.at(eps, g)
-            self._descend(passes, g, eps)
+                g = passes.at(self._displacement(g), g)
+            self._descend(passes, g)
         return loss
 
     @property
@@ -146,10 +144,9 @@ class Optimizer(TwoCalls):
         assert self.probe is not None
         return self.probe.displacement(g, lambda v: self._U(g, v), self.steps)
 
-    def _descend(self, passes: TwoPasses, g: Point, eps: list[Tensor] | None = None) -> None:
+    def _descend(self, passes: TwoPasses, g: Point) -> None:
         """`theta <- base(theta, U g)`."""
-        Ug = self._U(g, g.grads) if self.transport else g.grads
-        done = passes.descend(g, Ug if self.probe is None else self.probe.reused(eps, Ug))
+        done = passes.descend(g, self._U(g, g.grads) if self.transport else g.grads)
         if self.probe is not None:
             self.probe.settle() if done else self.probe.undo()
         if self.geometry is not None and done:

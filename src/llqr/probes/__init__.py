@@ -3,7 +3,6 @@
 from llqr.probes.asam import ASAMProbe
 from llqr.probes.fisher_sam import FisherSAMProbe
 from llqr.probes.friendly_sam import FriendlySAMProbe
-from llqr.probes.look_sam import LookSAMProbe
 from llqr.probes.norms import NORMS, Norm
 from llqr.probes.sam import Point, SAMProbe
 
@@ -11,5 +10,5 @@ __all__ = ["NORMS", "PROBES", "ASAMProbe", "FisherSAMProbe", "FriendlySAMProbe",
 
 #: The probes by name. A new one is one more class in this table.
 PROBES: dict[str, type[SAMProbe]] = {
-    probe.name: probe for probe in (SAMProbe, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, LookSAMProbe)
+    probe.name: probe for probe in (SAMProbe, ASAMProbe, FisherSAMProbe, FriendlySAMProbe)
 }

@@ -127,10 +127,6 @@ class SAMProbe:
         """`v`: the gradient that the displacement is computed from."""
         return point.grads
 
-    def reused(self, eps: list[Tensor] | None, Ug: list[Tensor]) -> list[Tensor]:
-        """What the base descends along: `U g`, and what the probe adds to it in steps that do not probe."""
-        return Ug
-
     def scaling(self, point: Point) -> list[Tensor] | None:
         """The diagonal `T`; None stands for the identity."""
         return None

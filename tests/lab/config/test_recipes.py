@@ -407,7 +407,7 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("methods.sam.probe=samm", r"methods.sam.probe must be one of sam, fishersam, fsam, .*, got 'samm'"),
         ("probes.sam.lam=0.5", r"probes.sam: lam is no setting of sam"),
         ("probes.fsam.eta=0.5", r"probes.fsam: eta is no setting of fsam"),
-        ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, looksam, got 'same'"),
+        ("probes.sam.kind=same", r"probes.sam: kind must be one of sam, asam, fishersam, fsam, got 'same'"),
         ("geometries.ngd.divergence=kl", r"geometries.ngd: divergence must be one of ngd, newton, got 'kl'"),
         ("geometries.ngd.structure=kfacc", r"geometries.ngd: structure must be one of .*, got 'kfacc'"),
         ("geometries.ngd.damping=[1]", r"geometries.ngd.damping must be a number or a string, got \[1\]"),

@@ -172,7 +172,6 @@ class Probe:
     rho: float
     eta: float | None = None
     lam: float | None = None
-    alpha: float | None = None
     norm: str | None = None
     start_after: int = 0
     every: int | None = None
