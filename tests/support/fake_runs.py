@@ -82,11 +82,6 @@ def result_of(name, method, seed, best, task, records):
 
 def write_analysis(folder, top, perceived, *, samples=64, reason=""):
     pair = {"value": perceived, "error": 0.0, "steps": 3}
-    positions = [-1.0, 0.0, 1.0]
-    slices = [{"direction": "top eigenvector", "unit": "distance", "positions": positions, "losses": [2.0, 0.1, 3.0]}]
-    slices += [
-        {"direction": f"random {i}", "unit": "", "positions": positions, "losses": [i, 0.1, i]} for i in range(2)
-    ]
     analysis = {
         "samples": samples,
         "loss": 0.1,
@@ -95,7 +90,6 @@ def write_analysis(folder, top, perceived, *, samples=64, reason=""):
             "perceived": None if perceived is None else pair,
             "reason": reason,
         },
-        "slices": slices,
         "engine": "double-backward",
     }
     (folder / "analysis.json").write_text(json.dumps(analysis))

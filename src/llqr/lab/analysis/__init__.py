@@ -1,1 +1,1 @@
-"""What is measured of a solution: sharpness and slices of the loss surface."""
+"""What is measured of a solution: its sharpness."""

@@ -1,7 +1,7 @@
 """The network that a finished run ended with, rebuilt from its folder, and the sharpness measured there.
 
-``analysis.json`` in the folder of a run holds the sharpness of the solution and slices of the loss surface through it.
-Once written it is enough: neither the checkpoint nor the data are needed to read it.
+``analysis.json`` in the folder of a run holds the sharpness of the solution. Once written it is enough: neither the
+checkpoint nor the data are needed to read it.
 """
 
 import time
@@ -22,7 +22,6 @@ from llqr.lab.tasks import Task
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training import checkpoint
 
-RANDOM_DIRECTIONS = 3
 # The same samples for every run, whatever seed it was trained with.
 SAMPLES_SEED = 0
 
@@ -46,7 +45,7 @@ def load(folder: RunFolder, task: Task, device: torch.device) -> tuple[nn.Module
 
 
 def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -> dict[str, Any]:
-    """Sharpness and slices on ``samples`` training samples, or on all if there are fewer, in full float32."""
+    """Sharpness on ``samples`` training samples, or on all if there are fewer, in full float32."""
     started = time.perf_counter()
     Precision("fp32", device).set_up()
     model, metric = load(folder, task, device)
@@ -54,13 +53,10 @@ def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -
     piece = task.samples_in(folder.run().training.batch_size, batch)
     surface = sharpness.LossSurface(model, task.loss, batch, forward=task.differentiable_forward, piece=piece)
     found = sharpness.measure(surface, metric)
-    lines = [sharpness.along_eigenvector(surface, found.top.vector)]
-    lines += [sharpness.along_random(surface, seed) for seed in range(RANDOM_DIRECTIONS)]
     return {
         "samples": samples,
         "loss": surface.loss(surface.weights),
         "sharpness": found.to_dict(),
-        "slices": lines,
         "engine": surface.engine,
         **source_state(),
         "versions": versions(),

@@ -42,14 +42,14 @@ def report(
         int | None,
         typer.Option(
             min=0,
-            help="Training samples to measure sharpness and slices on. "
+            help="Training samples to measure sharpness on. "
             "Default: as many as before, otherwise a number that suits the task. 0: measure nothing.",
         ),
     ] = None,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Write an HTML page: results, curves, sharpness of the solutions, slices, refreshes, configuration."""
+    """Write an HTML page: results, curves, sharpness of the solutions, refreshes, configuration."""
     found = stored.find(runs)
     target = out or runs[0] / "report.html"
     check_file("--out", target)

@@ -41,7 +41,7 @@ def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None 
         made = [
             parts.results(own),
             parts.curves(own, methods),
-            parts.solutions(own, methods, notes or {}),
+            parts.solutions(own, notes or {}),
             parts.refreshes(own, methods),
             parts.every_run(own, again, home),
             parts.configuration(own),

@@ -122,41 +122,24 @@ def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str)
     return found
 
 
-def solutions(runs: Sequence[StoredRun], methods: Sequence[str], notes: Mapping[Path, str]) -> Part | None:
-    """The sharpness of the solutions, and the loss along lines through them."""
+def solutions(runs: Sequence[StoredRun], notes: Mapping[Path, str]) -> Part | None:
+    """The sharpness of the solutions."""
     missing = [f"Not measured: {note}" for note in dict.fromkeys(notes[run.path] for run in runs if run.path in notes)]
     measured = [(run.method, run.analysis) for run in runs if run.analysis is not None]
     if not measured:
         return Part("Solutions", missing) if missing else None
     rows: list[dict[str, Any]] = []
-    along: dict[str, Any] = {}
-    random: dict[str, Any] = {}
     for method, pairs in grouped(measured, lambda pair: pair[0]).items():
         found = [analysis for _, analysis in pairs]
         sharpness = [one["sharpness"] for one in found]
         row = {"method": method, "top eigenvalue": mean(one["top"]["value"] for one in sharpness)}
         row["perceived"] = mean(one["perceived"]["value"] for one in sharpness if one.get("perceived"))
         rows.append(row | {"loss": mean(one["loss"] for one in found), "n": len(found)})
-        for lines, is_random in ((along, False), (random, True)):
-            of = [_slices(one["slices"], is_random) for one in found]
-            lines[method] = of[0][0], [losses for _, losses in of]
     sentence = (
         f"The top eigenvalue of the Hessian H of the mean loss on {measured[0][1]['samples']} training samples, by "
         "Lanczos; perceived is that of √U H √U, with U = I where no metric is learned."
     )
-    titles = "Along the top eigenvector of H", "Along random filter-normalised directions"
-    figures = {
-        titles[0]: ranges(titles[0], "distance from the solution", "loss", methods, [along]),
-        titles[1]: ranges(titles[1], "norms of the filters", "loss", methods, [random]),
-    }
-    return Part("Solutions", [sentence, *missing], [pd.DataFrame(rows)], figures)
-
-
-def _slices(lines: Iterable[Mapping[str, Any]], is_random: bool) -> tuple[Sequence[float], Sequence[float]]:
-    """Positions and losses of a run's slices of one kind, averaged where there are several."""
-    chosen = [line for line in lines if line["direction"].startswith("random") == is_random]
-    losses = np.array([line["losses"] for line in chosen], dtype=float)  # a loss that is not finite is null, here NaN
-    return chosen[0]["positions"], losses.mean(axis=0).tolist()
+    return Part("Solutions", [sentence, *missing], [pd.DataFrame(rows)])
 
 
 KEYS = ("step", "accepted", "seconds", "engine", "objective_before", "objective_after", "change", "cosine")

@@ -17,7 +17,7 @@ RESULT = ("recipe", "title", "method", "seed", "metric", "larger_is_better", "be
 RECORD = ("epoch", "step", "train.loss", "seconds.train", "seconds.refresh", "refreshes")
 LINE = ("recipe", "seed", "run.method", "machine.device", "result.metric")
 CURVE = ("recipe", "seed", "run.method", "finished", "split", "epoch", "step", "train_loss")
-ANALYSIS = ("samples", "loss", "sharpness.top.value", "sharpness.reason", "slices", "engine")
+ANALYSIS = ("samples", "loss", "sharpness.top.value", "sharpness.reason", "engine")
 
 
 def checked(value: Any, keys: Iterable[str], where: str) -> dict[str, Any]:
