@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.nn.utils.parametrize import ParametrizationList
 
 from llqr.batches import Batches, BatchSource
 from llqr.caller_warnings import warn
@@ -136,6 +137,8 @@ class Geometry:
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._captured: CapturedLoop | None = None
         self._names = {parameter: name for name, parameter in self.parameters.items()}
+        lists = [module for module in self.model.modules() if isinstance(module, ParametrizationList)]
+        self._parametrized = {parameter for originals in lists for parameter in originals.parameters(recurse=False)}
         self._batches = BatchSource()
         self.refreshes = self.failures = 0
         self._failures_in_a_row = self._weak_in_a_row = 0
@@ -331,13 +334,20 @@ class Geometry:
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-        """`U g` for gradients that stand beside their parameters; parameters of other models pass unchanged."""
+        """`U g` for gradients that stand beside their parameters; parameters of other models pass unchanged.
+
+        A gradient hook or a parametrization (the signs in `orthogonal`) may make some entries constant. Their gradient
+        is zero, and a `U` that mixes entries would move them: for such parameters `U` acts on the other entries alone.
+        """
         if not self.metric.learned:
             return list(grads)
         names = [self._names.get(parameter) for parameter in parameters]
         known = {name: g for name, g in zip(names, grads, strict=True) if name is not None}
         placement = self.metric.placement
         Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
+        for parameter, name in zip(parameters, names, strict=True):
+            if name is not None and (parameter._backward_hooks or parameter in self._parametrized):
+                Ug[name] = Ug[name].masked_fill(known[name] == 0, 0)
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
