@@ -117,6 +117,20 @@ class Remembering(nn.Module):
         return self.last(self.seen)
 
 
+class RememberingInLists(Remembering):
+    """Keeps it in a list, and in a dict in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.states, self.cache = [torch.zeros(5)], {"layers": {0: torch.zeros(5)}}
+
+    def forward(self, x):
+        out = super().forward(x + 0.1 * self.states[0].mean().detach())
+        self.states[0] = self.cache["layers"][0] = self.seen.detach()
+        self.states.append(self.seen)
+        return out
+
+
 def spectrally_normed():
     """With torch's older function, which keeps the weight as an attribute that a hook computes."""
     torch.manual_seed(0)
@@ -133,6 +147,17 @@ def test_a_refresh_restores_attributes(make, engine):
     for module, before in zip(model.modules(), attributes, strict=True):
         assert module.__dict__.keys() == before.keys()
         assert all(module.__dict__[name] is value for name, value in before.items())
+    copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("engine", ["auto", "double-backward", "finite-differences", "linearised"])
+def test_a_refresh_restores_lists_and_dicts(engine):
+    """Forward mode would leave tensors there that can be neither saved nor copied."""
+    model = RememberingInLists().double()
+    state, layer = model.states[0], model.cache["layers"][0]
+    assert flat_geometry(model, F.cross_entropy, engine=engine).refresh(drawn_batch()).accepted
+    assert [one is state for one in model.states] == [True]
+    assert model.cache["layers"][0] is layer
     copy.deepcopy(model)
 
 

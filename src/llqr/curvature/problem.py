@@ -154,13 +154,12 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Eval mode, a forked random state and no hooks of FSDP2; whatever happens, the model is put back as it was.
 
     Sets the training flags alone, because `eval` may do more, such as merge what is trained into a frozen weight.
-    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives.
+    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives. What a model keeps in lists
+    and dicts is put back too: forward mode would leave tensors there that are of no use after it.
     """
     modules = list(model.modules())
-    held: list[dict[Any, Any]] = [
-        own for m in modules for own in (m.__dict__, m._parameters, m._buffers, m._forward_pre_hooks, m._forward_hooks)
-    ]
-    before = [dict(own) for own in held]
+    held = _containers(modules)
+    before = [dict(own) if isinstance(own, dict) else list(own) for own in held]
     sharded = "torch.distributed.fsdp" in sys.modules
     try:
         for module in modules:
@@ -172,9 +171,25 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
             yield
     finally:
         for now, own in zip(held, before, strict=True):
+            if not isinstance(now, dict):
+                now[:] = own
+                continue
             if list(now) != list(own):
                 now.clear()
             now.update(own)
+
+
+def _containers(modules: list[nn.Module]) -> list[Any]:
+    """The attributes of the modules, and every dict and list inside."""
+    found: dict[int, Any] = {id(module.__dict__): module.__dict__ for module in modules}
+    waiting = list(found.values())
+    while waiting:
+        own = waiting.pop()
+        for value in own.values() if isinstance(own, dict) else own:
+            if isinstance(value, dict | list) and id(value) not in found:
+                found[id(value)] = value
+                waiting.append(value)
+    return list(found.values())
 
 
 def _is_fsdps(hook: Callable[..., Any]) -> bool:
