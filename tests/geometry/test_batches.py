@@ -119,6 +119,31 @@ def test_a_resumed_run_draws_the_same(source, before, order):
     assert_same_state(second[1].state_dict(), straight[1].state_dict())
 
 
+class Augmented(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.rand(()), y
+
+
+def test_a_resumed_run_draws_the_same_from_persistent_workers():
+    """Which go on with their random numbers in a second pass over the data."""
+
+    def source():
+        made = BatchSource()
+        data = Augmented(*dataset(8).tensors)
+        made.draw_from(DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True))
+        return made
+
+    straight, device = source(), torch.device("cpu")
+    for seed in range(3):
+        straight.draw(None, device, seed)
+    resumed = source()
+    resumed.load(straight.state())
+    (x, y), (expected, labels) = resumed.draw(None, device, 3), straight.draw(None, device, 3)
+    assert x.equal(expected)
+    assert y.equal(labels)
+
+
 class Resumable:
     """As torchdata's `StatefulDataLoader`: its state is that of the iterator that was made last."""
 
