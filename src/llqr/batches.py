@@ -42,7 +42,7 @@ class BatchSource:
         self.source = self._own = source
         if hasattr(source, "_iterator"):  # a copy of a loader, so that refreshes do not advance the training loop's
             own: Any = copy.copy(source)
-            # Workers that persist go on with their random numbers in a second pass, which could not be resumed. The last
+            # Persistent workers go on with their random numbers in a second pass, which could not be resumed. The last
             # is a position of torchdata's StatefulDataLoader.
             vars(own).update(_iterator=None, persistent_workers=False, next_iter_state=None)
             self._own = own

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from zipfile import ZipFile
 
 from llqr.lab.errors import CannotWrite
 
@@ -45,6 +46,17 @@ def write_text(path: Path, text: str) -> None:
     """Atomically, so that a reader never sees half a file."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def check_archive(path: Path) -> None:
+    """Refuse a file of `torch.save` that would take much more memory than disk; torch itself compresses nothing."""
+    with ZipFile(path) as archive:
+        entries = archive.infolist()
+        pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise ValueError("its parts are longer than the file")
+        if any(b"bytearray" in archive.read(entry) for entry in pickles):  # allowed by torch, of any length
+            raise ValueError("it holds a bytearray")
 
 
 def make_folder(path: Path) -> None:

@@ -108,5 +108,7 @@ def _format_warning(
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"llqr: {sentence}", file=sys.stderr)
+    # What a file holds must not control the terminal.
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in sentence)
+    print(f"llqr: {shown}", file=sys.stderr)
     sys.exit(code)

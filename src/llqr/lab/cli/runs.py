@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,16 @@ from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 from llqr.lab.writing import check_file, check_folder
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """Code of the user's own may print, but stdout is for results; its `sys.exit` does not mean that all is done."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise ConfigurationError(f"the experiment called sys.exit({error.code!r}) before it was done.") from error
 
 
 def complete_recipes(incomplete: str) -> list[str]:
@@ -92,6 +103,7 @@ class RunOptions:
         bool, typer.Option("--dry-run", help="Only print the resolved configuration and the memory of the metric.")
     ] = False
 
+    @own_code()
     def load(self, name: str) -> Recipe:
         """Load a recipe with the changes from the command line."""
         overrides = self.overrides or []
@@ -203,6 +215,7 @@ def reproduce(
             show_table(tables.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
+@own_code()
 def _filed_under(name: str) -> str:
     """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
     if is_file(name):
@@ -231,10 +244,12 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
     if how.keep is not None:
         _check_kept(how.keep)
     if how.dry_run:
-        print(json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned)))
+        with own_code():
+            shown = json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned))
+        print(shown)
         return False
     check_folder("--out", how.out)
-    with stop, Display(len(planned), quiet=how.quiet) as display:
+    with own_code(), stop, Display(len(planned), quiet=how.quiet) as display:
         results = carry_out(planned, execution, stop, display)
     summaries = summarise(results)
     if how.as_json:
@@ -253,6 +268,7 @@ def _check_kept(path: Path) -> None:
     check_file("--keep", path)
 
 
+@own_code()
 def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
     """Write the page on the runs, for which their solutions are measured, unless the last run was to be stopped."""
     if stop.reason:

@@ -75,7 +75,8 @@ def read(path: Path, seen: tuple[Path, ...]) -> Table:
     label = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
     try:
         own = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a mark first
-    except ValueError as error:  # no TOML, or not in UTF-8
+        copy.deepcopy(own)  # dotted keys nest without recursion
+    except (RecursionError, ValueError) as error:  # no TOML, or not in UTF-8
         raise ConfigurationError(f"{label}: {error}.") from error
     parent = own.pop("extends", None)
     if parent is None:
@@ -107,7 +108,10 @@ def parse_override(text: str) -> Table:
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise ConfigurationError(f"--set must be key=value with a dotted key, got {text!r}.")
-    return nested(parts, parse_value(value))
+    try:
+        return copy.deepcopy(nested(parts, parse_value(value)))
+    except RecursionError as error:
+        raise ConfigurationError(f"--set: {parts[0]} is nested too deeply.") from error
 
 
 def parse_value(text: str) -> Any:

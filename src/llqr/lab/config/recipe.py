@@ -81,6 +81,8 @@ class Recipe:
         strange = [column for column in self.columns if column not in self.methods]
         if strange or not self.columns:
             raise ValueError(f"columns must be some of {', '.join(self.methods)}, got {', '.join(strange) or 'none'}.")
+        if not (self.title + self.caveat).isprintable():
+            raise ValueError("title and caveat may not have control characters.")
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}.")
         if self.beside is not None and not self.caveat:

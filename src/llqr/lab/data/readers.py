@@ -150,11 +150,15 @@ def decode(path: Path) -> "Image":
     """The image at ``path`` in RGB, fully read; errors name the file."""
     pillow = extra("PIL.Image", "Reading image files needs Pillow")
     try:
+        if not path.is_file():  # a pipe need not end
+            raise ValueError("it is not a file")
         with pillow.open(path) as image:
+            if image.width * image.height > pillow.MAX_IMAGE_PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} pixels")
             found: Image = image.convert("RGB")
             return found
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} is not a readable image: {error}.") from error
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from llqr import STRUCTURES
 from llqr.lab import writing
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.runs.json_files import CURVE, LINE, checked, flatten, plain
+from llqr.lab.runs.json_files import CURVE, LINE, checked, content, flatten, plain
 from llqr.lab.runs.stored import RunRecord, StoredRun
 
 KIND = "run"
@@ -190,13 +190,13 @@ def curve_of(run: StoredRun) -> dict[str, Any]:
 
 def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a file, whatever their kind, each with its place."""
-    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, text in enumerate(content(path).splitlines(), start=1):
         if not text.strip():
             continue
         origin = f"{path.name}, line {number}"
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise DataError(f"{origin} is damaged: {error}; delete it and add its run again.") from error
         if not isinstance(line, dict) or "kind" not in line:
             raise DataError(f"{origin} is no result: it has no kind.")

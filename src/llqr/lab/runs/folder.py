@@ -54,8 +54,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from working on this run at the same time."""
+        """Keep other processes from working on this run at the same time; refuse files that are really elsewhere."""
         make_folder(self.path)
+        for entry in self.path.iterdir():
+            if entry.is_symlink():
+                raise ConfigurationError(f"--out: {entry} is a link, which a run does not follow; remove it.")
         try:
             lock = FileLock(self.path / ".lock").acquire(timeout=0)
         except Timeout as error:

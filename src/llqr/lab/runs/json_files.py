@@ -28,6 +28,8 @@ def checked(value: Any, keys: Iterable[str], where: str) -> dict[str, Any]:
             if not isinstance(found, dict) or part not in found:
                 raise DataError(f"{where} is damaged: {key} is missing.")
             found = found[part]
+        if isinstance(found, str) and not found.isprintable() and key != "command":
+            raise DataError(f"{where} is damaged: {key} has control characters.")
     table: dict[str, Any] = value
     return table
 
@@ -55,10 +57,17 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def read_json(path: Path, keys: Iterable[str] = ()) -> Any:
     """Read a file of one JSON table that must have these keys."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(content(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}.") from error
     return checked(found, keys, str(path))
+
+
+def content(path: Path) -> bytes:
+    """Read a file; a pipe or a device, which need not end, is none."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a file.")
+    return path.read_bytes()
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

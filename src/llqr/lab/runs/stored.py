@@ -13,7 +13,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.grouping import grouped
 from llqr.lab.runs.folder import RunFolder, text_of
-from llqr.lab.runs.json_files import ANALYSIS, RECORD, checked, flatten, plain, read_json
+from llqr.lab.runs.json_files import ANALYSIS, RECORD, checked, content, flatten, plain, read_json
 
 LAST = sys.maxsize
 IDENTITY = ("data.root", "method")
@@ -141,7 +141,7 @@ def read(folder: Path) -> StoredRun:
 
 
 def _records(path: Path, finished: bool) -> Iterator[dict[str, Any]]:
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = content(path).splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)

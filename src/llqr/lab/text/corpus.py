@@ -19,6 +19,8 @@ Corpus = dict[str, tuple[list[bytes], list[bytes]]]
 
 COMPRESSED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
 """Suffixes of compressed files, and what opens them."""
+MOST_COMPRESSED, LEAST = 100, 2**24
+"""Text is compressed to a third or so; a small file that fills the memory is none. `LEAST` bytes are always read."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -51,7 +53,11 @@ def read_lines(path: Path) -> list[bytes]:
         raise FileNotFoundError(f"{path.absolute()} is missing.")
     try:
         with COMPRESSED.get(path.suffix, open)(path, "rb") as file:
-            lines: list[bytes] = file.read().removeprefix(BYTE_ORDER_MARK).split(b"\n")
+            most = max(LEAST, MOST_COMPRESSED * path.stat().st_size)
+            content: bytes = file.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"{path} is damaged: it is more than {MOST_COMPRESSED} times as long as its file.")
+        lines = content.removeprefix(BYTE_ORDER_MARK).split(b"\n")
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
     return lines if lines[-1] else lines[:-1]

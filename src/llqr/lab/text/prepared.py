@@ -28,7 +28,7 @@ from llqr.lab.extras import extra
 from llqr.lab.text import subwords
 from llqr.lab.text.corpus import SPLITS, Corpus
 from llqr.lab.text.subwords import EOS, Subwords
-from llqr.lab.writing import make_folder, replacing
+from llqr.lab.writing import check_archive, make_folder, replacing
 
 NAME = re.compile(r"\w[\w.-]*")
 """Valid names of a prepared text."""
@@ -54,6 +54,7 @@ def read(root: Path, *, mmap: bool = False) -> dict[str, Any]:
             f"{root.parent} --source FOLDER"
         )
     try:
+        check_archive(path)
         content: dict[str, Any] = torch.load(path, weights_only=True, mmap=mmap)
         if not mmap and (damaged := ZipFile(path).testzip()):  # torch does not compare the checksums
             raise ValueError(f"the checksum of {damaged} is wrong")
