@@ -321,3 +321,17 @@ def test_bad_arguments_are_named(make, message):
 def test_with_a_metric_the_default_displacement_has_euclidean_length_rho(probe):
     eps = probe(0.3).displacement(point(), positive_diagonal, 0)
     assert float(torch.cat([part.flatten() for part in eps]).norm()) == pytest.approx(0.3, rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [llqr.SAMProbe, llqr.ASAMProbe, llqr.FisherSAMProbe])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_large_and_small_gradients_in_float16(make, size):
+    """`g^2` and `T^2 g` leave the range of float16 where the displacement does not."""
+    draw = torch.Generator().manual_seed(0)
+    weight, g = 10 * torch.randn(3, 4, generator=draw).half(), (size * torch.randn(3, 4, generator=draw)).half()
+    exact, found = (
+        make(rho=0.1).displacement(Point([w], [v], names={w: "weight"}), lambda u: u, 0)[0]
+        for w, v in ((weight.double(), g.double()), (weight, g))
+    )
+    assert found.dtype == torch.float16
+    assert torch.allclose(found.double(), exact, rtol=2e-3, atol=1e-6)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from llqr.probes.norms import Norm
-from llqr.probes.sam import Point, SAMProbe
+from llqr.probes.sam import Point, SAMProbe, widened
 from llqr.schedule import Schedule, check_number
 
 
@@ -33,7 +33,7 @@ class ASAMProbe(SAMProbe):
         self.eta = check_number("eta", eta, 0)
 
     def scaling(self, point: Point) -> list[Tensor]:
-        scaling = list(torch._foreach_abs(point.weights))
+        scaling = list(torch._foreach_abs(widened(point.weights)))
         torch._foreach_mul_(scaling, [0.0 if bias else 1.0 for bias in point.is_bias])
         torch._foreach_add_(scaling, [1.0 if bias else self.eta for bias in point.is_bias])
         return scaling

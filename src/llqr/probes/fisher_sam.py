@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from llqr.probes.norms import Norm
-from llqr.probes.sam import Point, SAMProbe
+from llqr.probes.sam import Point, SAMProbe, widened
 from llqr.schedule import Schedule, check_number
 
 
@@ -32,7 +32,8 @@ class FisherSAMProbe(SAMProbe):
         self.eta = check_number("eta", eta, 1e-12)
 
     def scaling(self, point: Point) -> list[Tensor]:
-        scaling = list(torch._foreach_mul(point.grads, point.grads))
+        grads = widened(point.grads)
+        scaling = list(torch._foreach_mul(grads, grads))
         torch._foreach_add_(scaling, self.eta)
         torch._foreach_rsqrt_(scaling)
         return scaling

@@ -103,7 +103,7 @@ class SAMProbe:
         d = transport(v) if T is None else _product(T, transport(_product(T, v)))
         over = divisors(self.norm, v, d, point)
         rho = at(self.rho, step, "rho", 0)
-        dtypes, devices = {part.dtype for part in d}, {part.device for part in d}
+        dtypes, devices = {part.dtype for part in v}, {part.device for part in d}
         half = torch.float16 in dtypes  # where `rho / norm` overflows for tiny gradients, and `rho d / norm` does not
         if isinstance(over, Tensor) and not (half or point.radii) and len(dtypes) == len(devices) == 1:
             scale = over.reciprocal().mul_(rho).to(d[0].dtype)  # as `rho / over` is computed, in fewer calls
@@ -114,7 +114,7 @@ class SAMProbe:
         each = [over.to(part.device) for part in d] if isinstance(over, Tensor) else over
         scales = [point.radii.get(p, rho) / own for p, own in zip(point.parameters, each, strict=True)]
         if half:
-            return [(part.float() * scale).to(part.dtype) for part, scale in zip(d, scales, strict=True)]
+            return [(part.float() * scale).to(own.dtype) for own, part, scale in zip(v, d, scales, strict=True)]
         return _product(d, [scale.to(part.dtype) for scale, part in zip(scales, d, strict=True)])
 
     def settle(self) -> None:
@@ -136,6 +136,11 @@ class SAMProbe:
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         pass
+
+
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """float16 as float32: products of a scaling and a gradient leave the range of float16."""
+    return [tensor.float() if tensor.dtype == torch.float16 else tensor for tensor in tensors]
 
 
 def _product(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
