@@ -59,3 +59,40 @@ def test_a_line_of_results_without_its_parts_is_named(run, tmp_path, capsys):
         main(["table", "digits", "--results", str(tmp_path)])
     assert exit_.value.code == 3
     assert "digits.jsonl, line 1 is damaged: recipe is missing." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_value_of_another_kind_is_named(run, name):
+    whole = (run / name).read_text()
+    for key in FILES[name]:
+        damaged = table = json.loads(whole)
+        *outer, last = key.split(".")
+        for part in outer:
+            table = table[part]
+        table[last] = {"x": []} if isinstance(table[last], list) else [1]
+        (run / name).write_text(json.dumps(damaged))
+        with pytest.raises(DataError, match=rf"{name} is damaged: {key} is [\"']"):
+            stored.read(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("log.jsonl", lambda record: record.pop("test")),
+        ("log.jsonl", lambda record: record.pop("spectrum")),
+        ("log.jsonl", lambda record: record["refreshes"].append("x")),
+        ("result.json", lambda result: result.pop("rate")),
+        ("result.json", lambda result: result["test"].update(loss=[])),
+        ("analysis.json", lambda analysis: analysis["slices"][0].pop("losses")),
+    ],
+)
+def test_what_the_report_alone_needs(run, tmp_path, name, change, capsys):
+    first, *_ = (run / name).read_text().splitlines()
+    table = json.loads(first)
+    change(table)
+    (run / name).write_text(json.dumps(table) + "\n")
+    with pytest.raises(SystemExit) as exit_:
+        main(["report", str(tmp_path), "--samples", "0"])
+    err = capsys.readouterr().err
+    assert (exit_.value.code, err.count("\n")) == (3, 1)
+    assert "RUNS: a log, result or analysis is damaged (" in err

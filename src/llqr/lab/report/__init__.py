@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from llqr.lab import pictures
+from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.grouping import grouped
 from llqr.lab.report import parts
 from llqr.lab.report.parts import Part
@@ -19,7 +20,13 @@ __all__ = ["render", "write"]
 def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
     """Write the report on these runs to the file ``out``."""
     make_folder(out.parent)
-    write_text(out, render(runs, out.parent, notes))
+    try:
+        page = render(runs, out.parent, notes)
+    except ConfigurationError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"RUNS: a log, result or analysis is damaged ({type(error).__name__}: {error}).") from error
+    write_text(out, page)
 
 
 def render(runs: Sequence[StoredRun], home: Path, notes: dict[Path, str] | None = None) -> str:

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,23 +12,44 @@ import torch
 from llqr.lab.errors import DataError
 from llqr.lab.writing import write_text
 
-# The keys that these files must have, so that a damaged one is named when it is read; other keys are free.
-CONFIG = ("recipe", "seed", "run.method", "run.training", "run.data", "started", "command", "machine.device", "resumed")
-RESULT = ("recipe", "title", "method", "seed", "metric", "larger_is_better", "best", "last", "seconds.total", "unit")
-RECORD = ("epoch", "step", "train.loss", "seconds.train", "seconds.refresh", "refreshes")
-LINE = ("recipe", "seed", "run.method", "machine.device", "result.metric")
-CURVE = ("recipe", "seed", "run.method", "finished", "split", "epoch", "step", "train_loss")
-ANALYSIS = ("samples", "loss", "sharpness.top.value", "sharpness.reason", "engine")
+NUMBER = (int, float, type(None))
+"""A number that is not finite is null in JSON."""
+# The keys that these files must have, and what they hold, so that a damaged file is named when it is read; other keys
+# are free.
+Keys = Mapping[str, type | tuple[type, ...]]
+CONFIG: Keys = {
+    "recipe": str, "seed": int, "run.method": str, "run.training": dict, "run.data": dict, "started": str,
+    "command": str, "machine.device": str, "resumed": list,
+}  # fmt: skip
+RESULT: Keys = {
+    "recipe": str, "title": str, "method": str, "seed": int, "metric": str, "larger_is_better": bool, "best": NUMBER,
+    "last": NUMBER, "seconds.total": NUMBER, "unit": str,
+}  # fmt: skip
+RECORD: Keys = {
+    "epoch": NUMBER, "step": int, "train.loss": NUMBER, "seconds.train": NUMBER, "seconds.refresh": NUMBER,
+    "refreshes": list,
+}  # fmt: skip
+LINE: Keys = {"recipe": str, "seed": int, "run.method": str, "machine.device": str, "result.metric": str}
+CURVE: Keys = {
+    "recipe": str, "seed": int, "run.method": str, "finished": bool, "split": str, "epoch": list, "step": list,
+    "train_loss": list,
+}  # fmt: skip
+ANALYSIS: Keys = {
+    "samples": int, "loss": NUMBER, "sharpness.top.value": NUMBER, "sharpness.reason": str,
+    "engine": str,
+}  # fmt: skip
 
 
-def checked(value: Any, keys: Iterable[str], where: str) -> dict[str, Any]:
+def checked(value: Any, keys: Keys, where: str) -> dict[str, Any]:
     """Return ``value`` if it is a table with these dotted keys; otherwise raise a `DataError` that says ``where``."""
-    for key in keys:
+    for key, kind in keys.items():
         found = value
         for part in key.split("."):
             if not isinstance(found, dict) or part not in found:
                 raise DataError(f"{where} is damaged: {key} is missing.")
             found = found[part]
+        if not isinstance(found, kind):
+            raise DataError(f"{where} is damaged: {key} is {str(found)[:40]!r}.")
         if isinstance(found, str) and not found.isprintable() and key != "command":
             raise DataError(f"{where} is damaged: {key} has control characters.")
     table: dict[str, Any] = value
@@ -54,7 +76,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def read_json(path: Path, keys: Iterable[str] = ()) -> Any:
+def read_json(path: Path, keys: Keys = MappingProxyType({})) -> Any:
     """Read a file of one JSON table that must have these keys."""
     try:
         found = json.loads(content(path))
