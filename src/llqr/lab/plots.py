@@ -87,7 +87,9 @@ def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, col
 CHANGE = "refresh_change"
 
 
-def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) -> None:
+def save_curves(
+    files: Sequence[Path], path: Path, methods: Sequence[str] = (), panels: Sequence[str] = (), cadence: Any = None
+) -> None:
     """Draw the curves of these files, or only those of some methods."""
     lines = [line for file in files for line in measurements.read_curves(file)]
     known = list(dict.fromkeys(line["run"]["method"] for line in lines))
@@ -97,25 +99,34 @@ def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = ()) 
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")
     title = ", ".join([chosen[0]["recipe"], *_named(chosen)])
-    pictures.save(draw_curves(chosen), path, title, ", ".join(map(pictures.digest, files)))
+    pictures.save(draw_curves(chosen, panels, cadence), path, title, ", ".join(map(pictures.digest, files)))
 
 
 @pictures.styled
-def draw_curves(lines: Rows) -> "Figure":
-    """One panel per quantity, one line per run, one colour per method and setting."""
+def draw_curves(lines: Rows, panels: Sequence[str] = (), cadence: Any = None) -> "Figure":
+    """One panel per quantity, one line per run, one colour per method and setting.
+
+    ``panels`` are columns by "epoch", "step" or "time", such as "test_loss:time"; that needs a record of ``cadence``.
+    """
+    labels = _quantities(lines)
+    lines = [{**line, "error": [100 - one for one in line.get("accuracy", ())]} for line in lines]
     named = _named(lines)
-    panels = _quantities(lines)
-    figure, places = pictures.column([1.9] * len(panels))
-    for axes, (column, label) in zip(places, panels.items(), strict=True):
+    shown = [panel.partition(":")[::2] for panel in panels or [f"{column}:epoch" for column in labels]]
+    figure, places = pictures.column([1.9] * len(shown))
+    for axes, (column, by) in zip(places, shown, strict=True):
+        check_known("--panel", column, [CHANGE, *(name for name, own in lines[0].items() if isinstance(own, list))])
+        check_known("--panel: after the colon", by, ("epoch", "step", "time"))
         for number, (name, runs) in enumerate(named.items()):
-            _runs(axes, column, name, number, [run for run in runs if column in run])
-        axes.set_ylabel(pictures.literal(label))
+            _runs(axes, column, by, name, number, [run for run in runs if column in run], cadence)
+        label = column if column.startswith((lines[0]["split"], "train")) else f"{lines[0]['split']} {column}"
+        axes.set_ylabel(pictures.literal(labels.get(column, label.replace("_", " "))))
         # Without the first steep quarter, beside which the differences at the end could not be seen.
         late = [value for line in lines if column != CHANGE for value in line[column][len(line[column]) // 4 :]]
-        if shown := [value for value in late if value is not None]:
-            pictures.focus(axes, shown)
-        axes.set_xlim(0, max(line["epoch"][-1] for line in lines))
-    places[-1].set_xlabel("epoch")
+        if len(late) > 9 * len(lines) and (seen := [value for value in late if value is not None]):
+            pictures.focus(axes, seen)
+        axes.set_xlim(0, None if by == "time" else max(line[by][-1] for line in lines))
+        if axes is places[-1] or len({by for _, by in shown}) > 1:
+            axes.set_xlabel("time, in epochs of SAM" if by == "time" else by)
     pictures.legend_above(figure, places[0], columns=1)
     stopped = [
         f"{name}, seed {run['seed']}, stopped at epoch {run['epoch'][-1]:g}"
@@ -148,15 +159,32 @@ def _quantities(lines: Rows) -> dict[str, str]:
     return {evaluated: label, "train_loss": "training loss", **change}
 
 
-def _runs(axes: "Axes", column: str, name: str, number: int, runs: Rows) -> None:
+def _runs(axes: "Axes", column: str, by: str, name: str, number: int, runs: Rows, cadence: Any) -> None:
     colour, dashes = pictures.look(number)
     for place, run in enumerate(runs):
-        steps_per_epoch = run["step"][-1] / run["epoch"][-1]
-        x = [step / steps_per_epoch for step in run["refresh_step"]] if column == CHANGE else run["epoch"]
+        x = np.array(run["refresh_step" if column == CHANGE else "step"], dtype=float)
+        x = time_of_sam(cadence, run["run"], x) if by == "time" else x
+        x = x if by == "step" else x * run["epoch"][-1] / run["step"][-1]
         y = np.array(run[column], dtype=float)  # null, for a number that is not finite, becomes NaN
         label = "_" if place else pictures.literal(fill(name, WIDEST))
-        marker = "o" if len(x) == 1 else None
-        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, label=label)
+        marker = "o" if len(x) < 10 else None
+        axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, markersize=3, label=label)
+
+
+def time_of_sam(cadence: Row | None, run: Row, steps: Any) -> Any:
+    """How long these steps take, in steps of SAM, by a record of `llqr bench cadence`: runs that share a device cannot
+    be timed themselves. A step between two probes takes as long as one without a probe."""
+    if cadence is None:
+        raise ConfigurationError("--cadence is needed for a panel by time.")
+    geometry, probe = run["geometry"] or {}, run["probe"]
+    timed = {(row["method"], row["interval"]): row["lasting_vs_sam"]["median"] for row in cadence["rows"]}
+    base = "AdamW" if "adam" in run["base"]["name"] else "SGD"
+    names = ("LLQR", "LLQR+SAM") if geometry else (base, "SAM")
+    plain, probed = (timed[name, geometry.get("every")] for name in names)
+    if probe is None:
+        return plain * steps
+    second = np.maximum(0, steps - (probe.get("start_after") or 0)) / (probe.get("every") or 1)
+    return plain * steps + (probed - plain) * second
 
 
 # -- the figures of a report -------------------------------------------------------------------------------------------

@@ -85,6 +85,27 @@ def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, kept, c
     assert "llqr-ngd" not in text
 
 
+def test_panels_by_step_and_by_time_show_what_is_asked_for(tmp_path, kept, capsys):
+    """By time, a late and sparse probe costs nothing before it starts, and a second pass in one step of two then."""
+    run = {"method": "late", "geometry": {"every": 500}, "base": {"name": "sgd"}}
+    line = curve(run=run | {"probe": {"start_after": 20, "every": 2}})
+    rows = [{"method": "LLQR", "interval": 500, "lasting_vs_sam": {"median": 0.6}}]
+    rows += [{"method": "LLQR+SAM", "interval": 500, "lasting_vs_sam": {"median": 1.2}}]
+    error, loss = plots.draw_curves([line], ["error:step", "train_loss:time"], {"rows": rows}).axes
+    assert [list(axes.get_lines()[0].get_ydata()) for axes in (error, loss)] == [[13, 12, 11, 10], line["train_loss"]]
+    assert list(error.get_lines()[0].get_xdata()) == [10, 20, 30, 40]
+    assert loss.get_lines()[0].get_xdata().tolist() == pytest.approx([0.6, 1.2, 2.1, 3.0])
+    assert (error.get_ylabel(), loss.get_xlabel()) == ("test error", "time, in epochs of SAM")
+    path = kept(line)
+    for panel, message in (
+        ("bleu:step", "--panel must be one of"),
+        ("accuracy:hours", "must be one of epoch, step, time"),
+        ("accuracy:time", "--cadence is needed for a panel by time"),
+    ):
+        assert results("draw", path, "--to", tmp_path / "x.svg", "--panel", panel) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own():
     lines = [curve(seed=seed, run={"method": "sam", "rho": rho}) for seed, rho in ((0, 0.1), (1, 0.1), (0, 0.2))]
     accuracy = plots.draw_curves(lines).axes[0]
@@ -123,6 +144,11 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, kept, capsys):
 
 def test_the_picture_of_the_site_is_that_of_the_kept_curves():
     """If this fails, run `make figures`."""
-    text = (ROOT / "docs/figures/cifar100-rho-0.1.svg").read_text()
-    for file in sorted((ROOT / "results/curves").glob("cifar100-resnet18@rho-0.1-seed*.jsonl")):
-        assert pictures.digest(file) in text
+    curves = {"cifar100-rho-0.1": "cifar100-resnet18@rho-0.1", "cifar100-error-loss": "cifar100-resnet18@rho-0.1"}
+    files = {name: list((ROOT / "results/curves").glob(f"{own}-seed*.jsonl")) for name, own in curves.items()}
+    files["europarl"] = [ROOT / "results/curves/iwslt14-europarl-de-en-seed0.jsonl"]
+    files["price"] = [ROOT / "results/cifar100.jsonl", ROOT / "results/price.jsonl"]
+    for name, own in files.items():
+        text = (ROOT / f"docs/figures/{name}.svg").read_text()
+        assert own
+        assert all(pictures.digest(file) in text for file in own), name

@@ -1,5 +1,6 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -182,11 +183,15 @@ def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
     to: Annotated[Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark).")],
     method: Annotated[list[str] | None, typer.Option(help="Only the runs of this method; may be repeated.")] = None,
+    panel: Annotated[
+        list[str] | None, typer.Option(help="Such as error:epoch, test_loss:time or BLEU:step; may be repeated.")
+    ] = None,
+    cadence: Annotated[Path | None, typer.Option(help="Times of steps, by `llqr bench cadence --out`.")] = None,
 ) -> None:
     """Draw kept curves: what was evaluated, the training loss, and how much the metric changed a gradient."""
     pictures.check("--to", to)
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is no file.")
-    plots.save_curves(files, to, method or ())
+    plots.save_curves(files, to, method or (), panel or (), cadence and json.loads(cadence.read_text()))
     print(to)
