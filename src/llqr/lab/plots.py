@@ -309,21 +309,24 @@ def scaling(rows: Rows) -> "Figure":
     """Logarithmic in both directions: a power of the number of parameters is a straight line."""
     figure, (axes,) = pictures.column([3.0])
     sizes, seconds = np.array([[row["parameters"], row["seconds"]["median"]] for row in rows]).T
-    axes.plot(sizes, seconds, "o", color=pictures.ORANGE, label="here")
+    axes.plot(sizes, seconds, "o", color=pictures.ORANGE, label="here, LLQR and LLQR+SAM alike")
     for row, size, time in zip(rows, sizes, seconds, strict=True):
         axes.annotate(f"{row['model']} {time:.2f} s", (size, time), (7, -9), textcoords="offset points", fontsize=8)
     if len(sizes) > 1:
         power, level = np.polyfit(np.log(sizes), np.log(seconds), 1)
         label = f"here, fit: P^{power:.2f}"
         axes.plot(sizes, np.exp(level) * sizes**power, color=pictures.ORANGE, linewidth=1, label=label)
-    table = [row for row in paper()["cadence"]["rows"] if (row["method"], row["interval"]) == ("LLQR+SAM", LABELLED)]
-    printed = {row["arch"].lower().partition("/")[0]: row["steady_update_s"] for row in table}
-    theirs = [(row["parameters"], printed[row["model"]]) for row in rows if row["model"] in printed]
-    if theirs:
-        at, spent = zip(*theirs, strict=True)
-        axes.plot(at, spent, "s", color=pictures.BLUE, markerfacecolor="none", label="paper, cadence table")
-        for size, time in theirs:
-            axes.annotate(f"{time:.1f} s", (size, time), (-4, 7), textcoords="offset points", fontsize=8, ha="right")
+    for method, mark, place in (("LLQR", "^", (5, -12)), ("LLQR+SAM", "s", (-5, 6))):
+        table = {row["arch"].lower().partition("/")[0]: row["steady_update_s"] for row in paper()["cadence"]["rows"]
+                 if (row["method"], row["interval"]) == (method, LABELLED)}  # fmt: skip
+        theirs = [(row["parameters"], table[row["model"]]) for row in rows if row["model"] in table]
+        if theirs:
+            axes.plot(
+                *zip(*theirs, strict=True), mark, color=pictures.BLUE, markerfacecolor="none", label=f"paper, {method}"
+            )
+        for at in theirs:
+            beside = {"textcoords": "offset points", "fontsize": 8, "ha": "left" if place[0] > 0 else "right"}
+            axes.annotate(f"{at[1]:.1f} s", at, place, **beside)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="seconds of a refresh")
     axes.margins(x=0.2, y=0.12)
     _label_height(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200))
