@@ -10,9 +10,10 @@ from matplotlib.patches import Ellipse
 import llqr
 from llqr.lab import pictures
 
-CURVATURE = torch.tensor([1.0, 12.0])
+CURVATURE = torch.tensor([1.0, 6.0])
+U = 1 / CURVATURE  # shortens the gradient where the loss is steep
 START = torch.tensor([-2.6, 0.42])
-RHO, LR = 0.55, 0.6
+RHO, LR = 0.55, 0.22
 COLOURS = {"SAM": pictures.BLUE, "LLQR+SAM": pictures.ORANGE}
 
 
@@ -23,11 +24,8 @@ def loss(theta: torch.Tensor) -> torch.Tensor:
 def step(name: str) -> tuple[np.ndarray, np.ndarray]:
     """The probe and the new weights of one step of the library's own optimizer."""
     theta = torch.nn.Parameter(START.clone())
-    # U is scaled to determinant 1, so that both probes cover the same area.
-    U = CURVATURE.prod().sqrt() / CURVATURE
-    lr = LR / float(CURVATURE.prod().sqrt())
     geometry = llqr.FixedGeometry([(theta, lambda g: U * g)]) if name == "LLQR+SAM" else None
-    opt = llqr.SAM(torch.optim.SGD([theta], lr=lr / (1 if geometry else 3)), rho=RHO, norm="metric", geometry=geometry)
+    opt = llqr.SAM(torch.optim.SGD([theta], lr=LR), rho=RHO, norm="metric", geometry=geometry)
     seen = []
 
     def closure() -> torch.Tensor:
@@ -43,17 +41,16 @@ def step(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pictures.styled
 def draw() -> Figure:
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.5), layout="constrained")
     axes = figure.subplots()
-    for level in np.linspace(7.0, 0.4, 16):  # contours of the loss; inside each it is a little darker
+    for level in np.linspace(3.6, 0.3, 12):  # contours of the loss; inside each it is a little darker
         size = [2 * level / float(curvature) ** 0.5 for curvature in CURVATURE]
         axes.add_patch(
             Ellipse((0, 0), *size, facecolor=pictures.INK, edgecolor=pictures.SOFT, alpha=0.016, linewidth=0.6)
         )
     axes.plot(0, 0, "*", color=pictures.GREEN, markersize=16)
     axes.annotate("minimum", (0, 0), (-0.35, -0.42), color=pictures.GREEN, fontsize=11)
-    scale = (CURVATURE.prod().sqrt() / CURVATURE).sqrt().tolist()
-    for name, (width, height) in {"SAM": (1.0, 1.0), "LLQR+SAM": tuple(scale)}.items():
+    for name, (width, height) in {"SAM": (1.0, 1.0), "LLQR+SAM": tuple(U.sqrt().tolist())}.items():
         probe, end = step(name)
         colour = COLOURS[name]
         size = (2 * RHO * width, 2 * RHO * height)
@@ -66,12 +63,12 @@ def draw() -> Figure:
     axes.annotate("weights", START.tolist(), (-1.97, 0.68), fontsize=11)
     axes.annotate("SAM: probe on a circle,\nstep across the valley", (-2.0, 1.05), color=COLOURS["SAM"], fontsize=11)
     axes.annotate(
-        "LLQR+SAM: probe on an ellipse that\nthe metric shapes, step along the valley",
-        (-4.1, -1.05),
+        "LLQR+SAM: probe on an ellipse that the\nmetric shapes, shorter step along the valley",
+        (-4.0, -1.5),
         color=COLOURS["LLQR+SAM"],
         fontsize=11,
     )
-    axes.set(xlim=(-4.2, 1.1), ylim=(-1.2, 1.6), aspect="equal")
+    axes.set(xlim=(-4.1, 1.4), ylim=(-1.6, 1.5), aspect="equal")
     axes.set_axis_off()
     return figure
 

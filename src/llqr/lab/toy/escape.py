@@ -9,10 +9,12 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from llqr.lab.pictures import styled
-from llqr.lab.toy.drawing import GREEN, band, method_handles, panels, ring_map, ring_slice, shared_legend
+from llqr.lab.toy.drawing import GREEN, PURPLE, band, method_handles, panels, ring_map, ring_slice, shared_legend
 from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, quantiles, statistics
-from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape, rescaled_sam
 from llqr.theory import METHODS, hovering_envelope
+
+RESCALED = "SAM, lr / mean curvature"
 
 
 def run_escape(
@@ -25,8 +27,11 @@ def run_escape(
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())
+    rescaled = rescaled_sam(runs)
     flat = {method: _arrivals(runs.flat_step(method)) for method in ("sam", "llqr+sam")}
+    flat[RESCALED] = _arrivals(rescaled.flat_step("sam"))
     decay = {method: float(runs.losses(method).mean()) for method in METHODS}
+    decay[RESCALED] = float(rescaled.losses("sam").mean())
     return ToyResult(
         "escape",
         {
@@ -34,7 +39,7 @@ def run_escape(
             "steps_to_flat": flat, "mean_loss": decay,
             "loss_curves": {m: quantiles(runs.losses(m)) for m in METHODS},
         },
-        {"escape": escape_figure(runs)},
+        {"escape" if anisotropy == 1 else "escape-anisotropic": escape_figure(runs, rescaled)},
     )  # fmt: skip
 
 
@@ -45,7 +50,7 @@ def _arrivals(steps: Tensor) -> dict[str, float]:
 
 
 @styled
-def escape_figure(runs: ToyRuns) -> Figure:
+def escape_figure(runs: ToyRuns, rescaled: ToyRuns) -> Figure:
     figure, (slice_, map_, loss) = panels(3)
     rho, bar = float(runs.constants.rho), float(runs.constants.lambda_bar)
     ring_slice(slice_, runs, {"sam": rho, "llqr+sam": float(hovering_envelope(rho, bar))})
@@ -54,7 +59,10 @@ def escape_figure(runs: ToyRuns) -> Figure:
     for method in METHODS:
         values = runs.losses(method).clamp(min=1e-9).numpy()
         band(loss, values, method)
+    loss.plot(range(1, len(values) + 1), rescaled.losses("sam").clamp(min=1e-9).median(1).values, color=PURPLE, lw=1.2)
     loss.set(xscale="log", yscale="log", xlabel="step + 1", ylabel="loss above the flat minimum")
     loss.set_title(f"median and range, {values.shape[1]} starts")
-    shared_legend(figure, [*method_handles(), Line2D([], [], color=GREEN, lw=1.2, label="flat basin")])
+    others = {RESCALED: PURPLE, "flat basin": GREEN}
+    lines = [Line2D([], [], color=colour, lw=1.2, label=label) for label, colour in others.items()]
+    shared_legend(figure, [*method_handles(), *lines])
     return figure
