@@ -83,7 +83,6 @@ def test_every_value_of_another_kind_is_named(run, name):
         ("log.jsonl", lambda record: record["refreshes"].append("x")),
         ("result.json", lambda result: result.pop("rate")),
         ("result.json", lambda result: result["test"].update(loss=[])),
-        ("analysis.json", lambda analysis: analysis["slices"][0].pop("losses")),
     ],
 )
 def test_what_the_report_alone_needs(run, tmp_path, name, change, capsys):
