@@ -321,12 +321,11 @@ def scaling(rows: Rows) -> "Figure":
                  if (row["method"], row["interval"]) == (method, LABELLED)}  # fmt: skip
         theirs = [(row["parameters"], table[row["model"]]) for row in rows if row["model"] in table]
         if theirs:
-            axes.plot(
-                *zip(*theirs, strict=True), mark, color=pictures.BLUE, markerfacecolor="none", label=f"paper, {method}"
-            )
+            look: dict[str, Any] = {"color": pictures.BLUE, "markerfacecolor": "none", "label": f"paper, {method}"}
+            axes.plot(*zip(*theirs, strict=True), mark, **look)
         for at in theirs:
-            beside = {"textcoords": "offset points", "fontsize": 8, "ha": "left" if place[0] > 0 else "right"}
-            axes.annotate(f"{at[1]:.1f} s", at, place, **beside)
+            side = "left" if place[0] > 0 else "right"
+            axes.annotate(f"{at[1]:.1f} s", at, place, textcoords="offset points", fontsize=8, ha=side)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="seconds of a refresh")
     axes.margins(x=0.2, y=0.12)
     _label_height(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200))

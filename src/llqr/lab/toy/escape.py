@@ -11,8 +11,9 @@ from torch import Tensor
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, PURPLE, band, method_handles, panels, ring_map, ring_slice, shared_legend
 from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, quantiles, statistics
-from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape, rescaled_sam
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
 from llqr.theory import METHODS, hovering_envelope
+from llqr.theory.trajectories import simulate
 
 RESCALED = "SAM, lr / mean curvature"
 
@@ -27,10 +28,13 @@ def run_escape(
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = escape(constants, starts=starts, steps=steps, seed=seed)
     claims = claim_shares(runs.escape_claims())
-    rescaled = rescaled_sam(runs)
+    start = runs.trajectories["sam"].positions[0]
+    lr = constants.lr / float(runs.landscape.average_curvature(start).mean())
+    sam = simulate("sam", runs.landscape.loss, start, lr=lr, steps=steps, rho=constants.rho)
+    rescaled = ToyRuns(constants, {"sam": sam})
     flat = {method: _arrivals(runs.flat_step(method)) for method in ("sam", "llqr+sam")}
     flat[RESCALED] = _arrivals(rescaled.flat_step("sam"))
-    decay = {method: float(runs.losses(method).mean()) for method in METHODS}
+    decay = {str(method): float(runs.losses(method).mean()) for method in METHODS}
     decay[RESCALED] = float(rescaled.losses("sam").mean())
     return ToyResult(
         "escape",

@@ -6,7 +6,7 @@ radius for the two SAM methods. `FIGURE_CONSTANTS` holds the constants, found by
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -161,15 +161,6 @@ def escape(constants: ToyConstants = FIGURE_CONSTANTS, starts: int = 32, steps: 
     return run(constants, off_bottom_starts(constants, starts, seed), steps)
 
 
-def rescaled_sam(runs: ToyRuns) -> ToyRuns:
-    """SAM alone from the starts of `runs`, with the learning rate over the bowl's mean curvature: as long steps as `U`
-    makes there, in the gradient's own direction."""
-    constants = runs.constants
-    mean = float(constants.landscape.average_curvature(torch.zeros(2)).mean())
-    start, steps = runs.trajectories["sam"].positions[0], len(runs.trajectories["sam"].positions) - 1
-    return run(replace(constants, lr=constants.lr / mean), start, steps, methods=("sam",))
-
-
 def ejection(
     constants: ToyConstants = FIGURE_CONSTANTS,
     seeds: int = 32,
@@ -208,14 +199,8 @@ def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
     return schedule
 
 
-def run(
-    constants: ToyConstants,
-    start: Tensor,
-    steps: int,
-    noise: Tensor | None = None,
-    methods: tuple[Method, ...] = METHODS,
-) -> ToyRuns:
-    """All four methods, or some, from `start`, each by the library's own optimizer."""
+def run(constants: ToyConstants, start: Tensor, steps: int, noise: Tensor | None = None) -> ToyRuns:
+    """All four methods from `start`, each by the library's own optimizer."""
     landscape = constants.landscape
     return ToyRuns(
         constants,
@@ -230,7 +215,7 @@ def run(
                 metric=landscape.metric,
                 noise=None if noise is None else noise.__getitem__,
             )
-            for method in methods
+            for method in METHODS
         },
     )
 
