@@ -156,7 +156,7 @@ def test_probe_only_does_not_change_the_update():
     opt = llqr.LLQRSAM(torch.optim.SGD(parameters, lr=1.0), fixed, rho=0.4, transport=False)
     start = [p.detach().clone() for p in parameters]
     g = torch.autograd.grad(cross_entropy(model(batch[0]), batch[1]), parameters)
-    norm = torch.sqrt(sum((a * b).square().sum() for a, b in zip(g, u, strict=True)))
+    norm = torch.sqrt(sum((a * b * a).sum() for a, b in zip(g, u, strict=True)))
     there = {
         name: (w + 0.4 * a * b / norm).requires_grad_()
         for (name, _), w, a, b in zip(model.named_parameters(), start, g, u, strict=True)

@@ -4,7 +4,7 @@ Each method is a point of probe x metric x transport x base optimizer:
 
     refresh U if due                                     geometry
     g   = grad L(theta)                                  first pass
-    eps = rho U g / |U g|                                probe
+    eps = rho U g / sqrt(g.Ug)                           probe
     g~  = grad L(theta + eps)                            second pass
     theta <- base(theta, U g~)                           transport and base optimizer
 """
@@ -140,7 +140,7 @@ class Optimizer(TwoCalls):
                 self.geometry.refresh_if_due(batch)
 
     def _displacement(self, g: Point) -> list[Tensor]:
-        """`eps = rho U g / |U g|`."""
+        """`eps = rho U g / sqrt(g.Ug)`."""
         assert self.probe is not None
         return self.probe.displacement(g, lambda v: self._U(g, v), self.steps)
 
@@ -176,7 +176,7 @@ class WithProbe(Optimizer):
 
 
 class SAM(WithProbe):
-    """`SAM(base, rho=0.05, norm="euclidean", start_after=0, every=1)`: `eps = rho g / |g|`.
+    """`SAM(base, rho=0.05, norm="metric", start_after=0, every=1)`: `eps = rho g / |g|`.
 
     This and all methods take the settings of `Optimizer` too; with `geometry=` it is LLQR+SAM. `every=5` probes in one
     step of five, and the others take one pass.
@@ -222,11 +222,11 @@ class FriendlySAM(WithProbe):
 
 
 class LLQRSAM(SAM):
-    """`LLQRSAM(base, geometry, rho=0.05)`: `theta+ = theta + rho U g / |U g|`, `theta <- theta - eta U g(theta+)`.
+    """`LLQRSAM(base, geometry, rho=0.05)`: `theta+ = theta + rho U g / sqrt(g.Ug)`, `theta <- theta - eta U g(theta+)`.
 
-    `norm="metric"` is the paper's equation, `rho U g / sqrt(g.Ug)`; the default is the Euclidean norm of the authors'
-    public code, in which the probe has the length `rho`, as in SAM. `transport=False` is the paper's LLQR^Delta+SAM:
-    the metric shapes the probe and leaves the update alone.
+    `rho` is SAM's radius: the probe shrinks with `U`. `norm="euclidean"` is that of the authors' public code,
+    `rho U g / |U g|`, whose probe has the length `rho` and wants about half of SAM's radius. `transport=False` is the
+    paper's LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
 
     Example:
         >>> import llqr

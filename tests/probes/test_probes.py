@@ -135,7 +135,7 @@ def test_friendly_sam_remembers(transport):
         g = numbers(at.grads)
         v = [a - b for a, b in zip(g, mean, strict=True)]
         d = numbers(transport([torch.from_numpy(np.asarray(part)) for part in v]))
-        expected = [0.3 * part / over for part, over in zip(d, norm_of("euclidean", v, d), strict=True)]
+        expected = [0.3 * part / over for part, over in zip(d, norm_of("metric", v, d), strict=True)]
         check(probe.displacement(at, transport, step), expected)
         mean = [0.8 * m + 0.2 * a for m, a in zip(mean, g, strict=True)]
 
@@ -318,9 +318,22 @@ def test_bad_arguments_are_named(make, message):
 
 
 @pytest.mark.parametrize("probe", [llqr.SAMProbe, llqr.FriendlySAMProbe])
-def test_with_a_metric_the_default_displacement_has_euclidean_length_rho(probe):
+def test_with_a_metric_the_default_displacement_has_length_rho_in_the_metric(probe):
+    """`eps = rho U g / sqrt(g.Ug)`: `eps.U^-1 eps = rho^2`, so that the probe shrinks with `U`."""
     eps = probe(0.3).displacement(point(), positive_diagonal, 0)
-    assert float(torch.cat([part.flatten() for part in eps]).norm()) == pytest.approx(0.3, rel=1e-9)
+    one = positive_diagonal([torch.ones_like(part) for part in eps])
+    square = sum(float((part.square() / u).sum()) for part, u in zip(eps, one, strict=True))
+    assert square == pytest.approx(0.3**2, rel=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["", "layer-"])
+def test_without_a_metric_the_metric_norm_is_the_euclidean_one_bit_by_bit(norm):
+    for transport in (same, list):  # `list`: a geometry that has learned nothing yet gives a new list
+        one, other = (
+            llqr.SAMProbe(0.3, norm=f"{norm}{kind}").displacement(point(), transport, 0)
+            for kind in ("metric", "euclidean")
+        )
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("make", [llqr.SAMProbe, llqr.ASAMProbe, llqr.FisherSAMProbe])

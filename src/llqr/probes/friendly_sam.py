@@ -33,7 +33,7 @@ class FriendlySAMProbe(SAMProbe):
         rho: Schedule = 0.05,
         lam: float = 0.9,
         *,
-        norm: Norm = "euclidean",
+        norm: Norm = "metric",
         start_after: int = 0,
         every: Schedule = 1,
     ) -> None:

@@ -32,7 +32,7 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> Tens
     """One number for all or one tensor per parameter. Infinite where `v.d <= 0`: the probe stays at the centre."""
     if callable(norm):
         return _custom(norm, v, d, point)
-    metric = norm.endswith("metric") and any(a is not b for a, b in zip(v, d, strict=True))
+    metric = norm.endswith("metric") and d is not v and any(a is not b for a, b in zip(v, d, strict=True))
     if not norm.startswith("layer-"):
         return _root(_total(_metric_total if metric else _euclidean_total, v, d, point), metric)
     # Each layer by its own norm, then 1 / sqrt(#layers), so that the whole displacement still has length rho.

@@ -62,13 +62,13 @@ class Point:
 
 
 class SAMProbe:
-    """SAM: `eps = rho U g / |U g|`.
+    """SAM: `eps = rho U g / sqrt(g.Ug)`; without a metric `rho g / |g|`.
 
     Args:
         rho: the radius, a number or a function of the step; a parameter group's own `"rho"` takes precedence.
-        norm: "euclidean" `|Uv|` (the authors' code; `|eps|` is rho, as in SAM), "metric" `sqrt(v.Uv)` (the paper's
-            equation), "layer-euclidean", "layer-metric", or a function `norm(v, d)` -> divisors. ASAM and FisherSAM
-            are defined by the metric norm, which is their default.
+        norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (the authors' code; `|eps|` is rho),
+            "layer-metric", "layer-euclidean", or a function `norm(v, d)` -> divisors. Without a metric (or ASAM's and
+            FisherSAM's scaling) the first two are the same.
         start_after: steps without a probe at the start (a warm-up).
         every: probe in one step of this many, a number or a function of the step, counted from `start_after`; the steps
             between take one pass. A larger `rho` makes up for part of what they miss.
@@ -82,7 +82,7 @@ class SAMProbe:
     name: ClassVar[str] = "sam"
 
     def __init__(
-        self, rho: Schedule = 0.05, *, norm: Norm = "euclidean", start_after: int = 0, every: Schedule = 1
+        self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
     ) -> None:
         check("rho", rho, 0)
         check_norm(norm)

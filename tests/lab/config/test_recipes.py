@@ -99,7 +99,7 @@ def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
     run = loaded.run("llqr-ngd+sam")
     assert run.base == Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
-    assert run.probe == Probe("sam", rho=0.005, start_after=4000)
+    assert run.probe == Probe("sam", rho=0.005, norm="euclidean", start_after=4000)
     assert run.geometry == GeometrySettings(
         divergence="ngd",
         structure="e-kfac",
@@ -229,8 +229,8 @@ def test_the_authors_public_code_on_cifar(name):
         ours.geometries["ngd"], structure="diagonal", every=1000
     )
     assert authors.run("llqr-ngd+sam").probe == authors.run("sam").probe
-    assert authors.run("sam").probe == Probe("sam", rho=0.1)
-    assert authors.run("fsam").probe == Probe("fsam", rho=0.1, lam=0.6)
+    assert authors.run("sam").probe == Probe("sam", rho=0.1, norm="euclidean")
+    assert authors.run("fsam").probe == Probe("fsam", rho=0.1, lam=0.6, norm="euclidean")
     assert authors.run("sam").base == dataclasses.replace(ours.run("sam").base, weight_decay=5e-4)
     assert authors.run("adam").base == Base("adamw", lr=3e-3, weight_decay=1e-2)
     assert authors.optimizer == OptimizerSettings(same_dropout=False, buffers="probe")
@@ -293,7 +293,7 @@ def test_aliases_mean_the_natural_gradient():
 
 def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.1, "lam": 0.6, "start_after": 0}
+    assert run.probe.arguments() == {"rho": 0.1, "lam": 0.6, "norm": "euclidean", "start_after": 0}
     probe = run.probe.build()
     assert (probe.name, probe.rho, probe.lam, probe.start_after) == ("fsam", 0.1, 0.6, 0)
 
