@@ -26,6 +26,10 @@ PAPER = {
 }
 
 
+def settings_for(name, model):
+    return geometry_for(name, model) | ({"rho": 0.05} if "sam" in name else {})
+
+
 def geometry_for(name: str, model: nn.Module) -> dict[str, llqr.Geometry]:
     if "llqr" not in name:
         return {}
@@ -35,7 +39,7 @@ def geometry_for(name: str, model: nn.Module) -> dict[str, llqr.Geometry]:
 @pytest.mark.parametrize("name", PAPER)
 def test_every_name_of_the_tables_builds_and_trains(name):
     model, data = mlp(), batches(3)
-    opt = llqr.build(name, sgd(model), **geometry_for(name, model))
+    opt = llqr.build(name, sgd(model), **settings_for(name, model))
     probe, learned, transport = PAPER[name]
     assert (opt.probe.name if opt.probe else None) == probe
     assert (opt.geometry is not None) == learned
@@ -49,14 +53,14 @@ def test_every_name_of_the_tables_builds_and_trains(name):
 @pytest.mark.parametrize("name", llqr.method_names())
 def test_every_listed_name_builds(name):
     model = mlp()
-    assert isinstance(llqr.build(name, sgd(model), **geometry_for(name, model)), llqr.Optimizer)
+    assert isinstance(llqr.build(name, sgd(model), **settings_for(name, model)), llqr.Optimizer)
 
 
 def test_names_are_not_case_sensitive_and_settings_pass_through():
     model = mlp()
     opt = llqr.build("LLQR-NGD+FSAM", sgd(model), rho=0.3, lam=0.6, norm="euclidean", **geometry_for("llqr-ngd", model))
     assert (opt.probe.rho, opt.probe.lam, opt.probe.norm) == (0.3, 0.6, "euclidean")
-    assert llqr.build("asam", sgd(model), eta=0.5, start_after=7).probe.start_after == 7
+    assert llqr.build("asam", sgd(model), rho=0.5, eta=0.5, start_after=7).probe.start_after == 7
 
 
 @pytest.mark.parametrize("name", ["samm", "", "llqr-foo+sam", "llqr+adam", "sam+llqr", "llqr+", "llqr-ngd-newton+sam"])
@@ -90,7 +94,7 @@ def test_a_divergence_that_contradicts_the_name():
     model = mlp()
     with pytest.raises(ValueError, match="wants the divergence 'newton', got 'ngd'"):
         llqr.build("llqr-newton+sam", sgd(model), geometry=quick_geometry(model, divergence="ngd"))
-    llqr.build("llqr+sam", sgd(model), geometry=quick_geometry(model, divergence="newton"))
+    llqr.build("llqr+sam", sgd(model), rho=0.05, geometry=quick_geometry(model, divergence="newton"))
 
 
 def test_the_classes_are_the_methods_of_the_same_name():
@@ -172,11 +176,11 @@ def test_probe_only_does_not_change_the_update():
     [
         (lambda base: llqr.SAM(base, rho=-0.1), "rho"),
         (lambda base: llqr.SAM(base, rho="0.1"), "rho"),
-        (lambda base: llqr.SAM(base, norm="l7"), "norm"),
-        (lambda base: llqr.SAM(base, start_after=-1), "start_after"),
-        (lambda base: llqr.ASAM(base, eta=-1.0), "eta"),
-        (lambda base: llqr.FisherSAM(base, eta=0.0), "eta"),
-        (lambda base: llqr.FriendlySAM(base, lam=1.5), "lam"),
+        (lambda base: llqr.SAM(base, rho=0.05, norm="l7"), "norm"),
+        (lambda base: llqr.SAM(base, rho=0.05, start_after=-1), "start_after"),
+        (lambda base: llqr.ASAM(base, rho=0.5, eta=-1.0), "eta"),
+        (lambda base: llqr.FisherSAM(base, rho=0.1, eta=0.0), "eta"),
+        (lambda base: llqr.FriendlySAM(base, rho=0.05, lam=1.5), "lam"),
     ],
 )
 def test_bad_settings_are_named(make, argument):
@@ -191,19 +195,19 @@ def parameters():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda base: llqr.SAM(llqr.SAM(base)), "base: SAM is a wrapper already"),
+        (lambda base: llqr.SAM(llqr.SAM(base, rho=0.05), rho=0.05), "base: SAM is a wrapper already"),
         (lambda base: llqr.Optimizer(base, 0.05), "probe: expected a llqr.SAMProbe"),
         (lambda base: llqr.Optimizer(base, llqr.SAMProbe), "probe: expected a llqr.SAMProbe"),
-        (lambda base: llqr.SAM(base, model="resnet"), "model: expected an nn.Module, got str"),
-        (lambda base: llqr.SAM(base, no_sync=True), "no_sync: expected a function"),
-        (lambda base: llqr.SAM(base, transport="no"), "transport: expected True or False"),
-        (lambda base: llqr.SAM(base, same_dropout="no"), "same_dropout: expected True or False"),
+        (lambda base: llqr.SAM(base, rho=0.05, model="resnet"), "model: expected an nn.Module, got str"),
+        (lambda base: llqr.SAM(base, rho=0.05, no_sync=True), "no_sync: expected a function"),
+        (lambda base: llqr.SAM(base, rho=0.05, transport="no"), "transport: expected True or False"),
+        (lambda base: llqr.SAM(base, rho=0.05, same_dropout="no"), "same_dropout: expected True or False"),
         (lambda base: llqr.LLQR(base, None), "geometry: expected a llqr.Geometry, got None"),
-        (lambda base: llqr.LLQRSAM(base, None), "geometry: expected a llqr.Geometry, got None"),
+        (lambda base: llqr.LLQRSAM(base, None, rho=0.05), "geometry: expected a llqr.Geometry, got None"),
         (lambda base: llqr.build(None, base), "name: expected one of"),
-        (lambda base: llqr.FriendlySAM(base, lam=lambda step: 0.9), "lam: expected a number"),
-        (lambda base: llqr.ASAM(base, eta=float("inf")), "eta: expected a number"),
-        (lambda base: llqr.SAM(base, start_after=lambda step: 3), "start_after: expected a number"),
+        (lambda base: llqr.FriendlySAM(base, rho=0.05, lam=lambda step: 0.9), "lam: expected a number"),
+        (lambda base: llqr.ASAM(base, rho=0.5, eta=float("inf")), "eta: expected a number"),
+        (lambda base: llqr.SAM(base, rho=0.05, start_after=lambda step: 3), "start_after: expected a number"),
     ],
 )
 def test_wrong_arguments_are_named(wrong, says):

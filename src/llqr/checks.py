@@ -22,23 +22,31 @@ if TYPE_CHECKING:
 
 OUTSIDE = (
     "step: there are gradients of a backward pass outside the closure, which the second pass would need at the probe; "
-    "compute the loss of all micro-batches in the closure, or use first_step() and second_step(); in Lightning, "
-    "Hugging Face and Accelerate, see llqr.integrations"
+    "compute the loss of all micro-batches in the closure, or run each of them by llqr.integrations.passes.Passes; "
+    "Lightning, Hugging Face and Accelerate have classes of their own in llqr.integrations"
 )
 NO_GRADIENTS = (
     "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call backward()? "
     "(said once)"
 )
 CLOSURE = (
-    "closure: a probe needs the loss twice; pass a closure, or use first_step() and second_step(); in Lightning, "
-    "Hugging Face and Accelerate, see llqr.integrations"
+    "closure: a probe needs the loss twice; pass a closure, or use llqr.integrations.passes.Passes, or first_step() "
+    "and second_step(); Lightning, Hugging Face and Accelerate have classes of their own in llqr.integrations"
 )
+RADIUS = (
+    "rho: a probe needs its radius, and none suits every training: start with 0.05 for SGD and 0.005 for Adam or AdamW "
+    "(ASAM: ten times that)"
+)
+ADOPT = "to go on with what fits, load_state_dict(state, adopt=True)"
 
 
 def check_base(base: torch.optim.Optimizer) -> None:
     if not isinstance(base, torch.optim.Optimizer):
         kind = type(base).__name__
-        raise TypeError(f"base: expected an optimizer, such as torch.optim.SGD(parameters, lr=0.1), got {kind}")
+        raise TypeError(
+            "base: expected an optimizer, as in llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05), got "
+            f"{kind}"
+        )
     if isinstance(getattr(base, "base", None), torch.optim.Optimizer):
         raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")
     if isinstance(base, torch.optim.LBFGS):
@@ -126,15 +134,12 @@ def check_state_dict(state: Mapping[str, Any]) -> None:
 def check_saved(own: Mapping[str, Any] | None, ours: Mapping[str, Any], states: int) -> None:
     """Whether our part `own` of a saved state, beside so many states of the base, fits an optimizer that has `ours`."""
     if own is None:
-        raise ValueError(
-            "state_dict: no 'llqr' entry, so it was not saved by this optimizer; to take the state of a plain base "
-            "optimizer, call opt.base.load_state_dict"
-        )
+        raise ValueError(f"state_dict: no 'llqr' entry, so it was not saved by this optimizer; {ADOPT}")
     saved, expected = (None if part["probe"] is None else part["probe"]["name"] for part in (own, ours))
     if saved != expected:
-        raise ValueError(f"state_dict: saved with the probe {saved!r}, this optimizer has {expected!r}")
+        raise ValueError(f"state_dict: saved with the probe {saved!r}, this optimizer has {expected!r}; {ADOPT}")
     if (own["geometry"] is None) != (ours["geometry"] is None):
-        raise ValueError("state_dict: only one of this optimizer and the saved one has a geometry")
+        raise ValueError(f"state_dict: only one of this optimizer and the saved one has a geometry; {ADOPT}")
     if len(own["shapes"]) != len(ours["shapes"]):
         raise ValueError(
             f"state_dict: saved for {len(own['shapes'])} parameters, this optimizer has {len(ours['shapes'])}"

@@ -17,7 +17,7 @@ from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
 from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
-from llqr.state import Wrapper
+from llqr.state import Wrapper, has_own_radius
 
 Closure = Callable[[], Any]
 #: An attribute of gradients that a finished step leaves behind: their version at that time.
@@ -136,7 +136,8 @@ class TwoPasses:
         sharding = Sharding.of(parameters)
         if sharding is not None:
             grads = local(sharded_like(parameters, grads))
-        return Point(parameters, grads, optimizer.names, radii(optimizer.base), sharding, self._closure is not None)
+        radii = {p: own for g, own in own_radii(optimizer.base) if own is not None for p in g["params"]}
+        return Point(parameters, grads, optimizer.names, radii, sharding, self._closure is not None)
 
     def descend(self, g: Point, Ug: list[Tensor]) -> bool:
         """The base optimizer's step on `U g`; False if there was none to do, or an overflow skips it."""
@@ -318,13 +319,11 @@ def substituted(parameters: Sequence[Tensor], Ug: Sequence[Tensor]) -> Iterator[
             parameter.grad = gradient
 
 
-def radii(base: torch.optim.Optimizer) -> dict[Tensor, float]:
-    """The `"rho"` of parameter groups that have one, unless it is a setting of the base optimizer (as in Adadelta)."""
-    found: dict[Tensor, float] = {}
+def own_radii(base: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], float | None]]:
+    """The parameter groups and their `"rho"`: None if it is the probe's, or a setting of the base (as in Adadelta)."""
     for i, group in enumerate(base.param_groups):
-        if group.get("rho") is not None and "rho" not in base.defaults:
-            found |= dict.fromkeys(group["params"], check_number(f"param_groups[{i}]['rho']", group["rho"], 0))
-    return found
+        own = None if "rho" in base.defaults or not has_own_radius(group) else group["rho"]
+        yield group, own if own is None else check_number(f"param_groups[{i}]['rho']", own, 0)
 
 
 def unscale(scaler: Any, wrapper: torch.optim.Optimizer, base: torch.optim.Optimizer) -> bool:

@@ -28,8 +28,9 @@ from llqr.checks import (
     check_settings,
 )
 from llqr.distributed.dtensors import local
-from llqr.passes import Closure, TwoCalls, TwoPasses
+from llqr.passes import Closure, TwoCalls, TwoPasses, own_radii
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Point, SAMProbe
+from llqr.schedule import at
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
@@ -124,14 +125,17 @@ class Optimizer(TwoCalls):
 
     @property
     def probing(self) -> bool:
-        """Whether the next step takes a second pass, at the probe; see `start_after` and `every` of the probe.
+        """Whether the next step takes a second pass, at the probe; see `rho`, `start_after` and `every` of the probe.
 
         Example:
-            >>> opt = SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), start_after=1000)
+            >>> opt = SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), rho=0.05, start_after=1000)
             >>> opt.probing
             False
         """
-        return self.probe is not None and self.probe.active(self.steps)
+        if self.probe is None or not self.probe.active(self.steps):
+            return False
+        rho = at(self.probe.rho, self.steps, "rho", 0)
+        return any((rho if own is None else own) > 0 for _, own in own_radii(self.base))
 
     def _refresh(self, batch: Any) -> None:
         """Learn `U`, if it is time to."""
@@ -171,12 +175,13 @@ class WithProbe(Optimizer):
     kind: ClassVar[type[SAMProbe]]
 
     def __init__(self, base: Base, *rho: Any, **settings: Any) -> None:
+        check_base(base)
         own = {key: settings.pop(key) for key in OWN_SETTINGS if key in settings}
         super().__init__(base, self.kind(*rho, **settings), **own)
 
 
 class SAM(WithProbe):
-    """`SAM(base, rho=0.05, norm="metric", start_after=0, every=1)`: `eps = rho g / |g|`.
+    """`SAM(base, rho, norm="metric", start_after=0, every=1)`: `eps = rho g / |g|`.
 
     This and all methods take the settings of `Optimizer` too; with `geometry=` it is LLQR+SAM. `every=5` probes in one
     step of five, and the others take one pass.
@@ -190,7 +195,7 @@ class SAM(WithProbe):
 
 
 class ASAM(WithProbe):
-    """`ASAM(base, rho=0.5, eta=0.01)`: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
+    """`ASAM(base, rho, eta=0.01)`: `T = |w| + eta` (1 for biases), `eps = rho T^2 g / |T g|`.
 
     With a geometry `eps = rho T U T g / |T g|_U`.
 
@@ -202,7 +207,7 @@ class ASAM(WithProbe):
 
 
 class FisherSAM(WithProbe):
-    """`FisherSAM(base, rho=0.1, eta=0.1)`: `eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
+    """`FisherSAM(base, rho, eta=0.1)`: `eps = rho F^-1 g / sqrt(g.F^-1 g)` with `F^-1 = 1 / (g^2 + eta)`.
 
     Example:
         >>> opt = FisherSAM(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), rho=0.1)
@@ -212,7 +217,7 @@ class FisherSAM(WithProbe):
 
 
 class FriendlySAM(WithProbe):
-    """`FriendlySAM(base, rho=0.05, lam=0.9)`: the probe follows `g - gbar`, what is specific to this batch.
+    """`FriendlySAM(base, rho, lam=0.9)`: the probe follows `g - gbar`, what is specific to this batch.
 
     Example:
         >>> opt = FriendlySAM(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), rho=0.1, lam=0.6)
@@ -222,7 +227,7 @@ class FriendlySAM(WithProbe):
 
 
 class LLQRSAM(SAM):
-    """`LLQRSAM(base, geometry, rho=0.05)`: `theta+ = theta + rho U g / sqrt(g.Ug)`, `theta <- theta - eta U g(theta+)`.
+    """`LLQRSAM(base, geometry, rho)`: `theta+ = theta + rho U g / sqrt(g.Ug)`, `theta <- theta - eta U g(theta+)`.
 
     `rho` is SAM's radius: the probe shrinks with `U`. `norm="euclidean"` is that of the authors' public code,
     `rho U g / |U g|`, whose probe has the length `rho` and wants about half of SAM's radius. `transport=False` is the

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from llqr.caller_warnings import warn
 from llqr.checks import check_parameters, check_saved, check_state_dict
+from llqr.schedule import plain
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
@@ -97,10 +99,19 @@ class Wrapper(torch.optim.Optimizer):
     def _notice_parameters(self) -> None:
         """Check the parameters and learn their names."""
         check_parameters(self._order(), self._no_sync)
+        self._show_radius()
         named = [] if self.model is None else self.model.named_parameters()
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         for group in self.param_groups:
             self.names = dict(zip(group["params"], group.get("param_names", ()), strict=False)) | self.names
+
+    def _show_radius(self) -> None:
+        """Let groups without a radius of their own show the probe's, if it is a number."""
+        shown = None if self.probe is None else plain(self.probe.rho)
+        for group in () if "rho" in self.defaults else self.param_groups:
+            if not has_own_radius(group):
+                for key in RADIUS:
+                    group.pop(key, None) if shown is None else group.update({key: shown})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -108,33 +119,40 @@ class Wrapper(torch.optim.Optimizer):
     def _order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, metric: bool = True) -> dict[str, Any]:
         """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
 
         They are also in the first group: `torch.distributed.checkpoint.state_dict` keeps only states and groups. Of a
-        metric that is shared out among ranks, each rank has its own blocks.
+        metric that is shared out among ranks, each rank has its own blocks. `metric=False` leaves the metric out, for a
+        smaller file, which loads with `adopt=True`.
         """
         self._check_centre("state_dict")
         base = self.base.state_dict()
-        return with_own(base, self._own_state() | {"states": len(base["state"])}, self._order())
+        own = self._own_state() | {"states": len(base["state"])} | ({} if metric else {"geometry": None})
+        return with_own(base, own, self._order())
 
     def _own_state(self) -> dict[str, Any]:
         order = self._order()
         return {
             "steps": self.steps,
             "shapes": [list(parameter.shape) for parameter in order],
-            "probe": None if self.probe is None else {"name": self.probe.name} | self.probe.state_dict(order),
+            "probe": None
+            if self.probe is None
+            else {"name": self.probe.name, "rho": plain(self.probe.rho)} | self.probe.state_dict(order),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, adopt: bool = False) -> None:
         """Strict: refuses the state of another probe, another geometry or other parameters; then nothing has changed.
 
-        The state of a plain base optimizer goes into `opt.base.load_state_dict`.
+        With `adopt=True` it takes the state of another method (SAM, LLQR+SAM, the base optimizer alone): momenta and
+        counters, and of probe and metric what both have; the rest starts fresh.
         """
         self._check_centre("load_state_dict")
         state, own = taken_apart(state_dict)
         ours = self._own_state()
+        if adopt:
+            own = adopted(own, ours)
         check_saved(own, ours, len(state["state"]))
         assert own is not None
         before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
@@ -146,6 +164,10 @@ class Wrapper(torch.optim.Optimizer):
             if self.probe is not None:
                 self.probe.load_state_dict(ours["probe"], self._order())
             raise
+        self._show_radius()
+        saved, now = ((part["probe"] or {}).get("rho") for part in (own, ours))
+        if saved is not None and now is not None and saved != now:
+            warn(f"rho: saved with {saved:g}, this run goes on with its own, {now:g}")
 
     def _load_own(self, own: Mapping[str, Any]) -> None:
         steps = int(own["steps"])
@@ -181,6 +203,18 @@ class Wrapper(torch.optim.Optimizer):
 
 
 # -- the dictionary ----------------------------------------------------------------------------------------------------
+
+
+#: What a group without a radius of its own shows, and what tells that it is the probe's. Neither is saved.
+RADIUS = ("rho", "initial_rho")
+
+
+def has_own_radius(group: Mapping[str, Any]) -> bool:
+    return group.get("rho") is not None and group["rho"] != group.get("initial_rho")
+
+
+def _without(group: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in keys}
 
 
 class State(dict[str, Any]):
@@ -228,14 +262,13 @@ def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequen
     metric = (own["geometry"] or {}).get("metric")
     if isinstance(metric, Mapping) and isinstance(metric.get("factors"), Mapping):
         tensors["factors"] = dict(metric["factors"])
-        without = {key: value for key, value in metric.items() if key != "factors"}
-        rest["geometry"] = {**own["geometry"], "metric": without}
+        rest["geometry"] = {**own["geometry"], "metric": _without(metric, "factors")}
     mean = (own["probe"] or {}).get("mean")
     if mean is not None:
         zeros = {str(i): torch.zeros_like(p) for i, p in enumerate(parameters) if i not in mean}
         tensors["mean"] = {str(i): tensor for i, tensor in mean.items()} | zeros
         rest["probe"] = {**own["probe"], "mean": list(mean)}
-    first, *others = base["param_groups"]
+    first, *others = (_without(g, *RADIUS[has_own_radius(g) :]) for g in base["param_groups"])
     state = State(base, param_groups=[{**first, "llqr": OwnState.of(rest), "llqr_tensors": tensors}, *others])
     state.own = own
     return state
@@ -254,6 +287,14 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, 
         if own is None and found is not None:
             own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
     return plain | {"param_groups": groups}, own
+
+
+def adopted(own: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our part of another method's state: probe and geometry where both have the same, otherwise those of `ours`."""
+    own = {**ours, "steps": 0} if own is None else own
+    same = own["probe"] is not None and ours["probe"] is not None and own["probe"]["name"] == ours["probe"]["name"]
+    both = own["geometry"] is not None and ours["geometry"] is not None
+    return {**own, "probe": (own if same else ours)["probe"], "geometry": (own if both else ours)["geometry"]}
 
 
 def _joined(rest: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mapping[str, Any]:

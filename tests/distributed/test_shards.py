@@ -249,7 +249,7 @@ def refused():
         "no group": lambda: flat_geometry(model, F.cross_entropy, shards="all"),
         "no divisor": lambda: flat_geometry(ddp, F.cross_entropy, shards=3),
         "few blocks": lambda: flat_geometry(nn.Linear(2, 2), F.cross_entropy, process_group=dist.group.WORLD, shards=2),
-        "no_sync": lambda: llqr.LLQRSAM(torch.optim.SGD(model.parameters(), 0.1), shared, no_sync=ddp.no_sync),
+        "no_sync": lambda: llqr.LLQRSAM(torch.optim.SGD(model.parameters(), 0.1), shared, 0.05, no_sync=ddp.no_sync),
         "capture": lambda: flat_geometry(ddp, F.cross_entropy, shards=2, capture=True),
     }
     said = {}

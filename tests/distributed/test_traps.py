@@ -39,7 +39,7 @@ def refusals(rank, world):
     parallel, both = tensor_parallel(world)[0], fsdp2_and_tensor_parallel(world)[0]
     model, share, shares = fsdp2(world)
     batch = [part.chunk(shares)[share] for part in batches(1)[0]]
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     closure = closure_of(opt, model, batch, mse)
 
     def outside():
@@ -47,11 +47,11 @@ def refusals(rank, world):
         opt.step(lambda: mse(model(batch[0]), batch[1]).backward())
 
     return {
-        "fsdp1": refusal(lambda: llqr.SAM(sgd(flat))),
-        "fsdp1 with the original parameters": refusal(lambda: llqr.SAM(sgd(views))),
-        "fsdp1 without shards": refusal(lambda: llqr.SAM(sgd(copies))),
+        "fsdp1": refusal(lambda: llqr.SAM(sgd(flat), rho=0.05)),
+        "fsdp1 with the original parameters": refusal(lambda: llqr.SAM(sgd(views), rho=0.05)),
+        "fsdp1 without shards": refusal(lambda: llqr.SAM(sgd(copies), rho=0.05)),
         "a geometry of fsdp1": refusal(lambda: llqr.Geometry(views, mse)),
-        "own probes": refusal(lambda: llqr.SAM(sgd(model), no_sync=model.set_requires_gradient_sync)),
+        "own probes": refusal(lambda: llqr.SAM(sgd(model), rho=0.05, no_sync=model.set_requires_gradient_sync)),
         "a geometry": refusal(lambda: llqr.Geometry(model, mse)),
         "a geometry of tensor parallel weights": refusal(lambda: llqr.Geometry(parallel, mse, shards="all")),
         "a geometry of two dimensions": refusal(lambda: llqr.Geometry(both, mse, shards="all")),

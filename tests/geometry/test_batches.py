@@ -45,7 +45,7 @@ def test_steps_without_a_batch(source):
     model, data = mlp(), batches(7)
     geometry = quick_geometry(model, every=1)
     geometry.batches = SOURCES[source]()
-    steps(llqr.LLQRSAM(sgd(model), geometry), model, data)
+    steps(llqr.LLQRSAM(sgd(model), geometry, rho=0.05), model, data)
     assert geometry.refreshes == 7
 
 
@@ -84,7 +84,7 @@ def test_a_loader_with_persistent_workers_may_be_that_of_the_training_loop():
 def begun():
     torch.manual_seed(3)
     model = mlp()
-    return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, every=1))
+    return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, every=1), rho=0.05)
 
 
 @functools.cache

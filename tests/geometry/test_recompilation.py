@@ -38,7 +38,7 @@ def compiled():
 
 
 def optimizer(name, model, structure="diagonal"):
-    settings = {}
+    settings = {"rho": 0.05} if "sam" in name else {}
     if name.startswith("llqr"):
         settings["geometry"] = flat_geometry(
             model, cross_entropy, structure=structure, every=3, steps=3, engine="double-backward"

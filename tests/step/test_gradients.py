@@ -1,5 +1,7 @@
 """`U g` reaches the base optimizer without a copy, and the gradients' own tensors are put back."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -76,7 +78,7 @@ def test_gradients_in_another_memory_order(structure, base):
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = convolutions(memory_format)
         geometry = flat_geometry(model, cross_entropy, structure=structure, steps=3, lr=0.02, engine="double-backward")
-        opt = llqr.LLQRSAM(base(model), geometry)
+        opt = llqr.LLQRSAM(base(model), geometry, rho=0.05)
         opt.base.register_step_pre_hook(lambda *_, model=model: _strides_agree(model))
         train(opt, model, data)
         ends.append(weights(model))
@@ -102,7 +104,7 @@ def test_whatever_a_given_metric_returns():
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kfac"])
-@pytest.mark.parametrize("make", [llqr.LLQR, llqr.LLQRSAM])
+@pytest.mark.parametrize("make", [llqr.LLQR, functools.partial(llqr.LLQRSAM, rho=0.05)])
 def test_gradients_that_are_expanded(make, structure):
     """`torch.autograd.grad` returns such tensors, of which several entries are one number in memory."""
     ends = []

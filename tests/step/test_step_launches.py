@@ -29,6 +29,7 @@ def of_one_step(method, depth, **settings):
         geometry = flat_geometry(model, cross_entropy, steps=1, engine="double-backward")
         geometry.refresh((torch.randn(6, 8), torch.randint(3, (6,))))
         settings["geometry"] = geometry
+    settings |= {"rho": 0.05} if "sam" in method else {}
     opt = llqr.build(method, base, model=model, **settings)
     grads, loss = [torch.randn_like(p) for p in model.parameters()], torch.ones(())
 

@@ -94,7 +94,7 @@ def test_with_a_probe_they_are_refused_and_nothing_moves(method):
 def test_the_peers_idiom_is_refused_too():
     """A backward pass, then `step(closure)` with a closure that does not zero: half of it would be SAM."""
     model, data = mlp(), batches(2)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
 
     def closure(batch):
         loss = cross_entropy(model(batch[0]), batch[1])
@@ -113,7 +113,7 @@ def test_the_peers_idiom_is_refused_too():
 def test_a_closure_that_computes_nothing_is_refused():
     """A framework's closure that does nothing, after the only backward pass."""
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     cross_entropy(model(batch[0]), batch[1]).backward()
     with pytest.raises(RuntimeError, match="outside the closure"):
         opt.step(lambda: None)
@@ -124,7 +124,7 @@ def test_a_closure_that_computes_nothing_is_refused():
 def test_a_closure_that_zeroes_does_not_care(zeroing, set_to_none):
     data = batches(3)
     clean, dirty = mlp(), mlp()
-    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(dirty))
+    opt, other = llqr.SAM(sgd(clean), rho=0.05), llqr.SAM(sgd(dirty), rho=0.05)
     for batch in data:
         opt.step(closure_of(opt, clean, batch))
 
@@ -143,7 +143,7 @@ def test_a_closure_that_zeroes_does_not_care(zeroing, set_to_none):
 def test_gradients_zeroed_in_place_between_the_steps_are_nobodys(zeroing):
     data = batches(3)
     clean, zeroed = mlp(), mlp()
-    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(zeroed))
+    opt, other = llqr.SAM(sgd(clean), rho=0.05), llqr.SAM(sgd(zeroed), rho=0.05)
     for batch in data:
         opt.step(closure_of(opt, clean, batch))
         {"opt": other, "base": other.base, "model": zeroed}[zeroing].zero_grad(set_to_none=False)
@@ -161,7 +161,7 @@ def test_gradients_zeroed_in_place_between_the_steps_are_nobodys(zeroing):
 def test_gradients_of_a_step_that_failed_are_cleared_too(failing_pass):
     data = batches(2)
     clean, failing = mlp(), mlp()
-    opt, other = llqr.SAM(sgd(clean)), llqr.SAM(sgd(failing))
+    opt, other = llqr.SAM(sgd(clean), rho=0.05), llqr.SAM(sgd(failing), rho=0.05)
     passes = []
 
     def closure(batch):

@@ -183,7 +183,7 @@ def test_scaler_beside_a_scheduler():
 
 def test_float16_autocast_with_a_scaler():
     model, (batch,) = mlp(), batches(1)
-    opt, grad_scaler = llqr.LLQRSAM(sgd(model), quick_geometry(model, every=1)), scaler()
+    opt, grad_scaler = llqr.LLQRSAM(sgd(model), quick_geometry(model, every=1), rho=0.05), scaler()
 
     def closure():
         opt.zero_grad()

@@ -142,7 +142,7 @@ def test_statistics_of_the_probe_in_the_two_call_form_are_as_the_second_pass_lef
 
 def test_without_a_second_pass_no_trace_of_the_first_is_left():
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), model=model, buffers="probe")
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model, buffers="probe")
     expected = buffers(model)
 
     def closure():
@@ -157,12 +157,12 @@ def test_without_a_second_pass_no_trace_of_the_first_is_left():
 
 def test_unknown_buffers_are_refused():
     with pytest.raises(ValueError, match="buffers: expected 'centre' or 'probe', got 'both'"):
-        llqr.SAM(sgd(network(nn.BatchNorm1d)), buffers="both")
+        llqr.SAM(sgd(network(nn.BatchNorm1d)), rho=0.05, buffers="both")
 
 
 def test_a_part_that_a_model_gets_later_is_protected_too():
     model, (batch,) = network(nn.BatchNorm1d), batches(1)
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model)
     opt.step(closure_of(opt, model, batch))
     model.append(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     opt.add_param_group({"params": list(model[-1].parameters())})
@@ -172,30 +172,30 @@ def test_a_part_that_a_model_gets_later_is_protected_too():
 
 def test_statistics_without_a_shape_before_the_first_step():
     model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model)
     train(opt, model, batches(2))
     assert model[1].num_batches_tracked == 2
 
 
 def test_without_a_model_both_passes_write():
     model = network(nn.BatchNorm1d)
-    train(llqr.SAM(sgd(model)), model, batches(3))
+    train(llqr.SAM(sgd(model), rho=0.05), model, batches(3))
     assert model[1].num_batches_tracked == 6
 
 
 def test_a_warm_up_updates_statistics_as_the_base_would():
     model = network(nn.BatchNorm1d)
-    opt = llqr.SAM(sgd(model), start_after=2, model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, start_after=2, model=model)
     train(opt, model, batches(4))
     assert model[1].num_batches_tracked == 4
 
 
 def test_frozen_statistics_stay_frozen():
     model = network(nn.BatchNorm1d)
-    train(llqr.SAM(sgd(model), model=model), model, batches(1))
+    train(llqr.SAM(sgd(model), rho=0.05, model=model), model, batches(1))
     model[1].eval()
     before = buffers(model)
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model)
     train(opt, model, batches(2))
     assert_same_bits(buffers(model), before)
     assert not model[1].training
@@ -224,7 +224,7 @@ def test_constants_of_any_kind_beside_the_statistics(constant):
     """Some of them cannot be written to, and need not be put back."""
     model = network(nn.BatchNorm1d)
     model.register_buffer("constant", constant())
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model)
     train(opt, model, batches(3))
     assert model[1].num_batches_tracked == 3
 
@@ -235,6 +235,6 @@ def test_the_statistics_of_a_scripted_network():
     eager, data = network(nn.BatchNorm1d), batches(3)
     scripted = torch.jit.script(network(nn.BatchNorm1d))
     for model in (eager, scripted):
-        train(llqr.SAM(sgd(model), model=model), model, data)
+        train(llqr.SAM(sgd(model), rho=0.05, model=model), model, data)
     assert int(scripted.state_dict()["1.num_batches_tracked"]) == 3
     torch.testing.assert_close(weights(scripted), weights(eager))  # scripted code is fused

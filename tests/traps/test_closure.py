@@ -40,7 +40,7 @@ def test_calls_the_closure_twice_and_returns_the_loss_of_the_first_call():
 
 def test_a_closure_may_return_a_plain_number():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     closure = closure_of(opt, model, batch)
     first = closure().item()
     assert opt.step(lambda: closure().item()) == first
@@ -49,9 +49,9 @@ def test_a_closure_may_return_a_plain_number():
 def test_gradients_left_by_the_caller_do_not_matter():
     data = batches(3)
     fresh, dirty = mlp(), mlp()
-    opt = llqr.SAM(sgd(fresh))
+    opt = llqr.SAM(sgd(fresh), rho=0.05)
     train(opt, fresh, data)
-    other = llqr.SAM(sgd(dirty))
+    other = llqr.SAM(sgd(dirty), rho=0.05)
     for batch in data:
         for p in dirty.parameters():
             p.grad = torch.full_like(p, 7.0)
@@ -63,8 +63,8 @@ def test_gradients_left_by_the_caller_do_not_matter():
 def test_a_closure_that_forgets_zero_grad_is_still_right(make):
     data = batches(3)
     careful, careless = mlp(), mlp()
-    train(make(sgd(careful)), careful, data)
-    opt = make(sgd(careless))
+    train(make(sgd(careful), 0.05), careful, data)
+    opt = make(sgd(careless), 0.05)
     for x, y in data:
 
         def closure(x=x, y=y):
@@ -79,8 +79,8 @@ def test_a_closure_that_forgets_zero_grad_is_still_right(make):
 def test_works_under_no_grad_and_with_any_callable():
     data = batches(2)
     plain, wrapped = mlp(), mlp()
-    train(llqr.SAM(sgd(plain)), plain, data)
-    opt = llqr.SAM(sgd(wrapped))
+    train(llqr.SAM(sgd(plain), rho=0.05), plain, data)
+    opt = llqr.SAM(sgd(wrapped), rho=0.05)
 
     def run(batch):
         return closure_of(opt, wrapped, batch)()
@@ -91,7 +91,7 @@ def test_works_under_no_grad_and_with_any_callable():
     assert_same_bits(weights(wrapped), weights(plain))
 
 
-@pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM, llqr.Optimizer])
+@pytest.mark.parametrize("make", [functools.partial(llqr.SAM, rho=0.05), llqr.Optimizer])
 def test_a_step_without_gradients_does_nothing_and_says_so_once(make):
     """As torch's own, for loops that skip a batch; the base's hooks run, and the step is not counted."""
     model, data = mlp(), batches(2)
@@ -115,7 +115,7 @@ def test_a_step_without_gradients_does_nothing_and_says_so_once(make):
 def test_a_probe_without_closure_is_an_error_and_changes_nothing():
     model, (batch,) = mlp(), batches(1)
     geometry = quick_geometry(model)
-    opt = llqr.LLQRSAM(sgd(model), geometry)
+    opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.05)
     before = weights(model)
     with pytest.raises(TypeError, match="closure"):
         opt.step(batch=batch)
@@ -126,7 +126,7 @@ def test_a_probe_without_closure_is_an_error_and_changes_nothing():
 
 def test_a_batch_in_the_place_of_the_closure_is_named():
     model, (batch,) = mlp(), batches(1)
-    for opt in (llqr.SAM(sgd(model)), llqr.LLQR(sgd(model), quick_geometry(model))):
+    for opt in (llqr.SAM(sgd(model), rho=0.05), llqr.LLQR(sgd(model), quick_geometry(model))):
         with pytest.raises(TypeError, match=r"^closure: expected a function .*, got tuple; .*batch="):
             opt.step(batch)
 
@@ -145,7 +145,7 @@ def test_without_a_probe_gradients_may_be_computed_before_the_step():
 
 def test_a_warm_up_needs_no_closure():
     model, data = mlp(), batches(2)
-    opt = llqr.SAM(sgd(model), start_after=1)
+    opt = llqr.SAM(sgd(model), rho=0.05, start_after=1)
     torch.nn.functional.cross_entropy(model(data[0][0]), data[0][1]).backward()
     opt.step()
     with pytest.raises(TypeError, match="closure"):
@@ -177,7 +177,7 @@ def test_rho_may_be_a_function_of_the_step():
     torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("make", [llqr.LLQR, llqr.LLQRSAM])
+@pytest.mark.parametrize("make", [llqr.LLQR, functools.partial(llqr.LLQRSAM, rho=0.05)])
 def test_a_due_refresh_without_batch_is_an_error(make):
     model, (batch,) = mlp(), batches(1)
     opt = make(sgd(model), quick_geometry(model))
@@ -206,9 +206,9 @@ def test_a_batch_may_be_a_function_that_is_only_called_when_due():
 def test_refuses_what_cannot_be_wrapped():
     model = mlp()
     with pytest.raises(TypeError, match=r"base: .*Linear"):
-        llqr.SAM(model[0])
+        llqr.SAM(model[0], rho=0.05)
     with pytest.raises(TypeError, match="LBFGS"):
-        llqr.SAM(torch.optim.LBFGS(model.parameters()))
+        llqr.SAM(torch.optim.LBFGS(model.parameters()), rho=0.05)
     with pytest.raises(TypeError, match="geometry"):
         llqr.LLQR(sgd(model), "diagonal")
 

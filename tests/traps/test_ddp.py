@@ -121,7 +121,7 @@ def test_no_sync_is_entered_in_the_first_pass_only():
         yield
         entered.append("out")
 
-    opt = llqr.SAM(sgd(model), no_sync=no_sync, start_after=1)
+    opt = llqr.SAM(sgd(model), rho=0.05, no_sync=no_sync, start_after=1)
 
     def closure():
         entered.append("pass")

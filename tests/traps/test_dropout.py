@@ -33,14 +33,14 @@ def masks_of_one_step(opt: llqr.Optimizer, model: nn.Sequential, batch) -> list[
 
 def test_both_passes_see_the_same_mask():
     model, (batch,) = with_dropout(), batches(1)
-    first, second = masks_of_one_step(llqr.SAM(sgd(model)), model, batch)
+    first, second = masks_of_one_step(llqr.SAM(sgd(model), rho=0.05), model, batch)
     assert first.any()
     assert first.equal(second)
 
 
 def test_masks_differ_when_asked_to():
     model, (batch,) = with_dropout(), batches(1)
-    first, second = masks_of_one_step(llqr.SAM(sgd(model), same_dropout=False), model, batch)
+    first, second = masks_of_one_step(llqr.SAM(sgd(model), rho=0.05, same_dropout=False), model, batch)
     assert not first.equal(second)
 
 
@@ -49,7 +49,7 @@ def test_the_random_stream_continues_as_after_one_pass(learned):
     """So that a SAM run draws the same data order and augmentation as its base optimizer's run."""
     model, (batch,) = with_dropout(), batches(1)
     geometry = quick_geometry(model, every=1) if learned else None
-    opt = llqr.SAM(sgd(model), geometry=geometry)
+    opt = llqr.SAM(sgd(model), rho=0.05, geometry=geometry)
     torch.manual_seed(3)
     closure_of(opt, model, batch)()
     expected = torch.get_rng_state()
@@ -59,7 +59,7 @@ def test_the_random_stream_continues_as_after_one_pass(learned):
 
 def test_successive_steps_see_different_masks():
     model, (batch,) = with_dropout(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     seen = []
     model[2].register_forward_hook(lambda module, inputs, output: seen.append(output == 0))
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_the_probe_at_radius_zero_is_the_base_optimizer_under_dropout():
 @pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(())])
 def test_numbers_that_only_the_first_pass_draws_are_not_drawn_again(draw):
     model, (batch,), drawn = mlp(), batches(1), []
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     for _ in range(3):
         noise: list[float] = []
 

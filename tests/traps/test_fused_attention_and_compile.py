@@ -33,7 +33,7 @@ def refreshed(kernel: SDPBackend, engine: str) -> tuple[llqr.Geometry, list[warn
     with sdpa_kernel(kernel), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         geometry = quick_geometry(model, "kfac", engine=engine, every=1)
-        opt = llqr.LLQRSAM(sgd(model), geometry)
+        opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.05)
         train(opt, model, data)
     assert (geometry.refreshes, geometry.failures) == (2, 0)
     return geometry, [w for w in seen if issubclass(w.category, llqr.RefreshWarning)]
@@ -66,7 +66,7 @@ def test_compiled_models_train_like_plain_ones(name, backend):
 
     def optimizer(model: nn.Module, seen: nn.Module) -> llqr.Optimizer:
         learned = {"geometry": quick_geometry(seen, "kfac")} if "llqr" in name else {}
-        return llqr.build(name, sgd(model), **learned)
+        return llqr.build(name, sgd(model), **learned | ({"rho": 0.05} if "sam" in name else {}))
 
     plain, model = mlp(), mlp()
     train(optimizer(plain, plain), plain, data)
@@ -101,7 +101,7 @@ def test_a_compiled_model_is_compiled_once_and_its_statistics_are_updated_once_p
         model.compile(backend=backend, fullgraph=True)
     else:
         compiled = torch.compile(model, backend=backend, fullgraph=True)
-    opt = llqr.SAM(sgd(model), model=model)
+    opt = llqr.SAM(sgd(model), rho=0.05, model=model)
     for steps, batch in enumerate(batches(3), start=1):
         opt.step(closure_of(opt, compiled, batch))
         assert model.norm.num_batches_tracked == steps
@@ -113,8 +113,8 @@ def test_a_compiled_closure():
     torch.compiler.reset()
     data = batches(3)
     plain, model = mlp(), mlp()
-    train(llqr.SAM(sgd(plain)), plain, data)
-    opt = llqr.SAM(sgd(model))
+    train(llqr.SAM(sgd(plain), rho=0.05), plain, data)
+    opt = llqr.SAM(sgd(model), rho=0.05)
     loss_of = torch.compile(lambda x, y: cross_entropy(model(x), y), backend="aot_eager")
 
     for x, y in data:
@@ -149,7 +149,7 @@ def test_a_run_goes_on_with_parts_compiled_or_no_longer(saved_compiled):
         model = mlp()
         if compiled:
             model[0] = torch.compile(model[0], backend="eager")
-        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", every=4))
+        return model, llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", every=4), rho=0.05)
 
     model, opt = start(saved_compiled)
     train(opt, model, data[:2])

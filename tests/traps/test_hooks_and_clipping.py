@@ -19,7 +19,7 @@ def scaled(model: nn.Module, factor: float) -> llqr.FixedGeometry:
 
 def test_step_hooks_of_wrapper_and_base_run_once_per_step_in_order():
     model, data = mlp(), batches(2)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     seen = []
     opt.register_step_pre_hook(lambda *_: seen.append("pre"))
     opt.base.register_step_pre_hook(lambda *_: seen.append("base pre"))
@@ -53,7 +53,7 @@ def test_base_pre_hook_sees_the_transported_gradient_at_the_restored_weights():
 
 def test_clipping_between_transport_and_base_step():
     model, (batch,) = mlp(torch.float64), batches(1, dtype=torch.float64)
-    opt = llqr.LLQRSAM(sgd(model, lr=1.0, momentum=0.0), scaled(model, 100.0))
+    opt = llqr.LLQRSAM(sgd(model, lr=1.0, momentum=0.0), scaled(model, 100.0), rho=0.05)
 
     @opt.base.register_step_pre_hook
     def clip(optimizer, args, kwargs):
@@ -78,7 +78,7 @@ def test_weight_decay_is_not_multiplied_by_the_metric():
 
 def test_state_dict_hooks():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     train(opt, model, [batch])
     seen = []
     opt.register_state_dict_pre_hook(lambda o: seen.append("save pre"))
@@ -94,7 +94,7 @@ def test_state_dict_hooks():
 @pytest.mark.parametrize("owner", ["base", "wrapper"])
 def test_a_scheduler_on_either_moves_the_one_learning_rate(owner):
     model, data = mlp(), batches(4)
-    opt = llqr.SAM(sgd(model, lr=0.4))
+    opt = llqr.SAM(sgd(model, lr=0.4), rho=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns when it believes that the optimizer did not step
         scheduler = torch.optim.lr_scheduler.StepLR(opt if owner == "wrapper" else opt.base, step_size=2, gamma=0.5)
@@ -110,7 +110,7 @@ def test_a_scheduler_on_either_moves_the_one_learning_rate(owner):
 def test_schedulers_that_also_move_momentum(scheduler):
     """These read `optimizer.defaults` and write `momentum` into the groups."""
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     make = getattr(torch.optim.lr_scheduler, scheduler)
     limits = {"max_lr": 1.0, "total_steps": 10} if scheduler == "OneCycleLR" else {"base_lr": 0.1, "max_lr": 1.0}
     schedule = make(opt, **limits)
@@ -123,7 +123,7 @@ def test_schedulers_that_also_move_momentum(scheduler):
 
 def test_the_profiler_names_both_optimizers():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         train(opt, model, [batch])
     names = {event.name for event in profile.events()}
@@ -149,7 +149,7 @@ def test_a_deepcopy_is_independent_and_continues_identically():
 
 def test_deepcopy_under_a_scheduler_does_not_step_the_original():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     torch.optim.lr_scheduler.StepLR(opt, step_size=1)
     twin_model, twin = copy.deepcopy((model, opt))
     before = weights(model)

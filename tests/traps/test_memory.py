@@ -16,7 +16,7 @@ def test_what_is_announced_is_what_is_allocated(structure):
     announced = geometry.memory()
     assert announced["allocated"] == 0
     assert announced["total"] == sum(v for k, v in announced.items() if k not in ("total", "allocated"))
-    train(llqr.LLQRSAM(sgd(model), geometry), model, data)
+    train(llqr.LLQRSAM(sgd(model), geometry, rho=0.05), model, data)
     assert geometry.memory() == announced | {"allocated": announced["total"]}
 
 
@@ -47,7 +47,7 @@ def test_a_plan_for_a_model_that_would_not_fit():
 def test_a_probe_takes_one_copy_of_the_weights_and_frees_it():
     """The copy is held during the second pass only, and there is no state besides that of the base."""
     model, data = mlp(), batches(3)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     held = []
     model[0].register_forward_hook(lambda *_: held.append(_copied(opt)))
     train(opt, model, data)

@@ -13,7 +13,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_friendly_sam_remembers_goes_with_it(device):
     model, data = mlp(), batches(3)
-    opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
     train(opt, model, data[:2])
     mean = opt.state_dict()["llqr"]["probe"]["mean"]
     model.to(device, torch.float64)
@@ -30,7 +30,7 @@ def test_what_friendly_sam_remembers_goes_with_it(device):
 def test_a_learned_metric_says_at_once_that_its_model_has_moved():
     """Not only at the next refresh: until then, U of another precision would be applied."""
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model, every=100))
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model, every=100), rho=0.05)
     opt.step(closure_of(opt, model, batch), batch=batch)
     model.double()
     with pytest.raises(RuntimeError, match=r"^model: '0\.weight' moved from .*make the geometry after"):
@@ -44,7 +44,7 @@ def grow(model):
 
 def test_friendly_sam_begins_anew_where_a_shape_has_changed():
     model, data = mlp(), batches(3)
-    opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
     train(opt, model, data[:2])
     grow(model)
     opt.step(closure_of(opt, model, data[2]))
@@ -55,7 +55,7 @@ def test_friendly_sam_begins_anew_where_a_shape_has_changed():
 def test_a_conversion_that_swaps_parameters():
     """torch refuses it while anything has a weak reference to them."""
     model, data = mlp(), batches(2)
-    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
     train(opt, model, data[:1])
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

@@ -14,7 +14,7 @@ PROBES = [llqr.SAM, llqr.ASAM, llqr.FisherSAM, llqr.FriendlySAM]
 
 def both_ways(make, model: nn.Module) -> list[llqr.Optimizer]:
     """A probe alone, and the same probe with a metric."""
-    return [make(sgd(model)), make(sgd(model), geometry=quick_geometry(model, "kfac"))]
+    return [make(sgd(model), 0.05), make(sgd(model), 0.05, geometry=quick_geometry(model, "kfac"))]
 
 
 @pytest.mark.parametrize("make", PROBES)
@@ -32,7 +32,7 @@ def test_frozen_parameters_do_not_change(make):
 def test_a_parameter_may_be_unfrozen_during_a_run():
     model, data = mlp(), batches(4)
     model[0].requires_grad_(False)
-    opt = llqr.FriendlySAM(sgd(model), geometry=quick_geometry(model))
+    opt = llqr.FriendlySAM(sgd(model), rho=0.05, geometry=quick_geometry(model))
     train(opt, model, data[:2])
     before = model[0].weight.detach().clone()
     model[0].requires_grad_(True)
@@ -49,7 +49,8 @@ def test_unused_parameters(make):
     geometry = flat_geometry(
         model, cross_entropy, structure="kfac", steps=3, engine="double-backward", forward=lambda m, x: call(x)
     )
-    for opt in (make(sgd(model, weight_decay=0.5)), make(sgd(model, weight_decay=0.5), geometry=geometry)):
+    for learned in ({}, {"geometry": geometry}):
+        opt = make(sgd(model, weight_decay=0.5), 0.05, **learned)
         for batch in batches(2):
             opt.step(closure_of(opt, call, batch), batch=batch)
         assert_same_bits({n: p.detach() for n, p in model.spare.named_parameters()}, spare)
@@ -110,7 +111,7 @@ SPARSE_BATCH = torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1])
 def test_sparse_gradients_are_refused_by_name(make):
     model = Sparse()
     before = weights(model)
-    opt = make(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    opt = make(torch.optim.SGD(model.parameters(), lr=0.1), 0.05, model=model)
     with pytest.raises(TypeError, match=r"'table\.weight' has a sparse gradient.*sparse=False"):
         opt.step(closure_of(opt, model, SPARSE_BATCH))
     assert_same_bits(weights(model), before)
@@ -118,7 +119,7 @@ def test_sparse_gradients_are_refused_by_name(make):
 
 def test_sparse_gradients_are_refused_by_shape_where_there_is_no_module():
     spare, dense, table = (nn.Parameter(torch.ones(3, 2)) for _ in range(3))
-    opt = llqr.SAM(torch.optim.SGD([spare, dense, table], lr=0.1))
+    opt = llqr.SAM(torch.optim.SGD([spare, dense, table], lr=0.1), rho=0.05)
 
     def closure():
         opt.zero_grad()
@@ -144,7 +145,7 @@ def test_sparse_gradients_are_left_to_the_base_without_probe_and_metric():
 
 def test_complex_parameters_are_refused_by_name():
     model = nn.Linear(5, 3, dtype=torch.complex64)
-    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05, model=model)
     before = weights(model)
 
     def closure():
@@ -213,7 +214,7 @@ class Scaled(nn.Module):
 def test_parameters_without_dimensions(make, structure):
     model = Scaled()
     before = model.temperature.item()
-    opt = make(sgd(model), geometry=quick_geometry(model, structure))
+    opt = make(sgd(model), 0.05, geometry=quick_geometry(model, structure))
     train(opt, model, batches(2))
     assert model.temperature.shape == ()
     assert model.temperature.item() != before
@@ -227,7 +228,7 @@ def test_an_empty_parameter():
     def forward(x):
         return spared(x) + model.nothing.sum()
 
-    for opt in (llqr.SAM(sgd(model)), llqr.ASAM(sgd(model))):
+    for opt in (llqr.SAM(sgd(model), rho=0.05), llqr.ASAM(sgd(model), rho=0.5)):
         for batch in data:
             opt.step(closure_of(opt, forward, batch))
     assert all(p.isfinite().all() for p in model.parameters())
@@ -236,7 +237,7 @@ def test_an_empty_parameter():
 def test_gradients_of_zero_leave_the_probe_at_the_centre():
     model, (batch,) = mlp(), batches(1)
     for make in PROBES:
-        opt = make(sgd(model, lr=0.1))
+        opt = make(sgd(model, lr=0.1), 0.05)
         before = weights(model)
         places = []
 

@@ -19,7 +19,7 @@ def poisoned(batch):
 def test_the_old_metric_stays_and_training_continues(structure):
     model, data = mlp(), batches(8)
     geometry = quick_geometry(model, structure, every=2)
-    opt = llqr.LLQRSAM(sgd(model), geometry)
+    opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.05)
     train(opt, model, data[:2])
     kept = {name: factor.clone() for name, factor in geometry.metric.named_factors().items()}
     with pytest.warns(llqr.RefreshWarning, match=r"refresh at step 2: kept the old metric, because .*not finite"):
@@ -71,7 +71,7 @@ def test_a_success_resets_the_count():
 
 def test_an_inner_loop_that_diverges_is_discarded():
     model, data = mlp(), batches(3)
-    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", lr=1e3, clip=1e9, steps=20, every=1))
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model, "kfac", lr=1e3, clip=1e9, steps=20, every=1), rho=0.05)
     with pytest.warns(llqr.RefreshWarning, match="kept the old metric"):
         losses = train(opt, model, data)
     assert opt.geometry.failures == 3
@@ -81,7 +81,7 @@ def test_an_inner_loop_that_diverges_is_discarded():
 
 def test_a_wrong_batch_is_the_callers_error_and_leaves_no_trace():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model))
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=0.05)
     before = weights(model)
     with pytest.raises(TypeError, match="batch"):
         opt.step(closure_of(opt, model, batch), batch=torch.ones(3))

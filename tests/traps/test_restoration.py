@@ -109,7 +109,7 @@ def test_the_second_pass_is_at_the_probe():
 def test_a_custom_norm_that_returns_nonsense():
     """The displacement cannot be added; nothing may have moved."""
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model), norm=lambda v, d: [torch.ones(7, 1, 1) for _ in d])
+    opt = llqr.SAM(sgd(model), rho=0.05, norm=lambda v, d: [torch.ones(7, 1, 1) for _ in d])
     before = weights(model)
     with pytest.raises(RuntimeError):
         opt.step(closure_of(opt, model, batch))
@@ -252,7 +252,7 @@ def test_radii_that_are_not_finite(rho):
     opt = llqr.SAM(sgd(model), rho=lambda step: rho)
     with pytest.raises(ValueError, match=r"rho: expected a finite number, got .* at step 0"):
         opt.step(closure_of(opt, model, batch))
-    opt = llqr.SAM(torch.optim.SGD([{"params": model.parameters(), "rho": rho}], lr=0.1))
+    opt = llqr.SAM(torch.optim.SGD([{"params": model.parameters(), "rho": rho}], lr=0.1), rho=0.05)
     with pytest.raises(ValueError, match=r"param_groups\[0\]\['rho'\]"):
         opt.step(closure_of(opt, model, batch))
     assert_same_bits(weights(model), before)

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_mismatches_are_named():
         run("llqr+sam", "sgdm", "kfac")[1].load_state_dict(saved("sam"))
     with pytest.raises(ValueError, match=r"structure of 0\.weight"):
         run("llqr+sam", "sgdm", "e-kfac")[1].load_state_dict(state)
-    with pytest.raises(ValueError, match=r"not saved by this optimizer; to take the state of a plain base"):
+    with pytest.raises(ValueError, match=r"not saved by this optimizer; to go on .* adopt=True"):
         run("sam", "sgdm", "")[1].load_state_dict(BASES["sgdm"](mlp()).state_dict())
 
 
@@ -140,16 +141,16 @@ def test_other_parameters_are_named():
     state = saved("sam")
     wider = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
     with pytest.raises(ValueError, match=r"parameter 0 was saved with shape \[8, 5\], here it is \[9, 5\]"):
-        llqr.SAM(sgd(wider)).load_state_dict(state)
+        llqr.SAM(sgd(wider), rho=0.05).load_state_dict(state)
     with pytest.raises(ValueError, match="saved for 4 parameters, this optimizer has 2"):
-        llqr.SAM(sgd(mlp()[0])).load_state_dict(state)
+        llqr.SAM(sgd(mlp()[0]), rho=0.05).load_state_dict(state)
 
 
 def test_other_groups_are_named():
     model = mlp()
     split = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
     with pytest.raises(ValueError, match="parameter group"):
-        llqr.SAM(split).load_state_dict(saved("sam"))
+        llqr.SAM(split, rho=0.05).load_state_dict(saved("sam"))
 
 
 def test_a_refused_state_changes_nothing():
@@ -164,24 +165,78 @@ def test_a_refused_state_changes_nothing():
 
 def test_what_is_no_state_of_an_optimizer_is_named():
     model = mlp()
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     with pytest.raises(ValueError, match=r"^state_dict: expected that of an optimizer, .* got '0\.weight', '0\.bias'"):
         opt.load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="got 'model', 'opt'"):
         opt.load_state_dict({"model": model.state_dict(), "opt": opt.state_dict()})
 
 
-def test_the_base_may_load_what_a_plain_optimizer_saved():
-    """This is how a run that was started without the wrapper continues with it."""
+def test_a_run_of_the_plain_base_goes_on_as_sam():
     model, plain, data = mlp(), mlp(), batches(3)
     base = sgd(plain)
     for batch in data:
         closure_of(base, plain, batch)()
         base.step()
-    opt = llqr.SAM(sgd(model))
-    opt.base.load_state_dict(base.state_dict())
+    opt = llqr.SAM(sgd(model), rho=0.05)
+    opt.load_state_dict(through_a_file(base.state_dict()), adopt=True)
     momentum = opt.state[model[0].weight]["momentum_buffer"]
     assert momentum.equal(base.state[plain[0].weight]["momentum_buffer"])
+    assert (opt.steps, opt.param_groups[0]["rho"]) == (0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "goes_on_as"), [("sam", "llqr+sam"), ("llqr+sam", "sam"), ("llqr+sam", "llqr+fsam"), ("fsam", "llqr")]
+)
+def test_a_run_goes_on_as_another_method(saved_by, goes_on_as):
+    """With the same weights and momenta; what the other method has not learned starts fresh, what both have is kept."""
+    data = batches(5)
+    first, second = run(saved_by, "sgdm", "kfac"), run(goes_on_as, "sgdm", "kfac")
+    advance(*first, data[:3])
+    second[0].load_state_dict(first[0].state_dict())
+    state = through_a_file(first[1].state_dict())
+    with pytest.raises(ValueError, match=r"load_state_dict\(state, adopt=True\)$"):
+        second[1].load_state_dict(state)
+    second[1].load_state_dict(state, adopt=True)
+    assert second[1].steps == first[1].steps
+    for p, q in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert second[1].state[q]["momentum_buffer"].equal(first[1].state[p]["momentum_buffer"])
+    if first[1].geometry is not None and second[1].geometry is not None:
+        assert second[1].geometry.refreshes == first[1].geometry.refreshes > 0
+        assert second[1].geometry.metric.learned
+    elif second[1].geometry is not None:
+        assert second[1].geometry.due
+        assert not second[1].geometry.metric.learned
+    advance(*second, data[3:])
+
+
+def test_a_state_without_the_metric():
+    """A smaller file: the metric is learned again from the identity, all else goes on."""
+    opt, again = (run("llqr+fsam", "sgdm", "kfac")[1] for _ in range(2))
+    train(opt, opt.model, batches(3))
+    state = through_a_file(opt.state_dict(metric=False))
+    assert state["llqr"]["geometry"] is None
+    assert "factors" not in state["param_groups"][0]["llqr_tensors"]
+    with pytest.raises(ValueError, match="adopt=True"):
+        again.load_state_dict(state)
+    again.load_state_dict(state, adopt=True)
+    assert_same_state(through_a_file(again.state_dict(metric=False)), state)
+    assert again.geometry.due
+
+
+def test_another_radius_is_named():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.1)
+    train(opt, model, [batch])
+    state = through_a_file(opt.state_dict())
+    other = llqr.SAM(sgd(model), rho=0.2)
+    with pytest.warns(UserWarning, match=r"^rho: saved with 0\.1, this run goes on with its own, 0\.2$"):
+        other.load_state_dict(state)
+    assert other.param_groups[0]["rho"] == 0.2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llqr.SAM(sgd(model), rho=0.1).load_state_dict(state)
+        llqr.SAM(sgd(model), rho=lambda step: 0.2).load_state_dict(state)
 
 
 @pytest.mark.parametrize(("name", "base"), [("sam", "adamw"), ("llqr+fsam", "sgdm"), ("llqr+fsam", "adamw")])
@@ -238,7 +293,7 @@ def test_torch_makes_the_state_of_a_fresh_optimizer_by_a_step_of_no_length(name)
 @pytest.mark.parametrize("what", ["state_dict", "load_state_dict", "deepcopy", "pickle"])
 def test_between_the_two_calls_nothing_is_saved_loaded_or_copied(what):
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     state = opt.state_dict()
     closure = closure_of(opt, model, batch)
     closure()
@@ -300,11 +355,11 @@ def test_a_base_that_does_not_always_hand_out_its_state():
             raise RuntimeError("consolidate_state_dict")
 
     data, model = batches(3), mlp()
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     train(opt, model, data[:2])
     other = copy.deepcopy(model)
     state = through_a_file(opt.state_dict())
-    resumed = llqr.SAM(Apart(other.parameters(), lr=0.1, momentum=0.9))
+    resumed = llqr.SAM(Apart(other.parameters(), lr=0.1, momentum=0.9), rho=0.05)
     resumed.load_state_dict(state)
     train(opt, model, data[2:])
     train(resumed, other, data[2:])

@@ -60,13 +60,31 @@ def test_the_trajectory_is_that_of_a_loop_by_hand(every, start_after):
     torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
 
 
+def test_a_radius_of_zero_takes_one_pass():
+    """From a schedule, or in every group; a group whose own radius is not 0 still probes."""
+    data = batches(6, dtype=torch.float64)
+    ours, reference = mlp(torch.float64), mlp(torch.float64)
+    opt = llqr.SAM(sgd(ours), rho=lambda step: RHO if step % 3 == 0 else 0.0)
+    passes = []
+    for batch in data:
+        closure = closure_of(opt, ours, batch)
+        opt.step(lambda closure=closure: (passes.append(opt.steps), closure())[1])
+    by_hand(reference, data, lambda step: step % 3 == 0)
+    assert passes == [0, 0, 1, 2, 3, 3, 4, 5]
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-12, atol=1e-14)
+    opt = llqr.SAM(torch.optim.SGD([{"params": [p]} for p in ours.parameters()], lr=0.1), rho=0.0)
+    assert not opt.probing
+    opt.param_groups[1]["rho"] = 0.1
+    assert opt.probing
+
+
 def test_the_interval_may_be_a_function_of_the_step():
-    probe = llqr.SAMProbe(every=lambda step: 4 if step < 8 else 2)
+    probe = llqr.SAMProbe(rho=0.05, every=lambda step: 4 if step < 8 else 2)
     assert [step for step in range(14) if probe.active(step)] == [0, 4, 8, 10, 12]
     with pytest.raises(ValueError, match=r"every: expected a number in \[1, .*at step 0"):
-        llqr.SAMProbe(every=lambda step: 0).active(0)
+        llqr.SAMProbe(rho=0.05, every=lambda step: 0).active(0)
     with pytest.raises(ValueError, match="every: expected a number"):
-        llqr.FriendlySAMProbe(every=0)
+        llqr.FriendlySAMProbe(rho=0.05, every=0)
 
 
 @pytest.mark.parametrize("form", ["two calls", "passes"])

@@ -52,7 +52,7 @@ def test_equals_the_closure_form(method, zeroed):
 
 def test_calls_out_of_order_are_named():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     closure = closure_of(opt, model, batch)
     closure()
     with pytest.raises(RuntimeError, match="call first_step"):
@@ -64,7 +64,7 @@ def test_calls_out_of_order_are_named():
     opt.step(closure)
 
 
-@pytest.mark.parametrize("make", [llqr.LLQR, lambda *args: llqr.LLQRSAM(*args, start_after=2)])
+@pytest.mark.parametrize("make", [llqr.LLQR, lambda *args: llqr.LLQRSAM(*args, 0.05, start_after=2)])
 def test_a_metric_is_not_skipped_before_there_is_a_probe(make):
     """`first_step` is where a refresh takes place, also in a step of one pass."""
     model, (batch,) = mlp(), batches(1)
@@ -115,7 +115,7 @@ def test_a_second_pass_that_fails_inside_the_step_abandons_it():
 
 def test_a_scheduler_knows_that_the_two_calls_are_a_step():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.SAM(sgd(model))
+    opt = llqr.SAM(sgd(model), rho=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1)
     closure = closure_of(opt, model, batch)
     closure()
@@ -146,7 +146,7 @@ def test_restore_abandons_a_step():
 
 def test_a_due_refresh_needs_a_batch():
     model, (batch,) = mlp(), batches(1)
-    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model))
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=0.05)
     closure_of(opt, model, batch)()
     with pytest.raises(ValueError, match=r"batch: a refresh is due"):
         opt.first_step()
@@ -163,7 +163,7 @@ def test_a_loss_with_statistics_may_be_given_beside_the_model():
             return super().forward(outputs, targets)
 
     model, loss_fn, ((x, y),) = mlp(), Counting(), batches(1)
-    opt = llqr.SAM(sgd(model), model=nn.ModuleList([model, loss_fn]))
+    opt = llqr.SAM(sgd(model), rho=0.05, model=nn.ModuleList([model, loss_fn]))
     loss_fn(model(x), y).backward()
     opt.first_step()
     loss_fn(model(x), y).backward()

@@ -27,7 +27,7 @@ class TwoPasses:
     Example:
         >>> import llqr
         >>> accelerator, net = Accelerator(cpu=True), nn.Linear(4, 3)
-        >>> net, opt = accelerator.prepare(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1)))
+        >>> net, opt = accelerator.prepare(net, llqr.SAM(torch.optim.SGD(net.parameters(), lr=0.1), rho=0.05))
         >>> passes = TwoPasses(accelerator, opt)
         >>> with accelerator.accumulate(net):
         ...     loss = passes.backward(lambda x: net(x).square().mean(), torch.ones(2, 4))

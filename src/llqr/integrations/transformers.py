@@ -24,7 +24,7 @@ class TwoPassTrainer(Trainer):
     `torch.nn.functional.cross_entropy` for a classifier, `llqr.ShiftedCrossEntropy()` for a causal language model.
 
     Example:
-        >>> trainer = TwoPassTrainer(model, arguments, optimizers=(llqr.SAM(base), None))  # doctest: +SKIP
+        >>> trainer = TwoPassTrainer(model, arguments, optimizers=(llqr.SAM(base, rho=0.005), None))  # doctest: +SKIP
     """
 
     _passes: tuple[Any, Passes] | None = None

@@ -22,7 +22,7 @@ class ASAMProbe(SAMProbe):
 
     def __init__(
         self,
-        rho: Schedule = 0.5,
+        rho: Schedule | None = None,
         *,
         eta: float = 0.01,
         norm: Norm = "metric",

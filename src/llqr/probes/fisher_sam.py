@@ -21,7 +21,7 @@ class FisherSAMProbe(SAMProbe):
 
     def __init__(
         self,
-        rho: Schedule = 0.1,
+        rho: Schedule | None = None,
         *,
         eta: float = 0.1,
         norm: Norm = "metric",

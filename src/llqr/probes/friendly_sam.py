@@ -30,7 +30,7 @@ class FriendlySAMProbe(SAMProbe):
 
     def __init__(
         self,
-        rho: Schedule = 0.05,
+        rho: Schedule | None = None,
         lam: float = 0.9,
         *,
         norm: Norm = "metric",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from llqr.checks import RADIUS
 from llqr.distributed.dtensors import Sharding, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
@@ -65,7 +66,8 @@ class SAMProbe:
     """SAM: `eps = rho U g / sqrt(g.Ug)`; without a metric `rho g / |g|`.
 
     Args:
-        rho: the radius, a number or a function of the step; a parameter group's own `"rho"` takes precedence.
+        rho: the radius, a number or a function of the step; no second pass where it is 0. A parameter group's own
+            `"rho"` takes precedence; the other groups show this one.
         norm: "metric" `sqrt(v.Uv)` (the paper's equation), "euclidean" `|Uv|` (the authors' code; `|eps|` is rho),
             "layer-metric", "layer-euclidean", or a function `norm(v, d)` -> divisors. Without a metric (or ASAM's and
             FisherSAM's scaling) the first two are the same.
@@ -82,8 +84,10 @@ class SAMProbe:
     name: ClassVar[str] = "sam"
 
     def __init__(
-        self, rho: Schedule = 0.05, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
+        self, rho: Schedule | None = None, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
     ) -> None:
+        if rho is None:
+            raise TypeError(RADIUS)
         check("rho", rho, 0)
         check_norm(norm)
         check("every", every, 1)
