@@ -54,13 +54,13 @@ def check_base(base: torch.optim.Optimizer) -> None:
 
 
 def check_settings(
-    probe: Any, transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str
+    probe: Any, transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str, measure: bool
 ) -> None:
     if probe is not None and not hasattr(type(probe), "displacement"):
         raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
     if buffers not in ("centre", "probe"):
         raise ValueError(f"buffers: expected 'centre' or 'probe', got {buffers!r}")
-    for name, flag in (("transport", transport), ("same_dropout", same_dropout)):
+    for name, flag in (("transport", transport), ("same_dropout", same_dropout), ("measure", measure)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: expected True or False, got {flag!r}")
     if model is not None and not isinstance(model, nn.Module):

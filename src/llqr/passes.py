@@ -15,9 +15,10 @@ from torch.nn.parameter import is_lazy
 from llqr.caller_warnings import warn
 from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
 from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like
+from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
-from llqr.state import Wrapper, has_own_radius
+from llqr.state import Step, Wrapper, has_own_radius
 
 Closure = Callable[[], Any]
 #: An attribute of gradients that a finished step leaves behind: their version at that time.
@@ -43,6 +44,7 @@ class TwoPasses:
         self._optimizer, self._closure = optimizer, closure
         self._random: RandomState | None = None
         self._overflow = False
+        self._noted: dict[str, Any] = {}
 
     def __enter__(self) -> TwoPasses:
         return self
@@ -72,6 +74,7 @@ class TwoPasses:
             raise RuntimeError(OUTSIDE)
         if isinstance(loss, Tensor):  # a captured closure writes the losses of both passes into the same memory
             loss = loss.detach().clone() if loss.is_cuda else loss.detach()
+        self.note(loss=loss)
         return loss, self.point()
 
     def at(self, eps: list[Tensor], centre: Point) -> Point:
@@ -86,7 +89,8 @@ class TwoPasses:
             if self._random is not None:
                 self._random.restore()
             with torch.enable_grad():
-                self._closure()
+                loss = self._closure()
+            self.note(loss_at_probe=loss)
         finally:
             if now is not None:
                 now.restore()  # the second pass may have drawn fewer numbers than the first
@@ -96,6 +100,8 @@ class TwoPasses:
     def move(self, eps: list[Tensor], centre: Point) -> None:
         """`theta <- theta + eps`, after a copy of `theta` is taken."""
         optimizer, weights = self._optimizer, local(centre.parameters)
+        if optimizer.measure:
+            self.note(passes=2, displacement=length(eps, centre))
         if self._overflow and optimizer.probe is not None:
             # NaN weights make the second pass overflow too, on every rank, so that the scaler skips the step.
             optimizer.probe.undo()
@@ -137,7 +143,16 @@ class TwoPasses:
         if sharding is not None:
             grads = local(sharded_like(parameters, grads))
         radii = {p: own for g, own in own_radii(optimizer.base) if own is not None for p in g["params"]}
-        return Point(parameters, grads, optimizer.names, radii, sharding, self._closure is not None)
+        point = Point(parameters, grads, optimizer.names, radii, sharding, self._closure is not None)
+        if optimizer.measure and "gradient_norm" not in self._noted and grads:
+            self.note(gradient_norm=length(grads, point))
+        return point
+
+    def note(self, **found: Any) -> None:
+        """What `Optimizer.last` tells about this step; copies, because a captured closure writes to the same memory."""
+        if self._optimizer.measure:
+            copies = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in found.items()}
+            self._noted |= copies
 
     def descend(self, g: Point, Ug: list[Tensor]) -> bool:
         """The base optimizer's step on `U g`; False if there was none to do, or an overflow skips it."""
@@ -154,6 +169,8 @@ class TwoPasses:
         with nullcontext() if Ug is g.grads else substituted(g.parameters, whole):
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
+        if self._optimizer.measure:
+            run.last = Step(run.steps, **self._noted)
         return True
 
     def _forget_copies(self) -> None:

@@ -31,12 +31,13 @@ from llqr.distributed.dtensors import local
 from llqr.passes import Closure, TwoCalls, TwoPasses, own_radii
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Point, SAMProbe
 from llqr.schedule import at
+from llqr.state import Step
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
 
 Base = torch.optim.Optimizer
-OWN_SETTINGS = ("geometry", "transport", "model", "no_sync", "same_dropout", "buffers")
+OWN_SETTINGS = ("geometry", "transport", "model", "no_sync", "same_dropout", "buffers", "measure")
 
 
 class Optimizer(TwoCalls):
@@ -56,6 +57,7 @@ class Optimizer(TwoCalls):
         buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were
             before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both
             passes write.
+        measure: whether `last` tells about each step; costs the norms of two vectors.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -84,12 +86,13 @@ class Optimizer(TwoCalls):
         no_sync: Callable[[], AbstractContextManager[Any]] | None = None,
         same_dropout: bool = True,
         buffers: Literal["centre", "probe"] = "centre",
+        measure: bool = False,
     ) -> None:
         check_base(base)
-        check_settings(probe, transport, model, no_sync, same_dropout, buffers)
+        check_settings(probe, transport, model, no_sync, same_dropout, buffers, measure)
         if geometry is not None:
             check_geometry(geometry, base, no_sync)
-        super().__init__(base, probe, geometry, transport, model, no_sync, same_dropout, buffers)
+        super().__init__(base, probe, geometry, transport, model, no_sync, same_dropout, buffers, measure)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -136,6 +139,19 @@ class Optimizer(TwoCalls):
             return False
         rho = at(self.probe.rho, self.steps, "rho", 0)
         return any((rho if own is None else own) > 0 for _, own in own_radii(self.base))
+
+    @property
+    def last(self) -> Step | None:
+        """What the last step has measured, with `measure=True`: losses, gradient norm, length of the displacement.
+
+        Example:
+            >>> weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05, measure=True)
+            >>> loss = opt.step(lambda: (opt.zero_grad(), (loss := weight.square().sum() / 2).backward(), loss)[-1])
+            >>> float(opt.last.loss), float(opt.last.gradient_norm), opt.last.passes
+            (12.5, 5.0, 2)
+        """
+        return self._run.last
 
     def _refresh(self, batch: Any) -> None:
         """Learn `U`, if it is time to."""

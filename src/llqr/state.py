@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from llqr.probes import SAMProbe
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one step has measured. The numbers stay on the device: `float(step.loss)` waits for it.
+
+    Attributes:
+        step: its number, from 0.
+        passes: 2 if it took a second pass, at the probe.
+        loss, loss_at_probe: at the centre and at `theta + eps`; their difference tells how sharp it is there. None
+            where the loop keeps them to itself (`first_step`, or passes that return no loss).
+        gradient_norm: `|g|` at the centre.
+        displacement: `|eps|`, 0 without a second pass.
+    """
+
+    step: int
+    passes: int = 1
+    loss: Any = None
+    loss_at_probe: Any = None
+    gradient_norm: Any = None
+    displacement: Any = 0.0
+
+
 @dataclass
 class Run:
     """What changes from step to step.
@@ -28,6 +49,7 @@ class Run:
     An object of its own, because Lightning and Fabric hand out copies of an optimizer that share its attributes.
 
     Attributes:
+        last: what the last step has measured.
         passes: those of a step that has begun, while weights may be at the probe.
         called: whether there has been a step, in whichever form; schedulers ask for it.
         warned: whether the warning about a step without gradients was shown.
@@ -37,6 +59,7 @@ class Run:
     passes: TwoPasses | None = None
     called: bool = False
     warned: bool = False
+    last: Step | None = None
 
 
 def _of(owner: str, name: str) -> property:
@@ -65,12 +88,13 @@ class Wrapper(torch.optim.Optimizer):
         no_sync: Callable[[], AbstractContextManager[Any]] | None,
         same_dropout: bool,
         buffers: str,
+        measure: bool,
     ) -> None:
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base, self.probe, self.geometry, self.transport = base, probe, geometry, transport
         self.model = geometry.model if model is None and geometry is not None else model
         self._no_sync, self._same_dropout, self._buffers_of_probe = no_sync, same_dropout, buffers == "probe"
-        self._run = Run()
+        self._run, self.measure = Run(), measure
         self._notice_parameters()
 
     if TYPE_CHECKING:

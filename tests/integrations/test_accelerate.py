@@ -48,6 +48,35 @@ def train(acc, model, opt, *, epochs=1, clip=None, after=None):
     return losses
 
 
+def test_accumulation_by_hand():
+    """As in Accelerate's nlp_example: the loop divides the loss and steps every second micro-batch."""
+    model, other = network(), network()
+    opt = sam(model)
+    net, wrapped = accelerator().prepare(model, opt)
+    passes = TwoPasses(accelerator(), wrapped, net)
+    for i, (x, y) in enumerate(samples()):
+        seed_micro_batch(0, i)
+        last = i % 2 == 1
+        passes.backward(lambda x, y: cross_entropy(net(x), y) / 2, x, y, last=last)
+        if last:
+            wrapped.step()
+            wrapped.zero_grad()
+    train_by_hand(other, sgd(other), samples(), rho=0.1, accumulate=2)
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+def test_accumulation_by_hand_that_is_not_told_is_refused():
+    model = network()
+    net, wrapped = accelerator().prepare(model, sam(model))
+    passes = TwoPasses(accelerator(), wrapped, net)
+    (x, y), *_ = samples()
+    passes.backward(lambda: cross_entropy(net(x), y) / 2)
+    with pytest.raises(RuntimeError, match=r"^backward: optimizer.step\(\) did not follow .* pass last=False"):
+        passes.backward(lambda: cross_entropy(net(x), y) / 2)
+    wrapped.zero_grad()  # a loop that has decided against a step goes on
+    passes.backward(lambda: cross_entropy(net(x), y) / 2)
+
+
 @pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, None), (2, 0.1), (3, None)])
 def test_sam_is_the_loop_written_by_hand(accumulate, clip):
     model, other = network(), network()

@@ -42,19 +42,28 @@ class TwoPasses:
         self._passes = Passes(optimizer, accelerator.num_processes)
         self._model = model
 
-    def backward(self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None) -> Tensor:
+    def backward(
+        self, compute_loss: Callable[..., Tensor], *args: Any, batch: Any = None, last: bool | None = None
+    ) -> Tensor:
         """`accelerator.backward(compute_loss(*args))`; after the last micro-batch all of them again, at the probe.
 
         Args:
             compute_loss: the loss of a micro-batch; Accelerate divides it by their number.
             args: the micro-batch, in whatever form `compute_loss` takes it.
             batch: what a refresh learns from when one is due.
+            last: whether this is the last micro-batch before `optimizer.step()`, in a loop that accumulates by hand;
+                by default `accelerator.accumulate` knows.
 
         Returns:
             The loss at the centre.
         """
+        if self._passes.unfinished and not self._accelerator.optimizer_step_was_skipped:
+            raise RuntimeError(
+                "backward: optimizer.step() did not follow the last micro-batch; to accumulate by hand, pass "
+                "last=False for every micro-batch of a step but the last, or use accelerator.accumulate"
+            )
         loss = self._passes.run(self._forward_backward, compute_loss, *args)
-        if self._accelerator.sync_gradients:
+        if self._accelerator.sync_gradients if last is None else last:
             self._passes.repeat_at_probe(
                 batch=batch,
                 grad_scaler=self._accelerator.scaler,

@@ -67,18 +67,20 @@ class TwoPasses(Callback):
             self._passes.forget()
 
     def _training_step(self, trainer: Trainer, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._passes is not None and not self._passes.repeating:
-            self._batch = args[0] if args else next(iter(kwargs.values()))
-            self._passes.record(partial(self._forward_backward, trainer, *args, **kwargs))
-        return original(*args, **kwargs)
+        if self._passes is None or self._passes.repeating:
+            return original(*args, **kwargs)
+        self._batch = args[0] if args else next(iter(kwargs.values()))
+        self._passes._record(partial(self._forward_backward, trainer, *args, **kwargs))
+        output = original(*args, **kwargs)
+        self._passes.returned(_loss_of(output))
+        return output
 
-    def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Tensor | None:
         """What the Trainer does with a micro-batch, without its bookkeeping."""
-        output = trainer.strategy.training_step(*args, **kwargs)
-        loss = output["loss"] if isinstance(output, Mapping) else output
+        loss = _loss_of(trainer.strategy.training_step(*args, **kwargs))
         if loss is not None:
-            assert isinstance(loss, Tensor)
             trainer.strategy.backward(loss / trainer.accumulate_grad_batches, trainer.optimizers[0])
+        return loss
 
     def _optimizer_step(
         self,
@@ -103,6 +105,11 @@ class TwoPasses(Callback):
             )
         original(epoch, batch_idx, optimizer, lambda: loss)
         self._passes.end()
+
+
+def _loss_of(output: Any) -> Tensor | None:
+    loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
+    return loss
 
 
 @contextmanager

@@ -35,8 +35,7 @@ class Passes:
         >>> def forward_backward(x):
         ...     model(x).square().mean().backward()
         >>> for x in torch.randn(2, 8, 4):
-        ...     passes.record(forward_backward, x)
-        ...     forward_backward(x)
+        ...     passes.run(forward_backward, x)
         >>> passes.repeat_at_probe()
         True
         >>> opt.step()
@@ -51,14 +50,11 @@ class Passes:
             # `step` finds the gradients of the second pass, and a GradScaler treats it like that of any optimizer.
             self._optimizer._step_supports_amp_scaling = False
         self._recorded: list[tuple[RandomState, Callable[..., object], tuple[Any, ...]]] = []
+        self._returned: list[torch.Tensor | None] = []
         self.repeating = False
 
-    def record(self, forward_backward: Callable[..., object], *args: Any) -> None:
-        """Call this just before a forward and backward pass at the centre.
-
-        `forward_backward(*args)` repeats it later: pass everything that belongs to one micro-batch as an argument. If
-        that pass fails and the loop goes on without it, call `forget`.
-        """
+    def _record(self, forward_backward: Callable[..., object], *args: Any) -> None:
+        """Before the forward pass: afterwards the random numbers of the second pass would be others."""
         if self._optimizer is None or self.repeating:
             return
         self.end()
@@ -67,18 +63,29 @@ class Passes:
         self._recorded.append((RandomState(self._optimizer._order()), forward_backward, args))
 
     def run(self, forward_backward: Callable[..., T], *args: Any) -> T:
-        """Record and run a pass at the centre; returns what it returns. A pass that fails is not recorded."""
+        """Run a forward and backward pass at the centre, to be repeated at the probe; returns what it returns.
+
+        Pass everything that belongs to one micro-batch as an argument: the function runs again after the loop's
+        variables have moved on. A pass that fails is not repeated.
+        """
         before = len(self._recorded)
-        self.record(forward_backward, *args)
+        self._record(forward_backward, *args)
         try:
-            return forward_backward(*args)
+            returned = forward_backward(*args)
         except BaseException:
             del self._recorded[before:]
             raise
+        self.returned(returned)
+        return returned
+
+    def returned(self, loss: Any) -> None:
+        """What the last pass at the centre has returned, for `Optimizer.last`."""
+        self._returned.append(_loss(loss))
 
     def forget(self) -> None:
         """Repeat none of the passes since the last step, whose gradients the loop has dropped."""
         self._recorded.clear()
+        self._returned.clear()
 
     def repeat_at_probe(
         self,
@@ -99,13 +106,13 @@ class Passes:
             unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
             refreshing: entered with the geometry's model while a refresh may run.
         """
-        recorded, self._recorded = self._recorded, []
+        recorded, self._recorded, returned, self._returned = self._recorded, [], self._returned, []
         optimizer = self._optimizer
         if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
             return False
         self.end()
         if optimizer.probing and not recorded:
-            raise RuntimeError("repeat_at_probe: no pass was recorded; call record() before each pass at the centre")
+            raise RuntimeError("repeat_at_probe: there is no pass to repeat; let run() run each pass at the centre")
         geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
@@ -114,13 +121,14 @@ class Passes:
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)
-        self.repeating = True
+        self.repeating, repeated = True, []
         try:
             for i, (random, forward_backward, args) in enumerate(recorded if optimizer.probing else (), start=1):
                 if optimizer._same_dropout:
                     random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
-                    forward_backward(*args)
+                    repeated.append(_loss(forward_backward(*args)))
+            passes.note(loss=_mean(returned), loss_at_probe=_mean(repeated))
             passes.back()
             passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
         except BaseException:
@@ -132,10 +140,26 @@ class Passes:
                 now.restore()
         return True
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the gradients of a second pass are still there, without a step."""
+        optimizer = self._optimizer
+        return optimizer is not None and optimizer._begun and any(p.grad is not None for p in optimizer._order())
+
     def end(self) -> None:
         """Abandon a step that the framework has decided against."""
         if self._optimizer is not None and self._optimizer._begun:
             self._optimizer.restore()
+
+
+def _loss(returned: Any) -> torch.Tensor | None:
+    """What a pass has returned, if it can be its loss."""
+    return returned.detach() if isinstance(returned, torch.Tensor) and returned.ndim == 0 else None
+
+
+def _mean(losses: list[torch.Tensor | None]) -> torch.Tensor | None:
+    known = [loss for loss in losses if loss is not None]
+    return torch.stack(known).mean() if known and len(known) == len(losses) else None
 
 
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:

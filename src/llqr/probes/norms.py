@@ -42,6 +42,11 @@ def divisors(norm: Norm, v: list[Tensor], d: list[Tensor], point: Point) -> Tens
     return [roots[layer].to(part.device) for layer, part in zip(point.layers, d, strict=True)]
 
 
+def length(parts: list[Tensor], point: Point) -> Tensor:
+    """The Euclidean length of a vector of the parameters at a point; of sharded ones, over all ranks."""
+    return _total(_euclidean_total, parts, parts, point).sqrt()
+
+
 Measure = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
