@@ -18,7 +18,7 @@ from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
-from llqr.state import Step, Wrapper, has_own_radius
+from llqr.state import StepReport, Wrapper, has_own_radius
 
 Closure = Callable[[], Any]
 #: An attribute of gradients that a finished step leaves behind: their version at that time.
@@ -167,10 +167,12 @@ class TwoPasses:
             return False
         whole = Ug if g.sharding is None else g.sharding.joined(Ug)
         with nullcontext() if Ug is g.grads else substituted(g.parameters, whole):
+            if self._optimizer.max_norm is not None:
+                self.note(update_norm=nn.utils.clip_grad_norm_(g.parameters, self._optimizer.max_norm))
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
         if self._optimizer.measure:
-            run.last = Step(run.steps, **self._noted)
+            run.last = StepReport(run.steps, **self._noted)
         return True
 
     def _forget_copies(self) -> None:

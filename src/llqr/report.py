@@ -1,8 +1,9 @@
-"""What a refresh found: whether its numbers are acceptable, and what `U` does to a gradient."""
+"""What a refresh found and costs: whether its numbers are acceptable, and what `U` does to a gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from llqr.caller_warnings import warn
 from llqr.metric.layout import layer_of
+from llqr.schedule import Schedule, at
 
 if TYPE_CHECKING:
     from llqr.inner import Solution
@@ -136,6 +139,59 @@ def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor
     before, after = ([widened(vectors[name]) for name in g] for vectors in (g, Ug))
     gg, UgUg, moved = squares(before), squares(after), squares(torch._foreach_sub(after, before))
     return torch.stack([gg, (gg + UgUg - moved) / 2, UgUg], 1)
+
+
+# -- before a training -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a metric costs.
+
+    Attributes:
+        refresh_seconds: of one refresh; an optimizer makes one in `every` steps.
+        apply_seconds: of one `U g`; LLQR+SAM needs two per step, without CUDA graphs.
+        factor_bytes: what the factors of `U` take.
+        refresh_bytes: what a refresh takes at its peak, beside what was there before; None off a CUDA device.
+
+    Example:
+        >>> import llqr, torch
+        >>> geometry = llqr.Geometry(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, structure="kfac")
+        >>> geometry.estimate((torch.randn(8, 4), torch.randint(3, (8,)))).factor_bytes  # 4 (3^2 + 4^2 + 3)
+        112
+    """
+
+    refresh_seconds: float
+    apply_seconds: float
+    factor_bytes: int
+    refresh_bytes: int | None
+
+
+def timed(run: Callable[[], object], device: torch.device) -> tuple[float, int | None]:
+    """The seconds that something takes, and its peak of memory where the device tells it."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started, None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before, started = torch.cuda.memory_allocated(device), time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device) - before
+
+
+def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
+    """Of a training with fewer refreshes than the moving average needs: `(1 - ema)^-1`, 20 for 0.95."""
+    refreshes = step = 0
+    while step < steps:
+        refreshes, step = refreshes + 1, step + max(1, round(at(every, step, "every", 0)))
+    if refreshes * (1 - ema) < 1 - 1e-9:
+        warn(
+            f"steps: {steps} have {refreshes} refreshes, and U needs about {1 / (1 - ema):.0f} to leave the identity "
+            f"(ema {ema:g}); refresh more often, or pass inner=llqr.Inner(debias=True)",
+            RefreshWarning,
+        )
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

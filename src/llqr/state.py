@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepReport:
     """What one step has measured. The numbers stay on the device: `float(step.loss)` waits for it.
 
     Attributes:
@@ -32,6 +32,15 @@ class Step:
             where the loop keeps them to itself (`first_step`, or passes that return no loss).
         gradient_norm: `|g|` at the centre.
         displacement: `|eps|`, 0 without a second pass.
+        update_norm: with `max_norm`, the norm of what the base optimizer was given, before it was clipped.
+
+    Example:
+        >>> import llqr
+        >>> weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> opt = llqr.SAM(torch.optim.SGD([weight], lr=0.1), rho=0.5, measure=True, max_norm=1.0)
+        >>> _ = opt.step(lambda: (opt.zero_grad(), (loss := weight.square().sum() / 2).backward(), loss)[-1])
+        >>> opt.last.passes, float(opt.last.gradient_norm), float(opt.last.displacement), float(opt.last.update_norm)
+        (2, 5.0, 0.5, 5.5)
     """
 
     step: int
@@ -40,6 +49,7 @@ class Step:
     loss_at_probe: Any = None
     gradient_norm: Any = None
     displacement: Any = 0.0
+    update_norm: Any = None
 
 
 @dataclass
@@ -59,7 +69,7 @@ class Run:
     passes: TwoPasses | None = None
     called: bool = False
     warned: bool = False
-    last: Step | None = None
+    last: StepReport | None = None
 
 
 def _of(owner: str, name: str) -> property:
@@ -89,12 +99,13 @@ class Wrapper(torch.optim.Optimizer):
         same_dropout: bool,
         buffers: str,
         measure: bool,
+        max_norm: float | None,
     ) -> None:
         super().__init__([{"params": [torch.zeros(0)]}], {})  # only for torch's hooks; the groups belong to the base
         self.base, self.probe, self.geometry, self.transport = base, probe, geometry, transport
         self.model = geometry.model if model is None and geometry is not None else model
         self._no_sync, self._same_dropout, self._buffers_of_probe = no_sync, same_dropout, buffers == "probe"
-        self._run, self.measure = Run(), measure
+        self._run, self.measure, self.max_norm = Run(), measure, max_norm
         self._notice_parameters()
 
     if TYPE_CHECKING:

@@ -121,3 +121,40 @@ def test_loading_a_state_forgets_what_was_measured_before():
     geometry.load_state_dict(flat_geometry(drawn.model, F.cross_entropy, structure="e-kfac").state_dict())
     assert geometry.summary().startswith("U is the identity: no refresh has been accepted yet")
     assert geometry.layer_effects() == {}
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_an_estimate_learns_nothing(every):
+    """The trajectory with an estimate before it is that without, bit by bit."""
+    ends = []
+    for estimated in (False, True):
+        drawn = case("mlp")
+        geometry = flat_geometry(drawn.model, F.cross_entropy, structure="kfac", steps=5, lr=0.05, every=every)
+        before = torch.get_rng_state()
+        if estimated:
+            found = geometry.estimate(drawn.batch)
+            assert min(found.refresh_seconds, found.apply_seconds) > 0
+            assert (found.factor_bytes, found.refresh_bytes) == (geometry.memory()["total"], None)
+            assert geometry.due
+            assert not geometry.metric.learned
+            assert geometry.refreshes == 0
+        assert torch.get_rng_state().equal(before)
+        geometry.refresh(drawn.batch)
+        ends.append(geometry.metric.state_dict()["factors"])
+    assert all(factor.equal(ends[1][name]) for name, factor in ends[0].items())
+
+
+def test_a_run_too_short_for_the_metric_is_announced():
+    drawn = case("mlp")
+
+    def geometry(**settings):
+        return flat_geometry(drawn.model, F.cross_entropy, steps=1, **settings)
+
+    with pytest.warns(llqr.RefreshWarning, match=r"^steps: 900 have 2 refreshes, and U needs about 20 "):
+        geometry(every=500).estimate(drawn.batch, steps=900)
+    with pytest.warns(llqr.RefreshWarning, match="steps: 20 have 3 refreshes"):
+        geometry(every=lambda step: 5 if step < 10 else 50).estimate(drawn.batch, steps=20)
+    with warnings.catch_warnings(action="error"):
+        geometry(every=45).estimate(drawn.batch, steps=900)
+        geometry(every=500, debias=True).estimate(drawn.batch, steps=900)
+        geometry(every=500, ema=0.5).estimate(drawn.batch, steps=900)

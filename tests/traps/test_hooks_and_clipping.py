@@ -171,3 +171,38 @@ def test_a_pickled_copy_continues_identically(scheduled):
     train(opt, model, data[3:])
     train(twin, twin_model, data[3:])
     assert_same_bits(weights(twin_model), weights(model))
+
+
+@pytest.mark.parametrize("scaled_loss", [False, True])
+def test_max_norm_clips_what_the_base_is_given(scaled_loss):
+    """After the metric, as torch's hook of the base optimizer does; the norm before is told."""
+    data, ends = batches(3), []
+    for own in (True, False):
+        model = mlp()
+        base = sgd(model)
+        opt = llqr.LLQRSAM(base, scaled(model, 100.0), rho=0.1, measure=True, max_norm=0.5 if own else None)
+        norms = []
+
+        def clip(optimizer, args, kwargs, norms=norms, model=model):
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+        if not own:
+            base.register_step_pre_hook(clip)
+        grad_scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled_loss else None
+        for x, y in data:
+
+            def closure(model=model, opt=opt, x=x, y=y, grad_scaler=grad_scaler):
+                opt.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                (loss if grad_scaler is None else grad_scaler.scale(loss)).backward()
+                return loss
+
+            opt.step(closure, grad_scaler=grad_scaler)
+            if grad_scaler is not None:
+                grad_scaler.update()
+            if own:
+                norms.append(opt.last.update_norm)
+        ends.append((weights(model), norms))
+    assert_same_bits(ends[0][0], ends[1][0])
+    assert min(ends[0][1]) > 0.5
+    assert ends[0][1] == ends[1][1]
