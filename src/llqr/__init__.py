@@ -8,10 +8,9 @@ if TYPE_CHECKING:
     from llqr.inner import SOLVERS, Inner
     from llqr.metric import STRUCTURES, Block, Flat, Metric, Structure
     from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, SAMProbe
-    from llqr.report import Estimate, Refresh, RefreshError, RefreshWarning
+    from llqr.report import Refresh, RefreshError, RefreshWarning
     from llqr.runtime import Runtime
     from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
-    from llqr.state import StepReport
 
 __version__ = "0.1.0"
 
@@ -27,7 +26,6 @@ __all__ = [
     "ASAMProbe",
     "Block",
     "Divergence",
-    "Estimate",
     "FisherSAM",
     "FisherSAMProbe",
     "FixedGeometry",
@@ -46,7 +44,6 @@ __all__ = [
     "Runtime",
     "SAMProbe",
     "ShiftedCrossEntropy",
-    "StepReport",
     "Structure",
     "build",
     "method_names",

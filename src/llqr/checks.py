@@ -54,8 +54,10 @@ def check_base(base: torch.optim.Optimizer) -> None:
 
 
 def check_settings(
-    probe: Any, transport: bool, model: nn.Module | None, no_sync: Any, same_dropout: bool, buffers: str, measure: bool
+    probe: Any, transport: Any, model: Any, no_sync: Any, same_dropout: Any, buffers: str, measure: Any, max_norm: Any
 ) -> None:
+    if max_norm is not None:
+        check("max_norm", max_norm, 0)
     if probe is not None and not hasattr(type(probe), "displacement"):
         raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
     if buffers not in ("centre", "probe"):

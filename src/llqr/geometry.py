@@ -29,19 +29,7 @@ from llqr.distributed.placement import Shards, own_part
 from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.structure import Bounds, Factors
-from llqr.report import (
-    WEAK,
-    Effect,
-    Estimate,
-    Refresh,
-    RefreshError,
-    RefreshWarning,
-    examine,
-    summarise,
-    timed,
-    warn_if_short,
-    weak_metric,
-)
+from llqr.report import WEAK, Effect, Refresh, RefreshError, RefreshWarning, costs, examine, summarise, weak_metric
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
 
@@ -191,32 +179,21 @@ class Geometry:
         """Bytes of the factors per structure, planned and allocated."""
         return self.metric.memory()
 
-    def estimate(self, batch: Batch, *, steps: int | None = None) -> Estimate:
-        """What a refresh and `U g` take, measured on a batch; takes as long as a refresh and learns nothing.
+    def estimate(self, batch: Batch, *, steps: int | None = None) -> dict[str, float]:
+        """Seconds and bytes (on a CUDA device, at the peak, which it resets) of a refresh and of `U g`, measured.
 
-        On a CUDA device it resets torch's record of the peak memory.
-
-        Args:
-            batch: as for `refresh`.
-            steps: of the planned training; a warning says if these are too few for `U` to leave the identity.
-
-        Example:
-            >>> geometry = Geometry(nn.Linear(4, 3), nn.functional.cross_entropy)
-            >>> estimate = geometry.estimate((torch.randn(8, 4), torch.randint(3, (8,))), steps=20_000)
-            >>> estimate.refresh_seconds > 0, geometry.refreshes
-            (True, 0)
+        Takes as long as a refresh and learns nothing. Warns if training is planned for so few `steps` that `U` hardly
+        leaves the identity.
         """
-        metric, device, beta = self.metric, self.linearizer.device, at(self._ema, 0, "ema", 0, 1)
-        if steps is not None and not self.inner.debias:
-            warn_if_short(steps, self._every, beta)
+        short = steps is not None and not self.inner.debias
+        planned = (steps or 0, self._every, at(self._ema, 0, "ema", 0, 1)) if short else None
         with self.linearizer.frozen():
             drawn = self.linearizer.agreed(lambda: self._drawn(batch))
-            g, factors = self._linearised(drawn).gradient, metric.apply_factors()  # also chooses the engine
+            g, factors = self._linearised(drawn).gradient, self.metric.apply_factors()  # also chooses the engine
             if self.runtime.capture or self.runtime.compile:
                 self._solved(drawn)
-            seconds, peak = timed(lambda: self._solved(drawn), device)
-            apply_seconds = min(timed(lambda: metric.apply(g, factors), device)[0] for _ in range(3))
-        return Estimate(seconds, apply_seconds, self.memory()["total"], peak)
+            runs = {"refresh": lambda: self._solved(drawn), "apply": lambda: self.metric.apply(g, factors)}
+            return costs(runs, self.linearizer.device, planned)
 
     @property
     def batches(self) -> Batches | None:

@@ -18,7 +18,7 @@ from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
-from llqr.state import StepReport, Wrapper, has_own_radius
+from llqr.state import Wrapper, has_own_radius
 
 Closure = Callable[[], Any]
 #: An attribute of gradients that a finished step leaves behind: their version at that time.
@@ -151,8 +151,7 @@ class TwoPasses:
     def note(self, **found: Any) -> None:
         """What `Optimizer.last` tells about this step; copies, because a captured closure writes to the same memory."""
         if self._optimizer.measure:
-            copies = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in found.items()}
-            self._noted |= copies
+            self._noted |= {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in found.items()}
 
     def descend(self, g: Point, Ug: list[Tensor]) -> bool:
         """The base optimizer's step on `U g`; False if there was none to do, or an overflow skips it."""
@@ -172,7 +171,7 @@ class TwoPasses:
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
         if self._optimizer.measure:
-            run.last = StepReport(run.steps, **self._noted)
+            run.last = {"step": run.steps, "passes": 1} | self._noted
         return True
 
     def _forget_copies(self) -> None:

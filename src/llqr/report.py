@@ -144,45 +144,30 @@ def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor
 # -- before a training -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a metric costs.
-
-    Attributes:
-        refresh_seconds: of one refresh; an optimizer makes one in `every` steps.
-        apply_seconds: of one `U g`; LLQR+SAM needs two per step, without CUDA graphs.
-        factor_bytes: what the factors of `U` take.
-        refresh_bytes: what a refresh takes at its peak, beside what was there before; None off a CUDA device.
-
-    Example:
-        >>> import llqr, torch
-        >>> geometry = llqr.Geometry(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, structure="kfac")
-        >>> geometry.estimate((torch.randn(8, 4), torch.randint(3, (8,)))).factor_bytes  # 4 (3^2 + 4^2 + 3)
-        112
-    """
-
-    refresh_seconds: float
-    apply_seconds: float
-    factor_bytes: int
-    refresh_bytes: int | None
-
-
-def timed(run: Callable[[], object], device: torch.device) -> tuple[float, int | None]:
-    """The seconds that something takes, and its peak of memory where the device tells it."""
-    if device.type != "cuda":
+def costs(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, planned: tuple[int, Schedule, float] | None
+) -> dict[str, float]:
+    """The seconds of each run, and its peak of memory where the device tells it; warns of a training too short."""
+    found: dict[str, float] = {}
+    cuda = device.type == "cuda"
+    for name, run in runs.items():
+        before = torch.cuda.memory_allocated(device) if cuda else 0
+        if cuda:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
         started = time.perf_counter()
         run()
-        return time.perf_counter() - started, None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before, started = torch.cuda.memory_allocated(device), time.perf_counter()
-    run()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device) - before
+        if cuda:
+            torch.cuda.synchronize(device)
+            found[f"{name}_bytes"] = torch.cuda.max_memory_allocated(device) - before
+        found[f"{name}_seconds"] = time.perf_counter() - started
+    if planned is not None:
+        _warn_if_short(*planned)
+    return found
 
 
-def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
-    """Of a training with fewer refreshes than the moving average needs: `(1 - ema)^-1`, 20 for 0.95."""
+def _warn_if_short(steps: int, every: Schedule, ema: float) -> None:
+    """Of a training with fewer refreshes than its moving average needs: `1 / (1 - ema)`, 20 for 0.95."""
     refreshes = step = 0
     while step < steps:
         refreshes, step = refreshes + 1, step + max(1, round(at(every, step, "every", 0)))

@@ -21,37 +21,6 @@ if TYPE_CHECKING:
     from llqr.probes import SAMProbe
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """What one step has measured. The numbers stay on the device: `float(step.loss)` waits for it.
-
-    Attributes:
-        step: its number, from 0.
-        passes: 2 if it took a second pass, at the probe.
-        loss, loss_at_probe: at the centre and at `theta + eps`; their difference tells how sharp it is there. None
-            where the loop keeps them to itself (`first_step`, or passes that return no loss).
-        gradient_norm: `|g|` at the centre.
-        displacement: `|eps|`, 0 without a second pass.
-        update_norm: with `max_norm`, the norm of what the base optimizer was given, before it was clipped.
-
-    Example:
-        >>> import llqr
-        >>> weight = nn.Parameter(torch.tensor([3.0, 4.0]))
-        >>> opt = llqr.SAM(torch.optim.SGD([weight], lr=0.1), rho=0.5, measure=True, max_norm=1.0)
-        >>> _ = opt.step(lambda: (opt.zero_grad(), (loss := weight.square().sum() / 2).backward(), loss)[-1])
-        >>> opt.last.passes, float(opt.last.gradient_norm), float(opt.last.displacement), float(opt.last.update_norm)
-        (2, 5.0, 0.5, 5.5)
-    """
-
-    step: int
-    passes: int = 1
-    loss: Any = None
-    loss_at_probe: Any = None
-    gradient_norm: Any = None
-    displacement: Any = 0.0
-    update_norm: Any = None
-
-
 @dataclass
 class Run:
     """What changes from step to step.
@@ -59,17 +28,17 @@ class Run:
     An object of its own, because Lightning and Fabric hand out copies of an optimizer that share its attributes.
 
     Attributes:
-        last: what the last step has measured.
         passes: those of a step that has begun, while weights may be at the probe.
         called: whether there has been a step, in whichever form; schedulers ask for it.
         warned: whether the warning about a step without gradients was shown.
+        last: what the last step has measured, see `Optimizer`.
     """
 
     steps: int = 0
     passes: TwoPasses | None = None
     called: bool = False
     warned: bool = False
-    last: StepReport | None = None
+    last: dict[str, Any] | None = None
 
 
 def _of(owner: str, name: str) -> property:
@@ -110,10 +79,11 @@ class Wrapper(torch.optim.Optimizer):
 
     if TYPE_CHECKING:
         steps: int
+        last: dict[str, Any] | None
     else:
         # Groups and state are the base optimizer's own objects, also after `load_state_dict` has replaced them.
         param_groups, state, defaults = (_of("base", name) for name in ("param_groups", "state", "defaults"))
-        steps, _opt_called = _of("_run", "steps"), _of("_run", "called")
+        steps, _opt_called, last = (_of("_run", name) for name in ("steps", "called", "last"))
         # So are the hooks of a state: it is the base that saves and loads.
         _optimizer_state_dict_pre_hooks = _of("base", "_optimizer_state_dict_pre_hooks")
         _optimizer_state_dict_post_hooks = _of("base", "_optimizer_state_dict_post_hooks")
@@ -167,13 +137,11 @@ class Wrapper(torch.optim.Optimizer):
         return with_own(base, own, self._order())
 
     def _own_state(self) -> dict[str, Any]:
-        order = self._order()
+        order, probe = self._order(), self.probe
         return {
             "steps": self.steps,
             "shapes": [list(parameter.shape) for parameter in order],
-            "probe": None
-            if self.probe is None
-            else {"name": self.probe.name, "rho": plain(self.probe.rho)} | self.probe.state_dict(order),
+            "probe": probe and {"name": probe.name, "rho": plain(probe.rho)} | probe.state_dict(order),
             "geometry": None if self.geometry is None else self.geometry.state_dict(),
         }
 
@@ -186,8 +154,7 @@ class Wrapper(torch.optim.Optimizer):
         self._check_centre("load_state_dict")
         state, own = taken_apart(state_dict)
         ours = self._own_state()
-        if adopt:
-            own = adopted(own, ours)
+        own = adopted(own, ours) if adopt else own
         check_saved(own, ours, len(state["state"]))
         assert own is not None
         before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
@@ -238,7 +205,6 @@ class Wrapper(torch.optim.Optimizer):
 
 
 # -- the dictionary ----------------------------------------------------------------------------------------------------
-
 
 #: What a group without a radius of its own shows, and what tells that it is the probe's. Neither is saved.
 RADIUS = ("rho", "initial_rho")
@@ -327,7 +293,7 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, 
 def adopted(own: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our part of another method's state: probe and geometry where both have the same, otherwise those of `ours`."""
     own = {**ours, "steps": 0} if own is None else own
-    same = own["probe"] is not None and ours["probe"] is not None and own["probe"]["name"] == ours["probe"]["name"]
+    same = own["probe"] and ours["probe"] and own["probe"]["name"] == ours["probe"]["name"]
     both = own["geometry"] is not None and ours["geometry"] is not None
     return {**own, "probe": (own if same else ours)["probe"], "geometry": (own if both else ours)["geometry"]}
 

@@ -133,8 +133,7 @@ def test_an_estimate_learns_nothing(every):
         before = torch.get_rng_state()
         if estimated:
             found = geometry.estimate(drawn.batch)
-            assert min(found.refresh_seconds, found.apply_seconds) > 0
-            assert (found.factor_bytes, found.refresh_bytes) == (geometry.memory()["total"], None)
+            assert set(found) == {"refresh_seconds", "apply_seconds"}
             assert geometry.due
             assert not geometry.metric.learned
             assert geometry.refreshes == 0

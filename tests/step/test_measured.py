@@ -27,7 +27,7 @@ def by_hand(model, batch, rho, U=None):
 
 
 def measured(step):
-    return {name: float(value) for name, value in vars(step).items() if name not in ("step", "passes", "update_norm")}
+    return {name: float(value) for name, value in step.items() if name not in ("step", "passes")}
 
 
 @pytest.mark.parametrize("metric", [False, True])
@@ -39,7 +39,7 @@ def test_what_a_step_measured(metric):
     train(opt, model, data[:2])
     expected = by_hand(model, data[2], 0.3, geometry.transport if metric else None)
     train(opt, model, data[2:])
-    assert (opt.last.step, opt.last.passes) == (2, 2)
+    assert (opt.last["step"], opt.last["passes"]) == (2, 2)
     assert measured(opt.last) == pytest.approx(expected, rel=1e-9)
 
 
@@ -65,9 +65,7 @@ def test_without_a_closure(form):
         opt.first_step()
         forward_backward(*batch)
         opt.second_step()
-        assert opt.last.loss is opt.last.loss_at_probe is None
-        norms = [float(opt.last.gradient_norm), float(opt.last.displacement)]
-        assert norms == pytest.approx([expected["gradient_norm"], 0.3], rel=1e-9)
+        assert measured(opt.last) == pytest.approx({"gradient_norm": expected["gradient_norm"], "displacement": 0.3})
 
 
 def test_a_step_of_one_pass_and_a_plain_optimizer():
@@ -76,8 +74,8 @@ def test_a_step_of_one_pass_and_a_plain_optimizer():
         train(opt, model, data[:1])
         expected = by_hand(model, data[1], 0.3)
         train(opt, model, data[1:])
-        assert (opt.last.passes, opt.last.loss_at_probe, opt.last.displacement) == (1, None, 0.0)
-        assert float(opt.last.gradient_norm) == pytest.approx(expected["gradient_norm"])
+        assert opt.last["passes"] == 1
+        assert measured(opt.last) == pytest.approx({name: expected[name] for name in ("loss", "gradient_norm")})
 
 
 def test_measuring_changes_nothing():

@@ -201,7 +201,7 @@ def test_max_norm_clips_what_the_base_is_given(scaled_loss):
             if grad_scaler is not None:
                 grad_scaler.update()
             if own:
-                norms.append(opt.last.update_norm)
+                norms.append(opt.last["update_norm"])
         ends.append((weights(model), norms))
     assert_same_bits(ends[0][0], ends[1][0])
     assert min(ends[0][1]) > 0.5

@@ -57,7 +57,7 @@ class TwoPasses:
         Returns:
             The loss at the centre.
         """
-        if self._passes.unfinished and not self._accelerator.optimizer_step_was_skipped:
+        if self._passes.has_gradients_of_a_probe and not self._accelerator.optimizer_step_was_skipped:
             raise RuntimeError(
                 "backward: optimizer.step() did not follow the last micro-batch; to accumulate by hand, pass "
                 "last=False for every micro-batch of a step but the last, or use accelerator.accumulate"

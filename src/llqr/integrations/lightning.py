@@ -72,15 +72,17 @@ class TwoPasses(Callback):
         self._batch = args[0] if args else next(iter(kwargs.values()))
         self._passes._record(partial(self._forward_backward, trainer, *args, **kwargs))
         output = original(*args, **kwargs)
-        self._passes.returned(_loss_of(output))
+        self._passes.returned.append(output)
         return output
 
-    def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Tensor | None:
+    def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
         """What the Trainer does with a micro-batch, without its bookkeeping."""
-        loss = _loss_of(trainer.strategy.training_step(*args, **kwargs))
+        output = trainer.strategy.training_step(*args, **kwargs)
+        loss = output["loss"] if isinstance(output, Mapping) else output
         if loss is not None:
+            assert isinstance(loss, Tensor)
             trainer.strategy.backward(loss / trainer.accumulate_grad_batches, trainer.optimizers[0])
-        return loss
+        return output
 
     def _optimizer_step(
         self,
@@ -105,11 +107,6 @@ class TwoPasses(Callback):
             )
         original(epoch, batch_idx, optimizer, lambda: loss)
         self._passes.end()
-
-
-def _loss_of(output: Any) -> Tensor | None:
-    loss: Tensor | None = output["loss"] if isinstance(output, Mapping) else output
-    return loss
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ class Passes:
             # `step` finds the gradients of the second pass, and a GradScaler treats it like that of any optimizer.
             self._optimizer._step_supports_amp_scaling = False
         self._recorded: list[tuple[RandomState, Callable[..., object], tuple[Any, ...]]] = []
-        self._returned: list[torch.Tensor | None] = []
+        self.returned: list[Any] = []
         self.repeating = False
 
     def _record(self, forward_backward: Callable[..., object], *args: Any) -> None:
@@ -71,21 +71,15 @@ class Passes:
         before = len(self._recorded)
         self._record(forward_backward, *args)
         try:
-            returned = forward_backward(*args)
+            self.returned.append(returned := forward_backward(*args))
         except BaseException:
             del self._recorded[before:]
             raise
-        self.returned(returned)
         return returned
-
-    def returned(self, loss: Any) -> None:
-        """What the last pass at the centre has returned, for `Optimizer.last`."""
-        self._returned.append(_loss(loss))
 
     def forget(self) -> None:
         """Repeat none of the passes since the last step, whose gradients the loop has dropped."""
-        self._recorded.clear()
-        self._returned.clear()
+        self._recorded, self.returned = [], []
 
     def repeat_at_probe(
         self,
@@ -106,7 +100,8 @@ class Passes:
             unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
             refreshing: entered with the geometry's model while a refresh may run.
         """
-        recorded, self._recorded, returned, self._returned = self._recorded, [], self._returned, []
+        recorded, returned = self._recorded, self.returned
+        self.forget()
         optimizer = self._optimizer
         if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
             return False
@@ -127,7 +122,7 @@ class Passes:
                 if optimizer._same_dropout:
                     random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
-                    repeated.append(_loss(forward_backward(*args)))
+                    repeated.append(forward_backward(*args))
             passes.note(loss=_mean(returned), loss_at_probe=_mean(repeated))
             passes.back()
             passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
@@ -141,8 +136,8 @@ class Passes:
         return True
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the gradients of a second pass are still there, without a step."""
+    def has_gradients_of_a_probe(self) -> bool:
+        """Whether no step has used the gradients of the last second pass, and they are still there."""
         optimizer = self._optimizer
         return optimizer is not None and optimizer._begun and any(p.grad is not None for p in optimizer._order())
 
@@ -152,14 +147,11 @@ class Passes:
             self._optimizer.restore()
 
 
-def _loss(returned: Any) -> torch.Tensor | None:
-    """What a pass has returned, if it can be its loss."""
-    return returned.detach() if isinstance(returned, torch.Tensor) and returned.ndim == 0 else None
-
-
-def _mean(losses: list[torch.Tensor | None]) -> torch.Tensor | None:
-    known = [loss for loss in losses if loss is not None]
-    return torch.stack(known).mean() if known and len(known) == len(losses) else None
+def _mean(returned: list[Any]) -> torch.Tensor | None:
+    """Of the losses that passes have returned, if they have: a tensor, or `"loss"` of a mapping."""
+    each = [one.get("loss") if isinstance(one, Mapping) else one for one in returned]
+    losses = [loss.detach() for loss in each if isinstance(loss, torch.Tensor) and loss.ndim == 0]
+    return torch.stack(losses).mean() if losses else None
 
 
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from llqr.probes.norms import Norm
-from llqr.probes.sam import Point, SAMProbe, widened
+from llqr.probes.sam import Point, Radius, SAMProbe, widened
 from llqr.schedule import Schedule, check_number
 
 
@@ -20,13 +20,7 @@ class FisherSAMProbe(SAMProbe):
     name = "fishersam"
 
     def __init__(
-        self,
-        rho: Schedule | None = None,
-        *,
-        eta: float = 0.1,
-        norm: Norm = "metric",
-        start_after: int = 0,
-        every: Schedule = 1,
+        self, rho: Radius = None, *, eta: float = 0.1, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
     ) -> None:
         super().__init__(rho, norm=norm, start_after=start_after, every=every)
         self.eta = check_number("eta", eta, 1e-12)

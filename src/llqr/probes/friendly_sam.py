@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llqr.distributed.dtensors import as_sharded, local_like
 from llqr.probes.norms import Norm
-from llqr.probes.sam import Point, SAMProbe
+from llqr.probes.sam import Point, Radius, SAMProbe
 from llqr.schedule import Schedule, check_number
 
 
@@ -30,7 +30,7 @@ class FriendlySAMProbe(SAMProbe):
 
     def __init__(
         self,
-        rho: Schedule | None = None,
+        rho: Radius = None,
         lam: float = 0.9,
         *,
         norm: Norm = "metric",

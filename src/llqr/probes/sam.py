@@ -17,6 +17,7 @@ from llqr.distributed.dtensors import Sharding, local
 from llqr.probes.norms import Norm, check_norm, divisors
 from llqr.schedule import Schedule, at, check, check_number
 
+Radius = Schedule | None  # None is refused, with a sentence
 Transport = Callable[[list[Tensor]], list[Tensor]]
 
 
@@ -83,9 +84,7 @@ class SAMProbe:
 
     name: ClassVar[str] = "sam"
 
-    def __init__(
-        self, rho: Schedule | None = None, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
-    ) -> None:
+    def __init__(self, rho: Radius = None, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1) -> None:
         if rho is None:
             raise TypeError(RADIUS)
         check("rho", rho, 0)

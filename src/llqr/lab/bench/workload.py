@@ -176,7 +176,7 @@ def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None = No
         return lambda: (run_pass(), plain.step())
     make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
     own = geometry if learns_metric(method) else None
-    radius = {"rho": 0.05} if "SAM" in method else {}
+    radius: dict[str, Any] = {"rho": 0.05} if "SAM" in method else {}
     optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model, **radius)
     closure = workload.closure(optimizer)
     return lambda: optimizer.step(closure, batch=workload.batch)
