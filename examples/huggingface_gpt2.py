@@ -19,7 +19,7 @@ counting = (torch.arange(8) + torch.randint(16, (256, 1))) % 16
 data = [{"input_ids": row, "labels": row} for row in counting]
 
 geometry = llqr.Geometry(model, llqr.ShiftedCrossEntropy(), structure="e-kfac", every=10)
-optimizer = llqr.LLQRSAM(torch.optim.AdamW(model.parameters(), lr=3e-3), geometry, rho=0.05)
+optimizer = llqr.LLQRSAM(torch.optim.AdamW(model.parameters(), lr=3e-3), geometry, rho=0.005)
 
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(

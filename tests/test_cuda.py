@@ -177,7 +177,7 @@ def test_steps_with_a_recorded_action_are_the_steps():
     for capture in (False, True):
         model = network().cuda().double()
         geometry = flat_geometry(model, F.cross_entropy, structure="kfac", steps=5, every=3, capture=capture)
-        opt = llqr.build("llqr+sam", torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), geometry=geometry)
+        opt = llqr.LLQRSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), geometry, rho=0.05)
         for x, y in batches("cuda", 7):
             batch = x.double(), y
             opt.step(closure_of(opt, model, batch), batch=batch)
