@@ -44,9 +44,8 @@ def test_rows_that_a_hook_freezes(structure):
 @pytest.mark.parametrize("method", ["llqr", "llqr+sam", "llqr+asam", "llqr+fsam", "llqr-probe-only+sam"])
 def test_an_orthogonal_weight_stays_orthogonal(method):
     """Torch keeps signs on the diagonal of the tensor that is trained; a metric must not move them."""
-    W = trained(
-        parametrizations.orthogonal(nn.Linear(12, 8)), "e-kfac", method, **{"rho": 0.05} if "sam" in method else {}
-    ).weight
+    radius = {"rho": 0.05} if "sam" in method else {}
+    W = trained(parametrizations.orthogonal(nn.Linear(12, 8)), "e-kfac", method, **radius).weight
     assert torch.allclose(W @ W.mT, torch.eye(8), atol=1e-5)
 
 

@@ -29,13 +29,7 @@ class FriendlySAMProbe(SAMProbe):
     name = "fsam"
 
     def __init__(
-        self,
-        rho: Radius = None,
-        lam: float = 0.9,
-        *,
-        norm: Norm = "metric",
-        start_after: int = 0,
-        every: Schedule = 1,
+        self, rho: Radius = None, lam: float = 0.9, *, norm: Norm = "metric", start_after: int = 0, every: Schedule = 1
     ) -> None:
         super().__init__(rho, norm=norm, start_after=start_after, every=every)
         self.lam = check_number("lam", lam, 0, 1)
