@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
 from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
-from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like
+from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like, whole
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
@@ -164,10 +164,10 @@ class TwoPasses:
                 warn(NO_GRADIENTS)
             run.warned = True
             return False
-        whole = Ug if g.sharding is None else g.sharding.joined(Ug)
-        with nullcontext() if Ug is g.grads else substituted(g.parameters, whole):
+        joined = Ug if g.sharding is None else g.sharding.joined(Ug)
+        with nullcontext() if Ug is g.grads else substituted(g.parameters, joined):
             if self._optimizer.max_norm is not None:
-                self.note(update_norm=nn.utils.clip_grad_norm_(g.parameters, self._optimizer.max_norm))
+                self.note(update_norm=whole(nn.utils.clip_grad_norm_(g.parameters, self._optimizer.max_norm)))
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
         if self._optimizer.measure:

@@ -25,6 +25,7 @@ OPTIONS = {
     "gathered weights kept after forward": ("sam", {"reshard_after_forward": False}),
     "gathered weights kept after backward": ("fsam", {"keep": True}),
     "clipped": ("fsam", {"clip": True}),
+    "measured": ("asam", {"measure": True}),
     "accumulated": ("sam", {"accumulate": True}),
     "two calls": ("sam", {"two_calls": True, "keep": True}),
     "a radius of each group": ("sam", {"radii": True}),
@@ -33,7 +34,7 @@ OPTIONS = {
 #: Name -> (engine, method, options), of 2 ranks: what the grid has, each once.
 FEW = {
     **{f"fsdp2, {method}": ("fsdp2", method, {}) for method in METHODS},
-    **{f"fsdp2, {name}": ("fsdp2", *OPTIONS[name]) for name in ("clipped", "accumulated", "two calls")},
+    **{f"fsdp2, {name}": ("fsdp2", *OPTIONS[name]) for name in ("clipped", "measured", "accumulated", "two calls")},
     "fsdp2, parameters that it ignores": ("fsdp2", "sam", {"ignored": True}),
     "hsdp": ("hsdp", "asam", {}),
     "tensor parallel": ("tensor parallel", "asam", {}),
@@ -52,7 +53,7 @@ def grid(engine):
         for reshard in ((True, False, None, 2) if fsdp else (True,))
     }
     if "fsdp2" in engine or fsdp:
-        one_mesh = ("clipped", "a norm of one's own")  # the sums of DTensors need one
+        one_mesh = ("clipped", "measured", "a norm of one's own")  # the sums of DTensors need one
         cases |= {name: (engine, *case) for name, case in OPTIONS.items() if fsdp or name not in one_mesh}
     return cases
 
@@ -69,7 +70,7 @@ def optimizer(model, method, options):
     if options.get("maximize"):
         groups[1]["maximize"] = True
     base = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-2)
-    settings = {"rho": 0.3}
+    settings = {"rho": 0.3} | ({"measure": True, "max_norm": 0.2} if options.get("measure") else {})
     if "norm" in options:
         settings["norm"] = own_norm if options["norm"] == "own" else options["norm"]
     return llqr.build(method, base, model=model, **settings)
@@ -105,7 +106,8 @@ def trained(model, method, options, share=0, shares=1):
             opt.second_step()
         else:
             opt.step(closure)
-    return weights(model)
+    measured = {name: opt.last[name] for name in ("gradient_norm", "displacement", "update_norm")} if opt.last else {}
+    return weights(model) | measured
 
 
 def compare(cases, world):

@@ -28,7 +28,7 @@ def trained(method, norm, structure, device="cpu"):
     settings = {} if method in ("sgdm", "llqr") else {"norm": norm, "rho": 0.1}
     if method.startswith("llqr"):
         settings["geometry"] = flat_geometry(model, cross_entropy, structure=structure, steps=2, engine="forward")
-    opt = llqr.build(method, base, **settings)
+    opt = llqr.build(method, base, measure=True, max_norm=1.0, **settings)
     (batch,) = [tuple(part.to(device) for part in batch) for batch in batches(1)]
     closure = closure_of(opt, model, batch)
     for _ in range(2):
