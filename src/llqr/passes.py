@@ -171,7 +171,7 @@ class TwoPasses:
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
         if self._optimizer.measure:
-            run.last = {"step": run.steps, "passes": 1} | self._noted
+            run.last = {"step": run.steps, "passes": 1} | {k: x for k, x in self._noted.items() if x is not None}
         return True
 
     def _forget_copies(self) -> None:

@@ -68,6 +68,16 @@ def test_without_a_closure(form):
         assert measured(opt.last) == pytest.approx({"gradient_norm": expected["gradient_norm"], "displacement": 0.3})
 
 
+def test_passes_that_return_something_else_have_no_loss():
+    model, (batch,) = mlp(), batches(1)
+    opt = llqr.SAM(sgd(model), rho=0.3, measure=True)
+    passes = Passes(opt)
+    passes.run(lambda x, y: cross_entropy(model(x), y).backward(), *batch)
+    passes.repeat_at_probe()
+    opt.step()
+    assert set(measured(opt.last)) == {"gradient_norm", "displacement"}
+
+
 def test_a_step_of_one_pass_and_a_plain_optimizer():
     model, data = mlp(torch.float64), batches(2, dtype=torch.float64)
     for opt in (llqr.SAM(sgd(model), rho=0.3, every=2, measure=True), llqr.Optimizer(sgd(model), measure=True)):

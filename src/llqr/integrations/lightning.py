@@ -72,7 +72,7 @@ class TwoPasses(Callback):
         self._batch = args[0] if args else next(iter(kwargs.values()))
         self._passes._record(partial(self._forward_backward, trainer, *args, **kwargs))
         output = original(*args, **kwargs)
-        self._passes.returned.append(output)
+        self._passes.measure(output)
         return output
 
     def _forward_backward(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:

@@ -50,7 +50,7 @@ class Passes:
             # `step` finds the gradients of the second pass, and a GradScaler treats it like that of any optimizer.
             self._optimizer._step_supports_amp_scaling = False
         self._recorded: list[tuple[RandomState, Callable[..., object], tuple[Any, ...]]] = []
-        self.returned: list[Any] = []
+        self._losses: list[torch.Tensor] = []
         self.repeating = False
 
     def _record(self, forward_backward: Callable[..., object], *args: Any) -> None:
@@ -71,15 +71,21 @@ class Passes:
         before = len(self._recorded)
         self._record(forward_backward, *args)
         try:
-            self.returned.append(returned := forward_backward(*args))
+            self.measure(returned := forward_backward(*args))
         except BaseException:
             del self._recorded[before:]
             raise
         return returned
 
+    def measure(self, returned: Any, losses: list[torch.Tensor] | None = None) -> None:
+        """Keep the loss that a pass has returned, a tensor or `"loss"` of a mapping, for `Optimizer.last`."""
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if self._optimizer is not None and self._optimizer.measure and isinstance(loss, torch.Tensor):
+            (self._losses if losses is None else losses).append(loss.detach().mean())
+
     def forget(self) -> None:
         """Repeat none of the passes since the last step, whose gradients the loop has dropped."""
-        self._recorded, self.returned = [], []
+        self._recorded, self._losses = [], []
 
     def repeat_at_probe(
         self,
@@ -100,7 +106,7 @@ class Passes:
             unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
             refreshing: entered with the geometry's model while a refresh may run.
         """
-        recorded, returned = self._recorded, self.returned
+        recorded, losses = self._recorded, self._losses
         self.forget()
         optimizer = self._optimizer
         if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
@@ -116,14 +122,16 @@ class Passes:
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)
-        self.repeating, repeated = True, []
+        at_probe: list[torch.Tensor] = []
+        self.repeating = True
         try:
             for i, (random, forward_backward, args) in enumerate(recorded if optimizer.probing else (), start=1):
                 if optimizer._same_dropout:
                     random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
-                    repeated.append(forward_backward(*args))
-            passes.note(loss=_mean(returned), loss_at_probe=_mean(repeated))
+                    self.measure(forward_backward(*args), at_probe)
+            for name, found in (("loss", losses), ("loss_at_probe", at_probe)):
+                passes.note(**{name: torch.stack(found).mean()} if found else {})
             passes.back()
             passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
         except BaseException:
@@ -145,13 +153,6 @@ class Passes:
         """Abandon a step that the framework has decided against."""
         if self._optimizer is not None and self._optimizer._begun:
             self._optimizer.restore()
-
-
-def _mean(returned: list[Any]) -> torch.Tensor | None:
-    """Of the losses that passes have returned, if they have: a tensor, or `"loss"` of a mapping."""
-    each = [one.get("loss") if isinstance(one, Mapping) else one for one in returned]
-    losses = [loss.detach() for loss in each if isinstance(loss, torch.Tensor) and loss.ndim == 0]
-    return torch.stack(losses).mean() if losses else None
 
 
 def learn_together(optimizer: Optimizer | None, ranks: int) -> None:
