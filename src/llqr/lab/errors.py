@@ -17,6 +17,10 @@ class CannotWrite(RuntimeError):
     """A folder or a file that results should go to is not writable, or its disk is full."""
 
 
+class RunsFailed(RuntimeError):
+    """Some of the runs that were carried out side by side failed; the others are done."""
+
+
 class Stopped(RuntimeError):
     """A signal or the time limit ended the command early; a checkpoint holds the state."""
 
@@ -26,6 +30,7 @@ class Interrupted(RuntimeError):
 
 
 EXIT_CODES: dict[type[Exception], int] = {
+    RunsFailed: 1,
     ConfigurationError: 2,
     DataError: 3,
     Diverged: 4,

@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+import shutil
+import subprocess
 from typing import Any
 
 import torch
@@ -22,6 +24,21 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams and graphs are made on the current device
     return device
+
+
+def share_gpu() -> str:
+    """Start NVIDIA's MPS, by which processes use a GPU at the same time instead of in turns; return what was done."""
+    program = shutil.which("nvidia-cuda-mps-control")
+    if program is None:
+        return "There is no nvidia-cuda-mps-control: the runs take turns on the GPU."
+    asked = subprocess.run([program], input=b"get_server_list\n", capture_output=True)
+    if asked.returncode == 0:
+        return "MPS is running."
+    nowhere = subprocess.DEVNULL  # a daemon would keep a pipe open
+    started = subprocess.run([program, "-d"], stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    if started.returncode:
+        return f"{program} -d failed: the runs take turns on the GPU."
+    return f"Started MPS; `echo quit | {program}` ends it."
 
 
 def describe(device: torch.device) -> dict[str, Any]:

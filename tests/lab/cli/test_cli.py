@@ -129,11 +129,9 @@ def test_one_command_leads_from_a_recipe_to_a_row_of_the_table(llqr, tmp_path):
     (line,) = (tmp_path / "results/digits.jsonl").read_text().splitlines()
     kept = json.loads(line)
     assert (kept["recipe"], kept["seed"]) == ("digits/mlp", 0)
-    assert kept["analysis"]["sharpness"]["top"]["value"] > 0
     assert f"{kept['result']['best']:.2f}" in out
     assert "digits: best accuracy" in out  # the table, of which one cell is measured
     assert "3 of 4 cells are missing." in out
-    assert (tmp_path / "runs/report.html").exists()
     code, _, err = llqr(*arguments, "--quiet", "--keep", "results/digits.jsonl")
     assert (code, "0 added, 1 there already" in err) == (0, True)
 

@@ -206,3 +206,20 @@ def test_the_effect_on_each_layer_is_in_the_result_also_after_a_resume(tmp_path)
     changes = [effect["change"] for effect in result["layer_effects"].values()]
     assert min(changes) - 1e-4 <= last["change"] <= max(changes) + 1e-4
     assert all(-1 <= effect["cosine"] <= 1 for effect in result["layer_effects"].values())
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_another_process_made_meanwhile_with_other_settings_is_refused(tmp_path, finished):
+    """While the first run is made, another process makes the second one, or its checkpoint, with another rate."""
+    first, second = planned_for(tmp_path, "sgdm"), planned_for(tmp_path, "sam")
+
+    class Meanwhile(Display):
+        def end(self, outcome):
+            other = planned_for(tmp_path, "sam", "bases.sgdm.lr=0.1")
+            RunFolder(other.path).begin(other, {"device": "cpu"})
+            training = Training(other, other.run.load_task(CPU), Execution(CPU))
+            training.resume()
+            training.run(Stop() if finished else StopAfter(5), Display(quiet=True))
+
+    with pytest.raises(ConfigurationError, match=r"holds a run with run.base.lr = 0.1, not 0.05"):
+        carry_out([first, second], Execution(CPU), Stop(), Meanwhile(quiet=True))

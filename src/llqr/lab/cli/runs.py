@@ -2,11 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -17,16 +18,17 @@ from llqr.lab.cli.options import PLAIN, with_options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.errors import ConfigurationError, Stopped
+from llqr.lab.errors import ConfigurationError, RunsFailed, Stopped
 from llqr.lab.names import check_known, suggestion
 from llqr.lab.own import is_file
 from llqr.lab.progress import Display
 from llqr.lab.results.summary import as_table, summarise
+from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
-from llqr.lab.training.carry_out import carry_out
+from llqr.lab.training.carry_out import carry_out, carry_out_together
 from llqr.lab.training.loop import Execution
-from llqr.lab.writing import check_file, check_folder
+from llqr.lab.writing import check_folder
 
 
 @contextmanager
@@ -50,6 +52,13 @@ WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: fil
 RecipeName = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=complete_recipes),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Runs at a time, each in a process of its own. More than one: --shared-device, and MPS on a GPU.",
+    ),
 ]
 Methods = Annotated[
     str | None,
@@ -102,6 +111,27 @@ class RunOptions:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the resolved configuration and the memory of the metric.")
     ] = False
+
+    def train_command(self, name: str, planned: PlannedRun) -> list[str]:
+        """The command of a process that makes one run of the recipe ``name``."""
+        options: list[tuple[str, object]] = [
+            ("method", planned.run.method),
+            ("seed", planned.seed),
+            ("out", self.out),
+            ("device", self.device),
+            ("checkpoint-minutes", self.checkpoint_minutes),
+            *(("set", override) for override in self.overrides or ()),
+            *([] if self.data_dir is None else [("data-dir", self.data_dir)]),
+        ]
+        flags = {
+            "compile": self.compiled,
+            "tensorboard": self.tensorboard,
+            "shared-device": self.shared_device,
+            "capture": self.capture is True,
+            "no-capture": self.capture is False,
+        }
+        given = [f"--{option}={value}" for option, value in options] + [f"--{flag}" for flag in flags if flags[flag]]
+        return [sys.executable, "-m", "llqr", "train", name, *given]
 
     @own_code()
     def load(self, name: str) -> Recipe:
@@ -163,17 +193,19 @@ def compare(
     ],
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
+    jobs: Jobs = None,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
     planned: list[PlannedRun] = []
+    sources = {_filed_under(name): name for name in names}
     for name in names:
         label, chosen = _filed_under(name), how.load(name)
         if any(one.recipe == label for one in planned):
             raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
     stop = Stop(how.max_minutes)
-    if _make(planned, how, stop):
+    if _make(planned, how, stop, jobs, sources):
         _report(planned, how, stop)
         _keep(planned, how)
 
@@ -192,23 +224,27 @@ def reproduce(
     variant: Annotated[str | None, typer.Option(help="A variant of the recipes, such as short.")] = None,
     methods: Methods = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: as many as the paper).")] = None,
+    jobs: Jobs = None,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Make the runs of a table of the paper, except those that are finished.
 
-    With --keep: also write report.html, keep the runs in that file, and print the table, measured beside paper.
+    With --keep: also keep the finished runs in that file, whether all are made or not, and print the table.
     """
     planned: list[PlannedRun] = []
     for name in _rows(table, row):
         label = name if variant is None else f"{name}@{variant}"
         chosen = how.load(label)
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
-    stop = Stop(how.max_minutes)
-    if _make(planned, how, stop) and how.keep is not None:
+    try:
+        made = _make(planned, how, Stop(how.max_minutes), jobs)
+    except (RunsFailed, Stopped):
+        _keep(planned, how)
+        raise
+    if made and how.keep is not None:
         from llqr.lab.cli.report import show_table
         from llqr.lab.results import measurements, tables
 
-        _report(planned, how, stop)
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"
@@ -236,13 +272,24 @@ def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
     return [rows[row] for row in chosen or rows]
 
 
-def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
-    """Carry out the runs and print their results, or only say what they are; whether they were made."""
+def _make(
+    planned: list[PlannedRun],
+    how: RunOptions,
+    stop: Stop,
+    jobs: int | None = None,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> bool:
+    """Carry out the runs and print their results, or only say what they are; whether they were made.
+
+    ``sources`` are the names by which `llqr train` finds recipes that are filed under other ones.
+    """
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
     if how.keep is not None:
-        _check_kept(how.keep)
+        from llqr.lab.results import measurements
+
+        measurements.check_file("--keep", how.keep)
     if how.dry_run:
         with own_code():
             shown = json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned))
@@ -250,7 +297,15 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
         return False
     check_folder("--out", how.out)
     with own_code(), stop, Display(len(planned), quiet=how.quiet) as display:
-        results = carry_out(planned, execution, stop, display)
+        if jobs is None:
+            results = carry_out(planned, execution, stop, display)
+        else:
+            if jobs > 1:
+                how = replace(how, shared_device=True)
+                if execution.device.type == "cuda":
+                    print(machine.share_gpu(), file=sys.stderr)
+            commands = [how.train_command(sources.get(one.recipe, one.recipe), one) for one in planned]
+            results = carry_out_together(planned, commands, jobs, stop, display)
     summaries = summarise(results)
     if how.as_json:
         listed = json.loads(summaries.drop(columns="best").to_json(orient="records", double_precision=15))
@@ -259,13 +314,6 @@ def _make(planned: list[PlannedRun], how: RunOptions, stop: Stop) -> bool:
     for _, rows in summaries.groupby("recipe", sort=False):
         show(as_table(rows))
     return True
-
-
-def _check_kept(path: Path) -> None:
-    """Refuse a file of results before anything is trained for it."""
-    if path.suffix != ".jsonl":
-        raise ConfigurationError(f"--keep must be a .jsonl file, got {path}.")
-    check_file("--keep", path)
 
 
 @own_code()
@@ -282,10 +330,11 @@ def _report(planned: Sequence[PlannedRun], how: RunOptions, stop: Stop) -> None:
 
 
 def _keep(planned: Sequence[PlannedRun], how: RunOptions) -> None:
-    """Append the runs to the file of results, if one was named."""
+    """Append the finished ones of these runs to the file of results, if one was named."""
     if how.keep is not None:
         from llqr.lab.results import measurements
         from llqr.lab.runs import stored
 
-        new, already = measurements.add([stored.read(one.path) for one in planned], how.keep)
+        finished = [stored.read(one.path) for one in planned if RunFolder(one.path).result() is not None]
+        new, already = measurements.add(finished, how.keep)
         print(f"{how.keep}: {new} added, {already} there already", file=sys.stderr)

@@ -5,6 +5,7 @@
 ``checkpoint.pt``  the latest state: the same command resumes from it, and it holds the trained network at the end
 ``best.pt``        the weights with the best metric on the validation set, of tasks that have one
 ``result.json``    written last: a run is finished when this file exists
+``output.log``     what the process of the run printed, where `--jobs` gave it one
 ``.lock``          held by the process that works on the run, and free when that process is gone, however it ended
 """
 
@@ -33,6 +34,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.best = path / "best.pt"
         self.log = Log(path / "log.jsonl")
+        self.output = path / "output.log"
 
     def check(self, planned: PlannedRun) -> None:
         """Refuse a folder that holds another run than the planned one."""
@@ -99,6 +101,11 @@ class RunFolder:
         """The result of a finished run."""
         path = self.path / "result.json"
         return read_json(path, RESULT) if path.exists() else None
+
+    def last_output(self) -> str:
+        """The last line that the process of the run printed: of one that failed, the reason."""
+        lines = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
+        return lines[-1].removeprefix("llqr: ") if lines else ""
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write the result down; it is returned as it will be read back."""

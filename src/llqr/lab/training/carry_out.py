@@ -1,11 +1,18 @@
-"""Carry out planned runs one after the other: finished ones are read, begun ones are resumed, the rest are made."""
+"""Carry out planned runs: finished ones are read, begun ones are resumed, the rest are made.
+
+One after the other in this process, or several at a time, each in a process of its own.
+"""
 
 import gc
+import signal
+import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from llqr.lab import machine
-from llqr.lab.errors import Stopped
+from llqr.lab.errors import EXIT_CODES, RunsFailed, Stopped
 from llqr.lab.number_table import spread
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
@@ -14,6 +21,9 @@ from llqr.lab.stop import Stop
 from llqr.lab.tasks import Task
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.loop import Execution, Training
+from llqr.lab.writing import make_folder
+
+SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def carry_out(
@@ -25,20 +35,106 @@ def carry_out(
     tasks = TaskCache(execution.device)
     results = []
     for one in planned:
-        folder = RunFolder(one.path)
-        result, note = folder.result(), "already done"
+        result, note = _result(one), "already done"
         if result is None:
             if stop.requested:
                 raise Stopped(f"Stopped by {stop.reason} before {one.label}; the same command resumes here.")
-            with folder.locked():
-                result = folder.result()  # of the process that held the lock until now
+            with RunFolder(one.path).locked():
+                result = _result(one)  # of the process that held the lock until now
                 if result is None:
                     task = tasks.load(one.run, one.seed)
                     result, note = _train(one, task, execution, stop, display), "done"
         results.append(result)
-        best, last = spread(result["best"]), spread(result["last"])
-        display.end(f"{one.label}: {note}, best {result['metric']} {best}, last {last}")
+        display.end(_outcome(one.label, result, note))
     return results
+
+
+def carry_out_together(
+    planned: Sequence[PlannedRun],
+    commands: Sequence[list[str]],
+    jobs: int,
+    stop: Stop,
+    display: Display,
+) -> list[dict[str, Any]]:
+    """The same, ``jobs`` runs at a time: ``commands`` make one of them each.
+
+    A run that fails does not stop the others: `RunsFailed` names them at the end. To stop, every process leaves a
+    checkpoint. What a process prints goes to ``output.log`` in the folder of its run.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    waiting: list[tuple[PlannedRun, list[str]]] = []
+    running: dict[str, tuple[RunFolder, subprocess.Popen[bytes]]] = {}
+
+    def done(label: str, result: dict[str, Any], note: str) -> None:
+        results[label] = result
+        display.end(f"{_outcome(label, result, note)} ({len(results)} of {len(planned)} runs)")
+
+    for one, command in zip(planned, commands, strict=True):
+        result = _result(one)
+        if result is None:
+            waiting.append((one, command))
+        else:
+            done(one.label, result, "already done")
+    with ExitStack() as processes:
+        stopping = False
+        while running or (waiting and not stopping):
+            if stop.requested and not stopping:
+                stopping = True
+                for _, process in running.values():
+                    process.terminate()
+            while waiting and len(running) < jobs and not stopping:
+                one, command = waiting.pop(0)
+                folder = RunFolder(one.path)
+                running[one.label] = folder, _start(command, folder)
+                processes.callback(_end, running[one.label][1])  # after an error, or a second Ctrl-C
+            for label, (folder, process) in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                del running[label]
+                result = folder.result() if code == 0 else None
+                if result is not None:
+                    done(label, result, "done")
+                elif code != EXIT_CODES[Stopped] and not (stopping and code == -signal.SIGTERM):
+                    failures[label] = folder.last_output() if code > 0 else f"killed by signal {-code}"
+                    display.end(f"{label}: failed: {failures[label]}")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    failed = "".join(f"\n{label} failed: {why}" for label, why in failures.items())
+    left = [one.label for one in planned if one.label not in {*results, *failures}]
+    if left:
+        raise Stopped(
+            f"Stopped by {stop.reason or 'a signal'}: {len(results)} of {len(planned)} runs are done, left are "
+            f"{', '.join(left)}; the same command resumes.{failed}"
+        )
+    if failures:
+        raise RunsFailed(f"{len(results)} of {len(planned)} runs are done.{failed}")
+    return [results[one.label] for one in planned]
+
+
+def _start(command: list[str], folder: RunFolder) -> "subprocess.Popen[bytes]":
+    """In a session of its own: Ctrl-C of a terminal reaches the parent, which stops all of them once."""
+    make_folder(folder.path)
+    with folder.output.open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    process.wait()
+
+
+def _result(planned: PlannedRun) -> dict[str, Any] | None:
+    """The result of a finished run; another process may have made a run with other settings in its folder."""
+    folder = RunFolder(planned.path)
+    result = folder.result()
+    folder.check(planned)
+    return result
+
+
+def _outcome(label: str, result: dict[str, Any], note: str) -> str:
+    best, last = spread(result["best"]), spread(result["last"])
+    return f"{label}: {note}, best {result['metric']} {best}, last {last}"
 
 
 def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
