@@ -45,10 +45,10 @@ def test_recipes_are_listed(llqr):
     ("table", "variant"),
     [
         ("label-noise", ""),
-        ("iwslt14", "paper"),
+        ("iwslt14", "diagonal"),
         *(
             pytest.param(table, variant, marks=pytest.mark.slow)
-            for table, variant in [*((table, "") for table in (*TABLES, *SEQUENCES)), ("cifar100", "paper")]
+            for table, variant in [*((table, "") for table in (*TABLES, *SEQUENCES)), ("cifar100", "diagonal")]
             if table != "label-noise"
         ),
     ],
@@ -76,9 +76,9 @@ def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr
     one_cell = ("reproduce", "label-noise", "--row", "0.6", "--methods", "llqr+sam", "--dry-run")
     code, out, _ = llqr(*one_cell)
     assert code == 0
-    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.1", "# metric: 41,520,781 numbers, 158.4 MiB"):
+    for line in ("data.options.label_noise = 0.6", "probe.rho = 0.2", "# metric: 41,520,781 numbers, 158.4 MiB"):
         assert line in out.splitlines()
-    code, diagonal, _ = llqr(*one_cell, "--variant", "paper")
+    code, diagonal, _ = llqr(*one_cell, "--variant", "diagonal")
     assert (code, "# metric: 11,220,132 numbers, 42.8 MiB" in diagonal.splitlines()) == (0, True)
     assert "# 11,220,132 parameters, 78,200 steps, seeds 0, 1, 2" in out
     code, out, _ = llqr("train", "digits/mlp@short", "--method", "sam", "--set", "probes.sam.rho=0.3", "--dry-run")

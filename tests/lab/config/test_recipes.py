@@ -99,14 +99,14 @@ def test_the_translation_row_is_fairseqs_recipe_with_the_papers_additions():
     assert (loaded.training.batch_size, loaded.data.name) == (4096, "iwslt14")
     run = loaded.run("llqr-ngd+sam")
     assert run.base == Base("adamw", lr=5e-4, weight_decay=1e-4, betas=(0.9, 0.98))
-    assert run.probe == Probe("sam", rho=0.005, norm="euclidean", start_after=4000)
+    assert run.probe == Probe("sam", rho=0.005, norm="metric", start_after=4000)
     assert run.geometry == GeometrySettings(
         divergence="ngd",
         structure="e-kfac",
-        every=1000,
+        every=500,
         ema=0.925,
         inner=llqr.Inner(lr=1e-3, steps=50),
-        batch_size=48,
+        batch_size=128,
     )
     with torch.device("meta"):
         model = run.build_model()
@@ -177,8 +177,9 @@ def test_rows_have_the_papers_columns_and_protocol(name):
             if run.probe.kind == "fishersam":
                 assert (run.probe.rho, run.probe.eta) == (0.1, 0.1)
             else:
-                small = loaded.data.name == "cifar10" or (loaded.data.name == "cifar100" and "llqr-ngd" in method)
-                assert run.probe.rho == (0.075 if imagenet else 0.1 if small else 0.2)
+                assert run.probe.rho == (0.075 if imagenet else 0.1 if loaded.data.name == "cifar10" else 0.2)
+                assert run.probe == loaded.probes[run.probe.kind]  # one radius for SAM and for LLQR+SAM
+                assert run.probe.norm == "metric"
             if run.probe.kind == "fsam":
                 wide = loaded.model.name in ("wrn28-10", "pyramidnet110")
                 assert run.probe.lam == (0.95 if imagenet else 0.9 if wide else 0.6)
@@ -206,19 +207,16 @@ def test_short_variants_differ_in_their_epochs_alone():
         assert dataclasses.replace(short, training=long.training) == long
 
 
-@pytest.mark.parametrize("name", [*TABLES, TRANSLATION, "iwslt14/europarl-de-en", "digits/mlp"])
-def test_the_papers_text_differs_in_the_structure_and_the_norm(name):
-    """And, on CIFAR-100 with a metric, in the radius and in what saves time."""
-    ours, papers = recipe.load(name), recipe.load(f"{name}@paper")
+@pytest.mark.parametrize("structure", ["kfac", "diagonal"])
+@pytest.mark.parametrize("name", [*TABLES, "digits/mlp"])
+def test_the_other_structures_that_the_paper_names_are_variants(name, structure):
+    ours, other = recipe.load(name), recipe.load(f"{name}@{structure}")
     for method in ours.methods:
-        own, theirs = ours.run(method), papers.run(method)
+        own, theirs = ours.run(method), other.run(method)
         if own.geometry is not None:
-            structure = "e-kfac" if name.startswith("imagenet") else "diagonal"
-            geometry = papers.geometries[own.geometry.divergence]
-            assert geometry == dataclasses.replace(ours.geometries[own.geometry.divergence], structure=structure)
-            own = dataclasses.replace(own, geometry=geometry)
-        if own.probe is not None and own.probe.kind != "fishersam":
-            own = dataclasses.replace(own, probe=dataclasses.replace(ours.probes[own.probe.kind], norm="metric"))
+            # A diagonal needs nothing that saves time.
+            geometry = ours.geometries[own.geometry.divergence] if structure == "diagonal" else own.geometry
+            own = dataclasses.replace(own, geometry=dataclasses.replace(geometry, structure=structure))
         assert own == theirs
 
 
@@ -266,7 +264,9 @@ def test_the_authors_public_code_on_translation():
     ours, authors = recipe.load(TRANSLATION), recipe.load(f"{TRANSLATION}@authors")
     assert (authors.training.epochs, authors.training.steps, authors.training.batch_size) == (133, None, 16_384)
     assert authors.optimizer == OptimizerSettings(same_dropout=False)
-    assert authors.run("llqr-ngd").geometry == dataclasses.replace(ours.run("llqr-ngd").geometry, structure="diagonal")
+    assert authors.run("llqr-ngd").geometry == dataclasses.replace(
+        ours.run("llqr-ngd").geometry, structure="diagonal", every=1000, batch_size=48
+    )
 
 
 def test_settings_of_the_optimizer_reach_it():
@@ -293,9 +293,9 @@ def test_aliases_mean_the_natural_gradient():
 
 def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.1, "lam": 0.6, "norm": "euclidean", "start_after": 0}
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric", "start_after": 0}
     probe = run.probe.build()
-    assert (probe.name, probe.rho, probe.lam, probe.start_after) == ("fsam", 0.1, 0.6, 0)
+    assert (probe.name, probe.rho, probe.lam, probe.norm, probe.start_after) == ("fsam", 0.2, 0.6, "metric", 0)
 
 
 def test_every_option_of_the_core_can_be_set_in_a_recipe():
@@ -528,7 +528,7 @@ def test_bad_settings_of_a_translation_are_named_and_refused(override, message):
 
 
 def test_unknown_variants_are_listed():
-    with pytest.raises(ConfigurationError, match=r"variant must be one of short, paper, authors, got 'tiny'"):
+    with pytest.raises(ConfigurationError, match=r"variant must be one of short, kfac, diagonal, authors, got 'tiny'"):
         recipe.load("cifar10/resnet18@tiny")
 
 
@@ -560,3 +560,22 @@ def test_a_variant_that_counts_in_steps_replaces_the_epochs_of_the_variant_it_ex
     child.write_text(f'extends = "{parent}"\n[variants.short.training]\nsteps = 7\n')
     training = recipe.load(f"{child}@short").training
     assert (training.epochs, training.steps) == (None, 7)
+
+
+@pytest.mark.parametrize("part", ["lengths", "directions"])
+def test_a_control_has_the_lengths_or_the_directions_of_the_metric(part):
+    """Parameter by parameter; a gradient of zero stays zero."""
+    run = recipe.load("digits/mlp", [f"geometries.ngd.part={part}"]).run("llqr-ngd+sam")
+    torch.manual_seed(0)
+    model = run.build_model()
+    geometry = run.geometry.build(model, torch.nn.functional.cross_entropy)
+    geometry.refresh((torch.randn(32, 1, 8, 8), torch.randint(10, (32,))))
+    parameters = list(model.parameters())
+    grads = [torch.randn_like(parameter) for parameter in parameters]
+    grads[1].zero_()
+    moved, found = llqr.Geometry.transport(geometry, parameters, grads), geometry.transport(parameters, grads)
+    assert not torch.equal(moved[0], grads[0])
+    for g, Ug, own in zip(grads, moved, found, strict=True):
+        direction, length = (g, Ug.norm()) if part == "lengths" else (Ug, g.norm())
+        torch.testing.assert_close(own, length * torch.nn.functional.normalize(direction, dim=None))
+    assert run.build_optimizer(model, run.load_task(torch.device("cpu"))).geometry.part == part

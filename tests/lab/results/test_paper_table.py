@@ -82,25 +82,24 @@ def test_a_run_from_before_an_option_existed_still_counts(tmp_path):
 
 
 def test_a_variant_has_its_own_table_in_which_runs_without_a_metric_count_too(tmp_path, capsys):
-    row, paper = "cifar100/resnet18", "cifar100/resnet18@paper"
+    row, variant = "cifar100/resnet18", "cifar100/resnet18@diagonal"
     found = measured(
         tmp_path,
         (row, "sam", 0, 81.0, 200),
         (row, "llqr-ngd+sam", 0, 82.0, 200),
-        (paper, "sam", 1, 81.5, 200),
-        (paper, "llqr-ngd+sam", 0, 80.0, 200),
+        (variant, "sam", 1, 81.5, 200),
+        (variant, "llqr-ngd+sam", 0, 80.0, 200),
     )
-    for name, llqr_sam in (("cifar100", 82.0), ("cifar100@paper", 80.0)):
+    for name, llqr_sam in (("cifar100", 82.0), ("cifar100@diagonal", 80.0)):
         table = tables.build(name, found)
         assert table.name == name
         assert cell(table, "resnet18", "sam").n == 2
         (reason,) = table.left_out
         assert "geometry.structure" in reason
-        assert "probe.norm" in reason
         assert cell(table, "resnet18", "llqr-ngd+sam").mean == llqr_sam
         assert run_cli("table", name, "--results", tmp_path) == 0
         assert f"{name}: best top-1" in capsys.readouterr().out
-    text = "<!-- table:cifar100@paper resnet18 -->\n<!-- /table -->\n"
+    text = "<!-- table:cifar100@diagonal resnet18 -->\n<!-- /table -->\n"
     assert "| resnet18 | llqr-ngd+sam | 80.00 | 1 |" in readme.regenerate(text, found)
 
 
@@ -113,23 +112,23 @@ def test_the_table_of_a_variant_has_only_the_rows_that_have_it(tmp_path):
 
 
 def test_columns_of_the_paper_are_shown_where_it_has_numbers(capsys):
-    for name, shown in (("cifar100", True), ("iwslt14@paper", True), ("metric-ablation", False)):
+    for name, shown in (("cifar100", True), ("iwslt14@diagonal", True), ("metric-ablation", False)):
         assert run_cli("table", name, "--results", ROOT / "results") == 0
         assert ("difference" in capsys.readouterr().out) is shown
 
 
 def test_a_variant_that_no_recipe_has_is_refused(capsys):
     assert run_cli("table", "cifar100@longer") == 2
-    assert "variant must be one of short, paper, authors, got 'longer'" in capsys.readouterr().err
-    assert run_cli("table", "storage@paper") == 2
+    assert "variant must be one of short, kfac, diagonal, authors, euclidean-0.1, got 'longer'" in capsys.readouterr().err
+    assert run_cli("table", "storage@diagonal") == 2
     assert "TABLE must be one of" in capsys.readouterr().err
 
 
 def test_the_kept_runs_count_in_the_table_of_their_variant():
     kept = results.read(ROOT / "results")
     for name, row, columns in (
-        ("cifar100@paper", "resnet18", ("sgdm", "llqr-ngd", "sam", "llqr-ngd+sam")),
-        ("iwslt14@paper", "europarl-de-en", ("adamw", "llqr-ngd", "sam", "llqr-ngd+sam")),
+        ("cifar100@diagonal", "resnet18", ("sgdm", "llqr-ngd", "sam", "llqr-ngd+sam")),
+        ("iwslt14@diagonal", "europarl-de-en", ("adamw", "llqr-ngd", "sam", "llqr-ngd+sam")),
     ):
         table = tables.build(name, kept)
         assert all(cell(table, row, column).n for column in columns)

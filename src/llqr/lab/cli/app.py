@@ -16,9 +16,10 @@ from llqr.lab.errors import EXIT_CODES, CannotWrite, DataError, Interrupted
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
-Exit codes: 0 done; 1 an error in code of your own, a bug, or failed runs of --jobs; 2 bad arguments; 3 data or a run file missing or
-damaged; 4 the training diverged; 73 results cannot be written; 75 stopped by a signal or by --max-minutes with a
-checkpoint, from which the same command resumes; 130 interrupted. Results go to stdout, everything else to stderr.
+Exit codes: 0 done; 1 an error in code of your own, a bug, or a failed run of --jobs; 2 bad arguments; 3 data or a run
+file missing or damaged; 4 the training diverged; 73 results cannot be written; 75 stopped by a signal or by
+--max-minutes with a checkpoint, from which the same command resumes; 130 interrupted. Results go to stdout, everything
+else to stderr.
 """
 COMMANDS = {
     "train": ("runs", "Train one method of a recipe with one seed, or resume a run that was stopped."),

@@ -3,11 +3,12 @@
 import inspect
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from llqr import STRUCTURES, Geometry, Inner, Metric, Runtime
 from llqr.curvature import Loss
@@ -191,12 +192,26 @@ class Probe:
         return PROBES[self.kind](**self.arguments())
 
 
+class PartialGeometry(Geometry):
+    """A control: of what ``U`` does to the gradient of each parameter, only the length or only the direction."""
+
+    part: Literal["lengths", "directions"]
+
+    def transport(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """``g |Ug| / |g|`` or ``Ug |g| / |Ug|``, parameter by parameter."""
+        moved = super().transport(parameters, grads)
+        pair = (list(grads), moved) if self.part == "lengths" else (moved, list(grads))
+        kept, wanted = (torch._foreach_norm(tensors) for tensors in pair)
+        scales = [length / own.clamp_min(torch.finfo(own.dtype).tiny) for own, length in zip(kept, wanted, strict=True)]
+        return list(torch._foreach_mul(pair[0], scales))
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeometrySettings:
     """How the metric is stored, learned and refreshed: the arguments of `llqr.Geometry` under their own names.
 
     ``structure`` is one name for all blocks, or a table from patterns of parameter names to structures. The inner batch
-    has ``batch_size`` samples.
+    has ``batch_size`` samples. ``part`` makes it a `PartialGeometry`.
     """
 
     divergence: str
@@ -206,6 +221,7 @@ class GeometrySettings:
     batch_size: int
     damping: float | str = 0.0
     bounds: Bounds = None
+    part: Literal["lengths", "directions"] | None = None
     inner: Inner = field(default_factory=Inner)
     runtime: Runtime = field(default_factory=Runtime)
 
@@ -232,7 +248,12 @@ class GeometrySettings:
     def build(self, model: nn.Module, loss: Loss, **arguments: Any) -> Geometry:
         """The geometry of a model; ``arguments`` are those that these settings do not have, or come before them."""
         own = ("structure", "divergence", "every", "ema", "damping", "bounds", "inner", "runtime")
-        return Geometry(model, loss, **{name: getattr(self, name) for name in own} | arguments)
+        arguments = {name: getattr(self, name) for name in own} | arguments
+        if self.part is None:
+            return Geometry(model, loss, **arguments)
+        geometry = PartialGeometry(model, loss, **arguments)
+        geometry.part = self.part
+        return geometry
 
     def metric(self, model: nn.Module) -> Metric:
         """An unlearned metric as these settings lay it out, for its size."""

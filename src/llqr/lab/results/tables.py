@@ -2,7 +2,7 @@
 
 A run belongs to a cell if its resolved configuration is the one that the cell's recipe gives the method. The name under
 which it was run does not matter: a run made for one table also counts where another table repeats the experiment, and a
-run with an overridden setting counts nowhere. ``cifar100@paper`` is the table of that variant, with the rows whose
+run with an overridden setting counts nowhere. ``cifar100@kfac`` is the table of that variant, with the rows whose
 recipes have it.
 """
 
