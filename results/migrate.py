@@ -2,7 +2,8 @@
 
 A setting that the library no longer has is dropped from the configuration of every kept run if all of them had the one
 value that today's code always has; otherwise nothing is written and the script fails, because a result would lose its
-meaning. A default that changed is written down: a probe without a norm had the Euclidean one. Curves (`results/curves`) are only drawn, never compared with a recipe: they keep every setting that their run had.
+meaning. A default that changed is written down: a probe without a norm had the Euclidean one. Curves (`results/curves`)
+are only drawn, never compared with a recipe: they keep every setting that their run had.
 """
 
 import json

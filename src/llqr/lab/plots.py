@@ -62,7 +62,7 @@ def draw_table(table: PaperTable) -> "Figure":
         axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")
         axes.set_title(pictures.literal(title))
-    panels[-1].set_xlabel(pictures.literal(table.metric))
+    panels[-1].set_xlabel(pictures.literal(f"best {table.metric}"))
     pictures.legend_above(figure, panels[0])
     pictures.note_below(figure, "mean ± standard deviation over n seeds")
     return figure

@@ -130,7 +130,7 @@ def test_one_command_leads_from_a_recipe_to_a_row_of_the_table(llqr, tmp_path):
     kept = json.loads(line)
     assert (kept["recipe"], kept["seed"]) == ("digits/mlp", 0)
     assert f"{kept['result']['best']:.2f}" in out
-    assert "digits: best accuracy" in out  # the table, of which one cell is measured
+    assert "digits: accuracy" in out  # the table, of which one cell is measured
     assert "3 of 4 cells are missing." in out
     code, _, err = llqr(*arguments, "--quiet", "--keep", "results/digits.jsonl")
     assert (code, "0 added, 1 there already" in err) == (0, True)
@@ -255,3 +255,37 @@ def test_a_damaged_run_file_is_named(llqr, tmp_path):
     (folder / "result.json").unlink()
     code, _, err = llqr("train", "digits/mlp", *QUICK)
     assert (code, "checkpoint.pt is not a readable checkpoint" in err) == (3, True)
+
+
+def test_a_sweep_chooses_by_the_last_evaluation_on_held_out_images(llqr, tmp_path):
+    held_out = ("--set", "data.options.validation=200")
+    arguments = (
+        "compare",
+        "digits/mlp",
+        "--methods",
+        "sgdm",
+        "--seeds",
+        "1",
+        *QUICK,
+        "--sweep",
+        "bases.sgdm.lr=1e-6,0.1",
+    )
+    code, _, err = llqr(*arguments)
+    assert (code, "--sweep chooses by data held out of the training set: give data.options.validation" in err) == (
+        2,
+        True,
+    )
+    code, out, _ = llqr(*arguments, *held_out)
+    assert code == 0
+    results = [
+        json.loads((tmp_path / f"runs/bases.sgdm.lr={lr}/digits/mlp/sgdm/seed0/result.json").read_text())
+        for lr in ("1e-6", "0.1")
+    ]
+    assert {result["split"] for result in results} == {"valid"}
+    assert results[0]["last"] < results[1]["last"]
+    chosen = "sgdm: of 2, digits/mlp bases.sgdm.lr=0.1 has the best last validation accuracy"
+    assert f"{chosen}, {results[1]['last']:.2f} (n = 1)." in out.splitlines()
+    assert (tmp_path / "runs/report.html").exists()
+    for wrong in ("rho", "rho=", "=1", "probes.sam.rho=0.1,,0.2"):
+        code, _, err = llqr("compare", "digits/mlp", *QUICK, "--sweep", wrong)
+        assert (code, "--sweep must be KEY=VALUE,VALUE,..." in err) == (2, True)

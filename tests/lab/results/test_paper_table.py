@@ -98,9 +98,9 @@ def test_a_variant_has_its_own_table_in_which_runs_without_a_metric_count_too(tm
         assert "geometry.structure" in reason
         assert cell(table, "resnet18", "llqr-ngd+sam").mean == llqr_sam
         assert run_cli("table", name, "--results", tmp_path) == 0
-        assert f"{name}: best top-1" in capsys.readouterr().out
+        assert f"{name}: top-1" in capsys.readouterr().out
     text = "<!-- table:cifar100@diagonal resnet18 -->\n<!-- /table -->\n"
-    assert "| resnet18 | llqr-ngd+sam | 80.00 | 1 |" in readme.regenerate(text, found)
+    assert "| resnet18 | llqr-ngd+sam | 80.00 | 80.00 | 1 |" in readme.regenerate(text, found)
 
 
 def test_the_table_of_a_variant_has_only_the_rows_that_have_it(tmp_path):
@@ -114,12 +114,14 @@ def test_the_table_of_a_variant_has_only_the_rows_that_have_it(tmp_path):
 def test_columns_of_the_paper_are_shown_where_it_has_numbers(capsys):
     for name, shown in (("cifar100", True), ("iwslt14@diagonal", True), ("metric-ablation", False)):
         assert run_cli("table", name, "--results", ROOT / "results") == 0
-        assert ("difference" in capsys.readouterr().out) is shown
+        assert ("best - paper" in capsys.readouterr().out) is shown
 
 
 def test_a_variant_that_no_recipe_has_is_refused(capsys):
     assert run_cli("table", "cifar100@longer") == 2
-    assert "variant must be one of short, kfac, diagonal, authors, euclidean-0.1, got 'longer'" in capsys.readouterr().err
+    assert (
+        "variant must be one of short, kfac, diagonal, authors, euclidean-0.1, got 'longer'" in capsys.readouterr().err
+    )
     assert run_cli("table", "storage@diagonal") == 2
     assert "TABLE must be one of" in capsys.readouterr().err
 
@@ -190,7 +192,7 @@ def test_another_corpus_stands_beside_the_papers_numbers_and_is_not_compared_wit
     assert "34.51 ± 0.12†" in printed
     assert "another corpus" in printed
     made = readme.markdown(table.of_rows(["europarl-de-en"]))
-    assert "| europarl-de-en | llqr-ngd | 31.00 | 1 | 30.50 | 1.10x |  | 34.51 ± 0.12† | 5 |  |" in made
+    assert "| europarl-de-en | llqr-ngd | 31.00 | 31.00 | 1 |  | 30.50 | 1.10x |  | 34.51 ± 0.12† | 5 |  |" in made
     assert "† europarl-de-en: Measured on Europarl" in made
 
 
@@ -261,7 +263,7 @@ def test_blocks_are_made_from_the_results_and_the_rest_is_left_alone(two_seeds):
     assert made.startswith("before\n<!-- table:cifar100 resnet18 -->\n| | |")
     assert made.endswith("<!-- /table -->\nafter\n")
     assert "99.99" not in made
-    assert "| resnet18 | sam | 81.25 ± 0.35 | 2 | 81.13 ± 0.21 | 5 | +0.12 |" in made
+    assert "| resnet18 | sam | 81.25 ± 0.35 | 81.25 ± 0.35 | 2 | 0.0100 ± 0.0000 | 81.13 ± 0.21 | 5 | +0.12 |" in made
     assert "Not measured yet: resnet18: llqr-ngd," in made
     assert "vgg16-bn" not in made
     assert readme.regenerate(made, two_seeds) == made

@@ -86,7 +86,7 @@ def test_the_loop_is_the_loop_one_would_write_by_hand(tmp_path):
     model = run.build_model()
     geometry = flat_geometry(model, F.cross_entropy, structure="e-kfac", every=10, steps=3, ema=0.95)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1)
+    optimizer = llqr.LLQRSAM(base, geometry, rho=0.1, norm="metric")
     inner = iter(task.train_batches(128, inner_seed))
     batches = task.train_batches(64, order_seed)
     step = 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,8 +95,9 @@ def kept(path):
     return sorted((line["run"]["method"], line["machine"].get("shared"), line["command"][:30]) for line in lines)
 
 
-def test_the_command_makes_and_keeps_whole_runs_once(llqr, tmp_path):
+def test_the_command_makes_and_keeps_whole_runs_once(llqr, tmp_path, monkeypatch):
     """One run fails by a damaged checkpoint, and is made when that is gone."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(machine.__file__).parents[2]))  # it may name a relative folder
     arguments = (*TABLE, SHORT, "--keep", "kept/digits.jsonl")
     (tmp_path / "runs/digits/mlp/sam/seed0").mkdir(parents=True)
     (tmp_path / "runs/digits/mlp/sam/seed0/checkpoint.pt").write_text("damaged")

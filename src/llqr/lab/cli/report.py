@@ -21,7 +21,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
 from llqr.lab.report import markdown
 from llqr.lab.results import measurements, tables
-from llqr.lab.results.tables import Measure, PaperTable
+from llqr.lab.results.tables import PaperTable
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.writing import check_file, check_folder, write_text
@@ -90,7 +90,6 @@ def table(
             help="Instead of the paper's numbers: the differences to this method, such as sam, with Welch's p."
         ),
     ] = None,
-    measure: Annotated[Measure, typer.Option(help="Which evaluation of a run counts.")] = "best",
     picture: options.Plot = None,
 ) -> None:
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
@@ -107,7 +106,7 @@ def table(
         write_text(write, markdown.regenerate(write.read_text(), runs))
         return
     assert name is not None
-    built = tables.build(name, runs, measure)
+    built = tables.build(name, runs)
     if picture is not None:
         plots.save_table(built, picture)
     if against is not None:
@@ -135,7 +134,7 @@ def show_comparison(built: PaperTable, reference: str) -> None:
         print("Nothing is measured yet.")
     else:
         _show(built, *tables.compared_texts(found))
-        print(tables.explanation(found["reference"].iloc[0]))
+        print(tables.WELCH)
 
 
 def _show(built: PaperTable, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

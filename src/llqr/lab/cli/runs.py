@@ -2,13 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +18,10 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, RunsFailed, Stopped
-from llqr.lab.names import check_known, suggestion
+from llqr.lab.names import check_folder_name, check_known, suggestion
 from llqr.lab.own import is_file
 from llqr.lab.progress import Display
-from llqr.lab.results.summary import as_table, summarise
+from llqr.lab.results.summary import as_table, choices, summarise
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
@@ -180,7 +179,9 @@ def train(
     chosen = how.load(name)
     wanted = chosen.run(method or chosen.columns[0], "--method").method
     planned = plan(_filed_under(name), chosen, [wanted], [seed], how.out)
-    if _make(planned, how, Stop(how.max_minutes)):
+    results = _make(planned, how, Stop(how.max_minutes))
+    if results is not None:
+        _print(results, how)
         _keep(planned, how)
 
 
@@ -194,20 +195,43 @@ def compare(
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
     jobs: Jobs = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="Run with each of the values of a setting, KEY=VALUE,VALUE,..., and choose one by the last evaluation on "
+            "data held out of the training set (data.options.validation)."
+        ),
+    ] = None,
     how: RunOptions = DEFAULTS,
 ) -> None:
     """Train several methods with several seeds, print them side by side and write report.html."""
+    how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
-    sources = {_filed_under(name): name for name in names}
+    commands: list[list[str]] = []
+    titles: list[str] = []
     for name in names:
-        label, chosen = _filed_under(name), how.load(name)
+        label = _filed_under(name)
         if any(one.recipe == label for one in planned):
             raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
-        planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), how.out)
+        for setting in _swept(sweep):
+            own = replace(how, overrides=[*(how.overrides or ()), *setting], out=how.out.joinpath(*setting))
+            chosen = own.load(name)
+            if sweep is not None:
+                _check_held_out(chosen)
+            runs = plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), own.out)
+            planned += runs
+            commands += [own.train_command(name, one) for one in runs]
+            titles += [" ".join([label, *setting])] * len(runs)
     stop = Stop(how.max_minutes)
-    if _make(planned, how, stop, jobs, sources):
-        _report(planned, how, stop)
-        _keep(planned, how)
+    results = _make(planned, how, stop, jobs, commands)
+    if results is None:
+        return
+    titled = [result | {"recipe": title} for result, title in zip(results, titles, strict=True)]
+    _print(titled, how)
+    if sweep is not None and not how.as_json:
+        print("\n".join(choices(titled)))
+    _report(planned, how, stop)
+    _keep(planned, how)
 
 
 @app.command()
@@ -231,17 +255,22 @@ def reproduce(
 
     With --keep: also keep the finished runs in that file, whether all are made or not, and print the table.
     """
+    how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
     for name in _rows(table, row):
         label = name if variant is None else f"{name}@{variant}"
         chosen = how.load(label)
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
+    commands = [how.train_command(one.recipe, one) for one in planned]
     try:
-        made = _make(planned, how, Stop(how.max_minutes), jobs)
+        results = _make(planned, how, Stop(how.max_minutes), jobs, commands)
     except (RunsFailed, Stopped):
         _keep(planned, how)
         raise
-    if made and how.keep is not None:
+    if results is None:
+        return
+    _print(results, how)
+    if how.keep is not None:
         from llqr.lab.cli.report import show_table
         from llqr.lab.results import measurements, tables
 
@@ -262,6 +291,28 @@ def _filed_under(name: str) -> str:
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 
 
+def _swept(text: str | None) -> list[list[str]]:
+    """The overrides of a sweep, one list for each value; without one, nothing is overridden once."""
+    if text is None:
+        return [[]]
+    key, equals, values = text.partition("=")
+    if not key or not equals or not all(value.strip() for value in values.split(",")):
+        raise ConfigurationError(f"--sweep must be KEY=VALUE,VALUE,..., got {text!r}.")
+    settings = [f"{key}={value.strip()}" for value in values.split(",")]
+    for setting in settings:
+        check_folder_name("--sweep: each setting", setting)
+    return [[setting] for setting in settings]
+
+
+def _check_held_out(chosen: Recipe) -> None:
+    run = chosen.run(chosen.columns[0])
+    if getattr(run.data_options, "validation", None) == 0:
+        raise ConfigurationError(
+            "--sweep chooses by data held out of the training set: give data.options.validation, such as "
+            "--set data.options.validation=5000."
+        )
+
+
 def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
     """The recipes of a table, or of some of its rows."""
     known = recipe.names()
@@ -277,12 +328,9 @@ def _make(
     how: RunOptions,
     stop: Stop,
     jobs: int | None = None,
-    sources: Mapping[str, str] = MappingProxyType({}),
-) -> bool:
-    """Carry out the runs and print their results, or only say what they are; whether they were made.
-
-    ``sources`` are the names by which `llqr train` finds recipes that are filed under other ones.
-    """
+    commands: Sequence[list[str]] = (),
+) -> list[dict[str, Any]] | None:
+    """Carry out the runs, with ``jobs`` by these commands, and return their results; or only say what they are."""
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
@@ -294,26 +342,25 @@ def _make(
         with own_code():
             shown = json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned))
         print(shown)
-        return False
+        return None
     check_folder("--out", how.out)
     with own_code(), stop, Display(len(planned), quiet=how.quiet) as display:
         if jobs is None:
-            results = carry_out(planned, execution, stop, display)
-        else:
-            if jobs > 1:
-                how = replace(how, shared_device=True)
-                if execution.device.type == "cuda":
-                    print(machine.share_gpu(), file=sys.stderr)
-            commands = [how.train_command(sources.get(one.recipe, one.recipe), one) for one in planned]
-            results = carry_out_together(planned, commands, jobs, stop, display)
+            return carry_out(planned, execution, stop, display)
+        if jobs > 1 and execution.device.type == "cuda":
+            print(machine.share_gpu(), file=sys.stderr)
+        return carry_out_together(planned, commands, jobs, stop, display)
+
+
+def _print(results: Sequence[dict[str, Any]], how: RunOptions) -> None:
+    """Print the results of runs, a table for every recipe."""
     summaries = summarise(results)
     if how.as_json:
-        listed = json.loads(summaries.drop(columns="best").to_json(orient="records", double_precision=15))
+        listed = json.loads(summaries.drop(columns="last").to_json(orient="records", double_precision=15))
         print(json.dumps({"runs": results, "summaries": listed}, indent=1))
-        return True
+        return
     for _, rows in summaries.groupby("recipe", sort=False):
         show(as_table(rows))
-    return True
 
 
 @own_code()

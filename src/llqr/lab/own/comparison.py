@@ -58,12 +58,12 @@ class Comparison:
             found.append(
                 {
                     "method": one.method,
-                    f"best {one.metric}": one.best_mean,
-                    "std": one.best_std if one.n > 1 else None,
                     f"last {one.metric}": one.last_mean,
+                    "std": one.last_std if one.n > 1 else None,
+                    f"best {one.metric}": one.best_mean,
                     "n": one.n,
-                    f"- {first.method}": one.best_mean - first.best_mean if other else None,
-                    "p": welch(one.best, first.best) if other else None,
+                    f"- {first.method}": one.last_mean - first.last_mean if other else None,
+                    "p": welch(one.last, first.last) if other else None,
                     "top eigenvalue": fmean(sharpness) if sharpness else None,
                     f"s / {one.counted_in}": one.seconds,
                     f"time / {first.method}": one.relative_time,

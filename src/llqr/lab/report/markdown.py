@@ -2,12 +2,11 @@
 
 ``<!-- table:NAME ROW ROW -->`` shows only these rows of one of the paper's tables, ``<!-- table:NAME@VARIANT -->`` the
 table of a variant of the recipes. With ``against=sam`` it shows the differences to that method instead of the paper's
-numbers, and with ``measure=last`` the last evaluation of every run counts, not the best.
+numbers.
 """
 
 import re
 from collections.abc import Sequence
-from typing import get_args
 
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
@@ -38,10 +37,8 @@ def _table(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
     """One of the paper's tables as its mark asks for it: rows, and options with an equals sign."""
     options = dict(word.split("=", 1) for word in words if "=" in word)
     for key in options:
-        check_known(f"table:{name}: option", key, ("against", "measure"))
-    measure = options.get("measure", "best")
-    check_known(f"table:{name}: measure", measure, get_args(tables.Measure))
-    table = tables.build(name, runs, measure)  # type: ignore[arg-type]  # it is one of them
+        check_known(f"table:{name}: option", key, ("against",))
+    table = tables.build(name, runs)
     rows = [word for word in words if "=" not in word]
     for row in rows:
         check_known(f"table:{name}: row", row, dict.fromkeys(table.cells["row"]))
@@ -54,7 +51,7 @@ def _table(name: str, words: Sequence[str], runs: Sequence[RunRecord]) -> str:
 def markdown(table: PaperTable) -> str:
     """The measured cells beside the paper's, and a sentence on what is missing."""
     headings, rows = tables.texts(table)
-    notes = [_what(table), *tables.footnotes(table)]
+    notes = [tables.explanation(table), *tables.footnotes(table)]
     if not table.missing.empty:
         missing = grouped(table.missing.itertuples(), lambda cell: cell.row)
         listed = (f"{row}: {', '.join(cell.method for cell in cells)}" for row, cells in missing.items())
@@ -65,15 +62,10 @@ def markdown(table: PaperTable) -> str:
 def compared(table: PaperTable, reference: str) -> str:
     """The measured cells and their differences to one method."""
     found = tables.compare(table, reference)
-    explained = f"{_what(table)} {tables.explanation(found['reference'].iloc[0])}"
-    return "\n\n".join([_lines(*tables.compared_texts(found)), explained])
+    return "\n\n".join([_lines(*tables.compared_texts(found)), f"{tables.explanation(table)} {tables.WELCH}"])
 
 
 def _lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Row and method, aligned left, then columns of numbers."""
     head = [f"| | | {' | '.join(headings[2:])} |", f"|:--|:--|{'--:|' * (len(headings) - 2)}"]
     return "\n".join(head + [f"| {' | '.join(row)} |" for row in rows])
-
-
-def _what(table: PaperTable) -> str:
-    return f"{table.metric[0].upper()}{table.metric[1:]}; mean ± standard deviation over n seeds."

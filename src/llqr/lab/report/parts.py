@@ -47,15 +47,15 @@ def conclusion(runs: Sequence[StoredRun]) -> str:
     if not results:
         return "No run is finished yet."
     found = summary.summarise(results)
-    order = found.sort_values("best_mean", ascending=not results[0]["larger_is_better"], kind="stable")
+    order = found.sort_values("last_mean", ascending=not results[0]["larger_is_better"], kind="stable")
     best, *others = order.itertuples()
-    said = f"{best.method} has the best {best.metric}: {spread(best.best_mean, best.best_std)} (n = {best.n})"
+    said = f"{best.method} ends with the best {best.metric}: {spread(best.last_mean, best.last_std)} (n = {best.n})"
     if not others:
         return f"{said}; it is the only method."
     other = next((one for one in others if one.method == found["method"][0]), others[0])
-    p = summary.welch(best.best, other.best)
+    p = summary.welch(best.last, other.last)
     chance = "no p" if p is None else f"Welch's p = {p:.2g}"
-    return f"{said}, against {spread(other.best_mean, other.best_std)} (n = {other.n}) of {other.method}; {chance}."
+    return f"{said}, against {spread(other.last_mean, other.last_std)} (n = {other.n}) of {other.method}; {chance}."
 
 
 def results(runs: Sequence[StoredRun]) -> Part | None:
@@ -70,13 +70,13 @@ def results(runs: Sequence[StoredRun]) -> Part | None:
     rows = []
     for one in found.itertuples():
         own = finished[one.method]
-        row = {"method": one.method, f"best {metric}": spread(one.best_mean, one.best_std)}
+        row = {"method": one.method, f"last {metric}": spread(one.last_mean, one.last_std)}
         if found["test_mean"].notna().any():
             row[f"test {metric} of the best"] = mean(r.get("test_of_best", {}).get(metric) for r in own)
-        row[f"last {metric}"] = spread(one.last_mean, one.last_std)
+        row[f"best {metric}"] = spread(one.best_mean, one.best_std)
         for name in (name for name in result[split] if name != metric):
             row[f"last {split} {name.replace('_', ' ')}"] = mean(r[split][name] for r in own)
-        p = None if one.method == first.method else summary.welch(one.best, first.best)
+        p = None if one.method == first.method else summary.welch(one.last, first.last)
         row |= {"n": one.n, f"p against {first.method}": _number(p, "{:.2g}")}
         row[f"s / {one.counted_in}"] = summary.TIMES[one.counted_in][1].format(one.seconds)
         rows.append(row | {f"time / {first.method}": f"{one.relative_time:.2f}×"})

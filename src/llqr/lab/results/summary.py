@@ -12,13 +12,16 @@ from llqr.lab.number_table import spread
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
 
+FEWEST_SEEDS = 3
+"""With two seeds, a p says more about two deviations that happen to be small than about the methods."""
+
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     """The two-sided p of equal means, by Welch's test on the seeds of two methods.
 
-    None with fewer than two seeds, or if no seed differs from another.
+    None with fewer than three seeds, or if no seed differs from another.
     """
-    if min(len(one), len(other)) < 2 or (len(set(one)) == 1 and len(set(other)) == 1):
+    if min(len(one), len(other)) < FEWEST_SEEDS or (len(set(one)) == 1 and len(set(other)) == 1):
         return None
     from scipy.stats import ttest_ind
 
@@ -28,7 +31,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
 def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """One row per recipe and method, in the order in which these first appear; a missing number is NaN.
 
-    ``best`` has the values of the seeds, ``best_mean`` and ``best_std`` their statistics, as ``last`` and, where the
+    ``last`` has the values of the seeds, ``last_mean`` and ``last_std`` their statistics, as of ``best`` and, where the
     best weights were tested, ``test``. ``seconds`` is the median time of an epoch, or of a step if the runs count
     steps, and ``relative_time`` that time over the first method's.
     """
@@ -41,12 +44,12 @@ def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     groups = pd.DataFrame(rows).astype({"test": float}).groupby(["recipe", "method"], sort=False)
     found = groups.agg(
         metric=("metric", "first"),
-        n=("best", "size"),
-        best=("best", list),
-        best_mean=("best", "mean"),
-        best_std=("best", "std"),
+        n=("last", "size"),
+        last=("last", list),
         last_mean=("last", "mean"),
         last_std=("last", "std"),
+        best_mean=("best", "mean"),
+        best_std=("best", "std"),
         test_mean=("test", "mean"),
         test_std=("test", "std"),
         counted_in=("counted_in", "first"),
@@ -56,10 +59,23 @@ def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     return found
 
 
+def choices(results: Sequence[dict[str, Any]]) -> list[str]:
+    """For every method, which of the settings named by ``recipe`` ends with the best metric, in one sentence each."""
+    if any(result["split"] == "test" for result in results):
+        return ["No setting is chosen: these runs were evaluated on their test data."]
+    sentences = []
+    for method, own in summarise(results).groupby("method", sort=False):
+        order = own.sort_values("last_mean", ascending=not results[0]["larger_is_better"], kind="stable")
+        best = next(order.itertuples())
+        said = f"{method}: of {len(own)}, {best.recipe} has the best last validation {best.metric}"
+        sentences.append(f"{said}, {spread(best.last_mean, best.last_std)} (n = {best.n}).")
+    return sentences
+
+
 def as_table(found: pd.DataFrame) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
     first = next(found.itertuples())
-    shown = {"best": f"best {first.metric}", "last": f"last {first.metric}", "test": f"test {first.metric} of the best"}
+    shown = {"last": f"last {first.metric}", "best": f"best {first.metric}", "test": f"test {first.metric} of the best"}
     if found["test_mean"].isna().all():
         del shown["test"]
     headings = [*shown.values(), "n", f"s / {first.counted_in}", f"time / {first.method}"]

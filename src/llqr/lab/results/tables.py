@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -26,8 +26,6 @@ from llqr.lab.results.measurements import differences
 from llqr.lab.results.summary import welch
 from llqr.lab.runs.stored import RunRecord, settings_apart
 
-Measure = Literal["best", "last"]
-"""Which evaluation of a run counts. The paper prints the best one."""
 MARK = "†"
 """Marks numbers of the paper that belong to a different experiment."""
 
@@ -43,10 +41,11 @@ def paper() -> dict[str, Any]:
 class PaperTable:
     """A table with one row of ``cells`` for every method of every row.
 
-    Columns of the cells: ``values`` of the seeds with ``mean``, ``std`` and ``n``; ``test`` and ``test_std`` on the
-    test set, where the values are not; ``time`` of a step relative to the first method of the row on the same device,
-    and ``probing_time``, the same from where the probe begins; ``paper``, ``paper_std`` and ``paper_n``, the printed
-    number; ``origins``, the lines of the runs. A missing number is None or NaN.
+    Columns of the cells: ``mean``, ``std`` and ``n`` of the best evaluation, as the paper prints it; ``values`` of the
+    last evaluations of the seeds, with ``last`` and ``last_std``, and their ``loss`` and ``loss_std``; ``test`` and
+    ``test_std`` on the test set, where the values are not; ``time`` of a step relative to the first method of the row
+    on the same device, and ``probing_time``, the same from where the probe begins; ``paper``, ``paper_std`` and
+    ``paper_n``, the printed number; ``origins``, the lines of the runs. A missing number is None or NaN.
 
     ``left_out`` says which runs of the recipes count in no cell, and why. ``caveats`` say how rows differ from the
     experiment of the paper that they are shown beside, and must not be compared with.
@@ -84,15 +83,12 @@ def names() -> list[str]:
     return list(dict.fromkeys([*printed, "storage", *ours]))
 
 
-def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> PaperTable:
-    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs.
-
-    Without the paper's numbers unless the best evaluation counts.
-    """
+def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
+    """The table of this name, or of a variant, ``NAME@VARIANT``, filled with these runs."""
     plain, at, variant = name.partition("@")
     own = [run for run in runs if run.recipe == name]
     if plain not in names() and own:
-        return _own_table(name, own, measure)
+        return _own_table(name, own)
     if plain not in names() or (plain == "storage" and at):
         ours = dict.fromkeys(run.recipe for run in runs if run.recipe.partition("/")[0] not in names())
         raise ConfigurationError(unknown("TABLE", name, [*names(), *ours], ", or TABLE@VARIANT"))
@@ -104,15 +100,13 @@ def build(name: str, runs: Sequence[RunRecord], measure: Measure = "best") -> Pa
     recipes = {other.partition("/")[2]: recipe.load(f"{other}{at}{variant}") for other in chosen}
     table = paper().get(plain, {"rows": {}, "seeds": None})
     printed = table["rows"]
-    if measure != "best":
-        printed = {row: dict.fromkeys(own, ()) for row, own in printed.items()}
     rows = [row for row in dict.fromkeys([*printed, *recipes]) if not at or row in recipes]
-    cells = _frame(cell for row in rows for cell in _row(row, recipes.get(row), printed, table["seeds"], runs, measure))
+    cells = _frame(cell for row in rows for cell in _row(row, recipes.get(row), printed, table["seeds"], runs))
     used = set(cells["origins"].explode())
-    metric = table.get("metric") if measure == "best" else None
+    metric = table.get("metric", "").removeprefix("best ")
     caveats = {row: one.caveat for row, one in recipes.items() if one.beside is not None}
     left_out = list(_left_out(plain, recipes, runs, used))
-    return PaperTable(name, metric or _metric(used, runs, measure), cells, left_out, caveats)
+    return PaperTable(name, metric or _metric(used, runs), cells, left_out, caveats)
 
 
 def _row(
@@ -121,7 +115,6 @@ def _row(
     printed: Mapping[str, Mapping[str, Sequence[float]]],
     seeds: int | None,
     runs: Sequence[RunRecord],
-    measure: Measure,
 ) -> Iterator[dict[str, Any]]:
     own = printed.get(row, {})
     beside = {} if known is None or known.beside is None else printed.get(known.beside, {})
@@ -131,7 +124,7 @@ def _row(
         reference = reference or found
         numbers = own.get(method) or beside.get(method)
         number = dict(zip(("paper", "paper_std"), numbers, strict=False)) | {"paper_n": seeds} if numbers else {}
-        yield _cell(row, method, found, reference, measure) | number
+        yield _cell(row, method, found, reference) | number
 
 
 def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequence[RunRecord]) -> list[RunRecord]:
@@ -148,10 +141,10 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequenc
     return list(seeds.values())
 
 
-def _metric(used: set[str], runs: Iterable[RunRecord], measure: str) -> str:
+def _metric(used: set[str], runs: Iterable[RunRecord]) -> str:
     """What was measured, where the paper does not say."""
     counted = (one.result["metric"] for one in runs if one.origin in used and one.result is not None)
-    return ", ".join(dict.fromkeys(f"{measure} {metric}" for metric in counted))
+    return ", ".join(dict.fromkeys(counted))
 
 
 def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord], used: set[str]) -> Iterator[str]:
@@ -181,23 +174,24 @@ def _storage_cells() -> Iterator[dict[str, Any]]:
             yield {"row": label, "method": column, "mean": counted[column], "paper": theirs.get(column)}
 
 
-COLUMNS = ("row", "method", "values", "mean", "std", "n", "test", "test_std", "time", "probing_time")
+COLUMNS = ("row", "method", "values", "mean", "std", "n", "last", "last_std", "loss", "loss_std", "test", "test_std")
+TIMES = {"time": "step_seconds", "probing_time": "probing_step_seconds"}
+SHOWN = {"last": "last_std", "mean": "std", "loss": "loss_std"}
 PRINTED = ("paper", "paper_std", "paper_n", "origins")
 
 
 def _frame(cells: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(list(cells), columns=[*COLUMNS, *PRINTED], dtype=object)  # counts stay whole numbers
+    return pd.DataFrame(list(cells), columns=[*COLUMNS, *TIMES, *PRINTED], dtype=object)  # counts stay whole numbers
 
 
-def _cell(
-    row: str, method: str, found: Sequence[RunRecord], reference: Sequence[RunRecord], measure: str
-) -> dict[str, Any]:
+def _cell(row: str, method: str, found: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dict[str, Any]:
     """What these runs of a method come to; times are relative to the runs of the ``reference``."""
-    values = _results(found, measure)
-    tested = pd.Series([one.tested for one in found], dtype=float)
-    series = values.tolist(), values.mean(), values.std(), len(values) or None, tested.mean(), tested.std()
-    times = [_relative_time(found, reference, key) for key in ("step_seconds", "probing_step_seconds")]
-    return dict(zip(COLUMNS, (row, method, *series, *times), strict=True)) | {"origins": [one.origin for one in found]}
+    best, last = _results(found, "best"), _results(found, "last")
+    loss, tested = (pd.Series([getattr(one, key) for one in found], dtype=float) for key in ("loss", "tested"))
+    numbers = (last.tolist(), best.mean(), best.std(), len(best) or None)
+    numbers += tuple(number for own in (last, loss, tested) for number in (own.mean(), own.std()))
+    times = {name: _relative_time(found, reference, key) for name, key in TIMES.items()}
+    return dict(zip(COLUMNS, (row, method, *numbers), strict=True)) | times | {"origins": [one.origin for one in found]}
 
 
 def _results(runs: Iterable[RunRecord], key: str) -> "pd.Series[float]":
@@ -213,7 +207,7 @@ def _relative_time(found: Sequence[RunRecord], reference: Sequence[RunRecord], k
     return float(_results(found, key).mean() / _results(reference, "step_seconds").mean())
 
 
-def _own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable:
+def _own_table(name: str, runs: Sequence[RunRecord]) -> PaperTable:
     """The kept runs of an experiment of one's own: no recipe says what belongs to it, so that all of them do.
 
     One column per method, and one row for all runs or, if a method was run with several settings, for each.
@@ -226,8 +220,8 @@ def _own_table(name: str, runs: Sequence[RunRecord], measure: str) -> PaperTable
     cells = []
     for row, methods in rows.items():
         first, *_ = found = {method: list(seeds.values()) for method, seeds in methods.items()}
-        cells += [_cell(row, method, own, found[first], measure) for method, own in found.items()]
-    return PaperTable(name, _metric({run.origin for run in runs}, runs, measure), _frame(cells))
+        cells += [_cell(row, method, own, found[first]) for method, own in found.items()]
+    return PaperTable(name, _metric({run.origin for run in runs}, runs), _frame(cells))
 
 
 # -- reading a table ---------------------------------------------------------------------------------------------------
@@ -252,10 +246,12 @@ def difference(table: PaperTable, cell: Any) -> Any:
 def texts(table: PaperTable) -> tuple[list[str], list[list[str]]]:
     """The headings and rows of the table as it is shown; test, times and the paper's numbers where it has them."""
     tested, printed = (bool(table.cells[column].notna().any()) for column in ("test", "paper"))
-    headings = ["row", "method", "measured", "n", *(("test", "time / step", "while probing") if tested else ())]
+    counted = table.name == "storage"
+    headings = ["row", "method", *(["counted"] if counted else ["last", "best", "n", "loss"])]
+    headings += ["test", "time / step", "while probing"] if tested else []
     rows = []
     for cell in table.cells.itertuples():
-        shown = [cell.row, cell.method, text(cell.mean, cell.std, cell.n), "" if pd.isna(cell.n) else str(cell.n)]
+        shown = [cell.row, cell.method, *([text(cell.mean)] if counted else _numbers(cell))]
         if tested:
             times = ["" if pd.isna(time) else f"{time:.2f}x" for time in (cell.time, cell.probing_time)]
             shown += [text(cell.test, cell.test_std, cell.n), *times]
@@ -266,7 +262,22 @@ def texts(table: PaperTable) -> tuple[list[str], list[list[str]]]:
             shown += ["" if pd.isna(cell.paper_n) else str(cell.paper_n)]
             shown += ["" if by is None else format(by, "+," if isinstance(by, int) else "+.2f")]
         rows.append(shown)
-    return [*headings, *(("paper", "n", "difference") if printed else ())], rows
+    return [*headings, *(("paper", "n", "best - paper" if not counted else "difference") if printed else ())], rows
+
+
+def _numbers(cell: Any) -> list[str]:
+    """The last and the best evaluation, how many seeds, and the loss of the last one."""
+    n = "" if pd.isna(cell.n) else str(cell.n)
+    last, best, loss = ((getattr(cell, key), getattr(cell, std)) for key, std in SHOWN.items())
+    return [text(*last, cell.n), text(*best, cell.n), n, text(*loss, cell.n)]
+
+
+def explanation(table: PaperTable) -> str:
+    """What is measured, in one sentence."""
+    return (
+        f"{table.metric[0].upper()}{table.metric[1:]}, of the last and of the best evaluation; the loss is that of the "
+        "last one. Mean ± standard deviation over n seeds."
+    )
 
 
 def footnotes(table: PaperTable) -> list[str]:
@@ -284,15 +295,16 @@ def footnotes(table: PaperTable) -> list[str]:
 def compare(table: PaperTable, reference: str) -> pd.DataFrame:
     """The measured cells, each with its difference to the ``reference`` method of its row and Welch's two-sided p.
 
-    Both are missing for the reference itself and where it was not measured, and p for fewer than two seeds.
+    Of the last evaluations. Both are missing for the reference itself and where it was not measured, and p for fewer
+    than three seeds.
     """
     reference = ALIASES.get(reference, reference)
     check_known("--against", reference, dict.fromkeys(table.cells["method"]))
-    found = table.measured[["row", "method", "values", "mean", "std", "n"]].copy()
+    found = table.measured.copy()
     others = {cell.row: cell for cell in found.itertuples() if cell.method == reference}
     pairs = [(cell, None if cell.method == reference else others.get(cell.row)) for cell in found.itertuples()]
     found["reference"] = reference
-    found["difference"] = [None if other is None else cell.mean - other.mean for cell, other in pairs]
+    found["difference"] = [None if other is None else cell.last - other.last for cell, other in pairs]
     found["p"] = [None if other is None else welch(cell.values, other.values) for cell, other in pairs]
     return found
 
@@ -301,12 +313,11 @@ def compared_texts(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The headings and rows of a comparison as it is shown."""
     rows = []
     for cell in found.itertuples():
-        by = "" if pd.isna(cell.difference) else f"{cell.difference:+.{decimals(cell.mean)}f}"
+        by = "" if pd.isna(cell.difference) else f"{cell.difference:+.{decimals(cell.last)}f}"
         p = "" if pd.isna(cell.p) else f"{cell.p:.2g}"
-        rows.append([cell.row, cell.method, text(cell.mean, cell.std, cell.n), str(cell.n), by, p])
-    return ["row", "method", "measured", "n", f"- {found['reference'].iloc[0]}", "p"], rows
+        last, *others = _numbers(cell)
+        rows.append([cell.row, cell.method, last, by, p, *others])
+    return ["row", "method", "last", f"- {found['reference'].iloc[0]}", "p", "best", "n", "loss"], rows
 
 
-def explanation(reference: str) -> str:
-    """What must be known to read the comparison."""
-    return f"The differences are to {reference}; p is two-sided, by Welch's test, for methods with two seeds or more."
+WELCH = "The differences are those of the last evaluation; p is two-sided, by Welch's test, from three seeds on."

@@ -62,6 +62,13 @@ class RunRecord:
         return float(self.result["test_of_best"][self.result["metric"]])
 
     @property
+    def loss(self) -> float | None:
+        """The loss of the last evaluation, on the data that the metric was measured on."""
+        result = self.result or {}
+        found = result.get(result.get("split", "test"), {}).get("loss")
+        return None if found is None else float(found)
+
+    @property
     def text(self) -> str | None:
         """The key of the prepared text that a finished run was made with; None for other data."""
         return text_of(self.result)

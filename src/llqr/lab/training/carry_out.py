@@ -133,8 +133,8 @@ def _result(planned: PlannedRun) -> dict[str, Any] | None:
 
 
 def _outcome(label: str, result: dict[str, Any], note: str) -> str:
-    best, last = spread(result["best"]), spread(result["last"])
-    return f"{label}: {note}, best {result['metric']} {best}, last {last}"
+    last, best = spread(result["last"]), spread(result["best"])
+    return f"{label}: {note}, last {result['metric']} {last}, best {best}"
 
 
 def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
