@@ -198,7 +198,7 @@ def compare(
     sweep: Annotated[
         str | None,
         typer.Option(
-            help="Run with each of the values of a setting, KEY=VALUE,VALUE,..., and choose one by the last evaluation on "
+            help="Run with each value of a setting, KEY=VALUE,VALUE,..., and choose one by the last evaluation on "
             "data held out of the training set (data.options.validation)."
         ),
     ] = None,

@@ -45,7 +45,7 @@ def _in_effect(run: dict[str, Any]) -> dict[str, Any]:
     the longest side does not matter.
     """
     probe, geometry = run.get("probe"), run.get("geometry")
-    if probe and not geometry and probe.get("kind") in ("sam", "fsam", "looksam"):
+    if probe and not geometry and probe.get("kind") in ("sam", "fsam"):
         run = run | {"probe": probe | {"norm": (probe.get("norm") or "euclidean").replace("metric", "euclidean")}}
     if geometry and not _has_sides(geometry.get("structure")):
         runtime = {name: value for name, value in geometry.get("runtime", {}).items() if name != "max_side"}

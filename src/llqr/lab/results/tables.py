@@ -274,10 +274,8 @@ def _numbers(cell: Any) -> list[str]:
 
 def explanation(table: PaperTable) -> str:
     """What is measured, in one sentence."""
-    return (
-        f"{table.metric[0].upper()}{table.metric[1:]}, of the last and of the best evaluation; the loss is that of the "
-        "last one. Mean ± standard deviation over n seeds."
-    )
+    metric = f"{table.metric[0].upper()}{table.metric[1:]}"
+    return f"{metric}: last and best evaluation, and loss of the last; mean ± standard deviation over n seeds."
 
 
 def footnotes(table: PaperTable) -> list[str]:
@@ -320,4 +318,4 @@ def compared_texts(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return ["row", "method", "last", f"- {found['reference'].iloc[0]}", "p", "best", "n", "loss"], rows
 
 
-WELCH = "The differences are those of the last evaluation; p is two-sided, by Welch's test, from three seeds on."
+WELCH = "Differences are of the last evaluation; p is Welch's, two-sided, from three seeds on."
