@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from fake_runs import ACCURACY, record, result_of
 from llqr.lab import machine
 from llqr.lab.config import recipe
 from llqr.lab.errors import RunsFailed, Stopped
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
-from llqr.lab.runs.json_files import RESULT
 from llqr.lab.runs.planned import plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out_together
 
 TABLE = ["reproduce", "digits", "--row=mlp", "--methods=sgdm,sam", "--seeds=1", "--jobs=2", "--device=cpu"]
 SHORT = "--set=training.epochs=2"
-DONE = dict.fromkeys(RESULT) | {"metric": "accuracy", "best": 90.0, "last": 89.0, "seconds": {"total": 1.0}}
+DONE = result_of("digits/mlp", "sgdm", 0, 90.0, ACCURACY, [record(4, "sgdm", 90.0, ACCURACY, 4)])
 # A process in place of `llqr train`: it writes its result, fails, or waits until it is asked to stop.
 FINISH = "import json, sys; json.dump(json.loads(sys.argv[2]), open(sys.argv[1] + '/result.json', 'w'))"
 FAIL = "import sys; sys.exit('llqr: the training loss is nan.')"
@@ -88,6 +88,16 @@ def test_no_more_than_jobs_at_a_time(together, planned):
     started = planned[0].path.parents[1] / "running"
     one_at_a_time = f"import pathlib, time; p = pathlib.Path({str(started)!r}); p.mkdir(); time.sleep(0.1); p.rmdir()"
     assert together(*[f"{one_at_a_time}; {FINISH}"] * 3, jobs=1) == [DONE] * 3
+
+
+@pytest.mark.slow
+def test_a_sweep_has_runs_of_one_name_in_several_folders(llqr, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(machine.__file__).parents[2]))
+    sweep = ["--sweep=bases.sgdm.lr=1e-6,0.1", "--set=data.options.validation=200", SHORT]
+    code, out, err = llqr("compare", "digits/mlp", "--methods=sgdm", "--seeds=1", *TABLE[-2:], *sweep)
+    assert code == 0, err
+    assert "sgdm: of 2, digits/mlp bases.sgdm.lr=0.1 has the best last validation accuracy" in out
+    assert len(list(tmp_path.glob("runs/*/digits/mlp/sgdm/seed0/result.json"))) == 2
 
 
 def kept(path):

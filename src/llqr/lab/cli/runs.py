@@ -113,23 +113,13 @@ class RunOptions:
 
     def train_command(self, name: str, planned: PlannedRun) -> list[str]:
         """The command of a process that makes one run of the recipe ``name``."""
-        options: list[tuple[str, object]] = [
-            ("method", planned.run.method),
-            ("seed", planned.seed),
-            ("out", self.out),
-            ("device", self.device),
-            ("checkpoint-minutes", self.checkpoint_minutes),
-            *(("set", override) for override in self.overrides or ()),
-            *([] if self.data_dir is None else [("data-dir", self.data_dir)]),
-        ]
-        flags = {
-            "compile": self.compiled,
-            "tensorboard": self.tensorboard,
-            "shared-device": self.shared_device,
-            "capture": self.capture is True,
-            "no-capture": self.capture is False,
-        }
-        given = [f"--{option}={value}" for option, value in options] + [f"--{flag}" for flag in flags if flags[flag]]
+        run = {"method": planned.run.method, "seed": planned.seed, "out": self.out, "data-dir": self.data_dir}
+        run |= {"device": self.device, "checkpoint-minutes": self.checkpoint_minutes}
+        flags = {"compile": self.compiled, "tensorboard": self.tensorboard, "shared-device": self.shared_device}
+        flags |= {"capture": self.capture is True, "no-capture": self.capture is False}
+        given = [f"--{option}={value}" for option, value in run.items() if value is not None]
+        given += [f"--{flag}" for flag, wanted in flags.items() if wanted]
+        given += [f"--set={override}" for override in self.overrides or ()]
         return [sys.executable, "-m", "llqr", "train", name, *given]
 
     @own_code()

@@ -188,8 +188,8 @@ def _cell(row: str, method: str, found: Sequence[RunRecord], reference: Sequence
     """What these runs of a method come to; times are relative to the runs of the ``reference``."""
     best, last = _results(found, "best"), _results(found, "last")
     loss, tested = (pd.Series([getattr(one, key) for one in found], dtype=float) for key in ("loss", "tested"))
-    numbers = (last.tolist(), best.mean(), best.std(), len(best) or None)
-    numbers += tuple(number for own in (last, loss, tested) for number in (own.mean(), own.std()))
+    others = (number for own in (last, loss, tested) for number in (own.mean(), own.std()))
+    numbers = (last.tolist(), best.mean(), best.std(), len(best) or None, *others)
     times = {name: _relative_time(found, reference, key) for name, key in TIMES.items()}
     return dict(zip(COLUMNS, (row, method, *numbers), strict=True)) | times | {"origins": [one.origin for one in found]}
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from llqr.lab import machine
@@ -45,7 +46,7 @@ def carry_out(
                     task = tasks.load(one.run, one.seed)
                     result, note = _train(one, task, execution, stop, display), "done"
         results.append(result)
-        display.end(_outcome(one.label, result, note))
+        display.end(_outcome(one, result, note))
     return results
 
 
@@ -61,21 +62,18 @@ def carry_out_together(
     A run that fails does not stop the others: `RunsFailed` names them at the end. To stop, every process leaves a
     checkpoint. What a process prints goes to ``output.log`` in the folder of its run.
     """
-    results: dict[str, dict[str, Any]] = {}
-    failures: dict[str, str] = {}
-    waiting: list[tuple[PlannedRun, list[str]]] = []
-    running: dict[str, tuple[RunFolder, subprocess.Popen[bytes]]] = {}
+    results: dict[Path, dict[str, Any]] = {}
+    failures: dict[Path, str] = {}
+    running: dict[Path, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
 
-    def done(label: str, result: dict[str, Any], note: str) -> None:
-        results[label] = result
-        display.end(f"{_outcome(label, result, note)} ({len(results)} of {len(planned)} runs)")
+    def done(one: PlannedRun, result: dict[str, Any], note: str) -> None:
+        results[one.path] = result
+        display.end(f"{_outcome(one, result, note)} ({len(results)} of {len(planned)} runs)")
 
-    for one, command in zip(planned, commands, strict=True):
-        result = _result(one)
-        if result is None:
-            waiting.append((one, command))
-        else:
-            done(one.label, result, "already done")
+    for one in planned:
+        if (result := _result(one)) is not None:
+            done(one, result, "already done")
+    waiting = [pair for pair in zip(planned, commands, strict=True) if pair[0].path not in results]
     with ExitStack() as processes:
         stopping = False
         while running or (waiting and not stopping):
@@ -85,31 +83,30 @@ def carry_out_together(
                     process.terminate()
             while waiting and len(running) < jobs and not stopping:
                 one, command = waiting.pop(0)
-                folder = RunFolder(one.path)
-                running[one.label] = folder, _start(command, folder)
-                processes.callback(_end, running[one.label][1])  # after an error, or a second Ctrl-C
-            for label, (folder, process) in list(running.items()):
+                running[one.path] = one, _start(command, RunFolder(one.path))
+                processes.callback(_end, running[one.path][1])  # after an error, or a second Ctrl-C
+            for one, process in list(running.values()):
                 code = process.poll()
                 if code is None:
                     continue
-                del running[label]
+                del running[one.path]
+                folder = RunFolder(one.path)
                 result = folder.result() if code == 0 else None
                 if result is not None:
-                    done(label, result, "done")
+                    done(one, result, "done")
                 elif code != EXIT_CODES[Stopped] and not (stopping and code == -signal.SIGTERM):
-                    failures[label] = folder.last_output() if code > 0 else f"killed by signal {-code}"
-                    display.end(f"{label}: failed: {failures[label]}")
+                    why = folder.last_output() if code > 0 else f"killed by signal {-code}"
+                    failures[one.path] = f"{one.label} failed: {why}"
+                    display.end(failures[one.path])
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    failed = "".join(f"\n{label} failed: {why}" for label, why in failures.items())
-    left = [one.label for one in planned if one.label not in {*results, *failures}]
-    if left:
-        raise Stopped(
-            f"Stopped by {stop.reason or 'a signal'}: {len(results)} of {len(planned)} runs are done, left are "
-            f"{', '.join(left)}; the same command resumes.{failed}"
-        )
+    failed = "".join(f"\n{failure}" for failure in failures.values())
+    count = f"{len(results)} of {len(planned)} runs are done"
+    if left := [one.label for one in planned if one.path not in {*results, *failures}]:
+        why = stop.reason or "a signal"
+        raise Stopped(f"Stopped by {why}: {count}, left are {', '.join(left)}; the same command resumes.{failed}")
     if failures:
-        raise RunsFailed(f"{len(results)} of {len(planned)} runs are done.{failed}")
-    return [results[one.label] for one in planned]
+        raise RunsFailed(f"{count}.{failed}")
+    return [results[one.path] for one in planned]
 
 
 def _start(command: list[str], folder: RunFolder) -> "subprocess.Popen[bytes]":
@@ -132,9 +129,9 @@ def _result(planned: PlannedRun) -> dict[str, Any] | None:
     return result
 
 
-def _outcome(label: str, result: dict[str, Any], note: str) -> str:
+def _outcome(planned: PlannedRun, result: dict[str, Any], note: str) -> str:
     last, best = spread(result["last"]), spread(result["best"])
-    return f"{label}: {note}, last {result['metric']} {last}, best {best}"
+    return f"{planned.label}: {note}, last {result['metric']} {last}, best {best}"
 
 
 def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, display: Display) -> dict[str, Any]:
