@@ -112,7 +112,7 @@ def test_the_command_makes_and_keeps_whole_runs_once(llqr, tmp_path, monkeypatch
     (tmp_path / "runs/digits/mlp/sam/seed0").mkdir(parents=True)
     (tmp_path / "runs/digits/mlp/sam/seed0/checkpoint.pt").write_text("damaged")
     code, _, err = llqr(*arguments)
-    assert (code, err.count("digits/mlp sam seed 0 failed: ")) == (1, 1), err
+    assert (code, err.count("digits/mlp sam seed 0 failed: ")) == (1, 2), err  # when it fails, and at the end
     assert "kept/digits.jsonl: 1 added, 0 there already" in err
     assert kept(tmp_path / "kept/digits.jsonl") == [("sgdm", True, "llqr train digits/mlp --method")]
     (tmp_path / "runs/digits/mlp/sam/seed0/checkpoint.pt").unlink()
