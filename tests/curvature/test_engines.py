@@ -29,8 +29,8 @@ def geometry_of(drawn, **options):
     return flat_geometry(drawn.model, drawn.loss_fn, steps=2, **options)
 
 
-def problem_of(drawn):
-    return Problem(drawn.model, drawn.loss_fn, drawn.batch, trainable(drawn.model))
+def problem_of(drawn, **options):
+    return Problem(drawn.model, drawn.loss_fn, drawn.batch, trainable(drawn.model), **options)
 
 
 def curvature_of(drawn, divergence, engine):
@@ -50,6 +50,46 @@ def test_auto_takes_an_exact_engine_where_there_is_one(name):
         refresh = geometry.refresh(drawn.batch)
     assert refresh.engine == geometry.engine
     assert refresh.engine in EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batch", "first"),
+    [("mlp", None, "double-backward"), ("mlp", 4, "forward"), ("batch-norm-cnn", None, "forward")],
+)
+def test_auto_takes_the_cheaper_exact_engine(name, micro_batch, first):
+    problem = problem_of(case(name), micro_batch=micro_batch)
+    with torch.no_grad():
+        assert choose_engine(problem, NGD) == (first, [])
+
+
+def test_auto_takes_forward_mode_where_there_is_no_second_backward_pass():
+    class Once(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return grad
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent.clone()
+
+    drawn = case("mlp")
+    model = nn.Sequential(drawn.model, nn.Identity())
+    model[1].forward = Once.apply
+    with torch.no_grad():
+        engine, refused = choose_engine(problem_of(Case(model, drawn.loss_fn, drawn.batch)), NGD)
+    assert engine == "forward"
+    assert refused[0].startswith("double-backward: ")
 
 
 def test_auto_falls_back_on_fused_attention_and_says_so_once():
@@ -124,7 +164,8 @@ def test_auto_rejects_an_engine_that_differentiates_through_no_grad(divergence):
     else:
         dense = dense_newton(drawn.model, drawn.loss_fn, drawn.batch)
     with torch.no_grad():
-        engine, refused = choose_engine(problem_of(drawn), divergence)
+        # In pieces, forward mode is tried first.
+        engine, refused = choose_engine(problem_of(drawn, micro_batch=64), divergence)
         product = quadratic_model(problem_of(drawn), divergence, engine).product(v)
     assert engine == "double-backward"
     assert "forward and backward derivatives of this model disagree" in refused[0]

@@ -255,7 +255,7 @@ def test_running_out_of_memory_does_not_choose_an_engine():
         geometry.refresh(batch)
     assert geometry.engine == "auto"
     geometry.refresh(batch)
-    assert geometry.engine == "forward"
+    assert geometry.engine == "double-backward"
 
 
 def test_parameters_that_are_replaced_are_named():

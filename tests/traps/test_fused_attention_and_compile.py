@@ -50,7 +50,7 @@ def test_fused_attention_falls_back_and_says_so_once():
 def test_the_fallback_learns_what_exact_products_learn():
     fallback, _ = refreshed(SDPBackend.FLASH_ATTENTION, "auto")
     exact, said = refreshed(SDPBackend.MATH, "auto")
-    assert exact.engine == "forward"
+    assert exact.engine == "double-backward"
     assert not said
     reference = exact.metric.named_factors()
     for name, factor in fallback.metric.named_factors().items():

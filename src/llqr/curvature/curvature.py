@@ -120,18 +120,28 @@ def _resolve(scale: Scale, terms: Tensor) -> Tensor:
     return torch.full_like(terms, 1.0 if scale == "mean" else float(scale))
 
 
-#: What "auto" tries, in this order: exact before approximate.
-AUTOMATIC = ("forward", "double-backward", "finite-differences")
 #: "auto" refuses an engine whose forward and backward derivatives disagree by more (relative). Rounding in float32 and
 #: tf32 stays below it; coarser dtypes get more room.
 ASYMMETRY = 0.01
+
+
+def automatic(problem: Problem) -> tuple[str, ...]:
+    """What "auto" tries, in this order: exact before approximate, and of the exact ones the cheaper first.
+
+    Two backward passes do not repeat the forward pass for every product, but keep the graph of a backward pass (and
+    make it again for every piece of a batch), and the second derivative of a convolution costs more than its forward
+    pass. So they come first on a CPU if weights are matrices and vectors, and the batch is in one piece.
+    """
+    cheap = problem.device.type == "cpu" and problem.undivided and all(p.ndim <= 2 for p in problem.parameters.values())
+    first = ("double-backward", "forward") if cheap else ("forward", "double-backward")
+    return (*first, "finite-differences")
 
 
 def choose_engine(problem: Problem, divergence: Divergence, scale: Scale | None = None) -> tuple[str, list[str]]:
     """The first engine that this model supports, and why those before it were refused."""
     refused = []
     tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
-    for name in AUTOMATIC:
+    for name in automatic(problem):
         derivatives = ENGINES[name]
         try:
             curvature = Curvature(problem, divergence, derivatives, scale)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from llqr.caller_warnings import warn
 from llqr.curvature.batch import Batch, Loss, is_sum, opened, samples_in, taken_rows, tensors_of
-from llqr.curvature.curvature import Curvature, choose_engine
+from llqr.curvature.curvature import Curvature, automatic, choose_engine
 from llqr.curvature.derivatives import ENGINES
 from llqr.curvature.divergence import Divergence, Scale
 from llqr.curvature.problem import Forward, Problem, frozen
@@ -129,7 +129,7 @@ class Linearizer:
     def _chosen(self, problem: Problem) -> str:
         """The first engine that the model supports, on all ranks."""
         name, refused = self.agreed(lambda: choose_engine(problem, self.divergence, self._scale))
-        order = list(ENGINES)
+        order = automatic(problem)  # the same on all ranks
         name = order[self.ranks.largest(order.index(name), self.device)]
         if not ENGINES[name].exact:
             warn(f"engine: chose {name}, which is approximate, because {'; '.join(refused)}", RefreshWarning)

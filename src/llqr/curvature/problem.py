@@ -41,14 +41,15 @@ class Problem:
     ) -> None:
         self.loss_fn = loss_fn
         self.inputs, self.targets = split_batch(batch)
-        self.pieces = [self.inputs] if micro_batch is None else pieces_of(self.inputs, micro_batch)
+        self.undivided = micro_batch is None
+        self.pieces = [self.inputs] if self.undivided else pieces_of(self.inputs, micro_batch)
         self.parameters = {name: whole(parameter.detach()) for name, parameter in parameters.items()}
         self._model, self._forward, self._autocast = model, forward or call_model, autocast
-        self._device = next(iter(self.parameters.values())).device
+        self.device = next(iter(self.parameters.values())).device
         self._constants = {n: whole(p.detach()) for n, p in model.named_parameters() if n not in parameters}
         self._buffers = dict(model.named_buffers())
         self._places = _places(model)
-        self._random = _random_state(self._device)
+        self._random = _random_state(self.device)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that outputs and loss depend on: parameters, frozen parameters, buffers, then the batch."""
@@ -87,7 +88,7 @@ class Problem:
                 held[name] = given[tensor]
             with (
                 nullcontext() if compiled else _eagerly(),
-                torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None),
+                torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None),
             ):
                 outputs = self._forward(self._model, inputs)
         finally:

@@ -68,7 +68,7 @@ def test_a_refresh_states_its_error(tmp_path):
     ]
     assert bench("refresh", *SHARED, *settings, "--out", str(out)).exit_code == 0
     [row] = json.loads(out.read_text())["rows"]
-    assert row["engine"] == "forward"
+    assert row["engine"] == "double-backward"
     assert all(error < 1e-4 for error in row["errors"].values())
     assert {"median", "low", "high", "n"} == row["seconds"].keys()
 

@@ -144,13 +144,13 @@ def test_padding_that_is_ignored_has_no_curvature(name, divergence):
 
 @pytest.mark.parametrize("divergence", [NGD, NEWTON], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", ["post", "pre"])
-def test_forward_mode_is_chosen_where_attention_is_differentiable(name, divergence):
+def test_an_exact_engine_is_chosen_where_attention_is_differentiable(name, divergence):
     """The fused kernel leaves finite differences; composed of elementary operations it has exact products."""
     model = build(name)
     with frozen(model, torch.device("cpu")), torch.no_grad():
         exact, refused = choose_engine(problem_of(model), divergence)
         fused, said = choose_engine(problem_of(model, forward=None), divergence)
-        assert (exact, refused) == ("forward", [])
+        assert (exact, refused) == ("double-backward", [])
         assert fused == "finite-differences"
         assert all("flash_attention" in sentence for sentence in said)
         v = random_direction(model)
@@ -170,7 +170,7 @@ def test_every_structure_is_learned(name, structure, divergence):
     )
     result = geometry.refresh(batch())
     assert result.accepted, result.reason
-    assert result.engine == "forward"
+    assert result.engine == "double-backward"
     assert result.objective_after < result.objective_before
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -191,6 +191,6 @@ def test_a_refresh_under_autocast():
         for dtype in (None, torch.bfloat16)
     )
     results = [geometry.refresh(batch()) for geometry in (exact, rounded)]
-    assert [result.engine for result in results] == ["forward", "forward"]
+    assert [result.engine for result in results] == ["double-backward", "double-backward"]
     assert all(result.accepted for result in results)
     assert results[1].objective_after == pytest.approx(results[0].objective_after, rel=0.05)
