@@ -168,8 +168,7 @@ class HeavyBall(Descent):
             self._flat,
             slopes,
             [*self._memory],  # a list that may hold None, for those who let it make the momenta
-            foreach=not self._on_cuda,
-            fused=self._on_cuda,
+            fused=True,
             weight_decay=0.0,
             momentum=self.inner.momentum,
             lr=self.lr,  # type: ignore[arg-type]  # SGD passes tensors on, too

@@ -32,27 +32,30 @@ class EKFAC(Structure):
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """Eleven products in all: four for `U g`, seven for the pull-back."""
         q_out, q_in, scale = factors["out"], factors["in"], factors["scale"]
+        out_to_basis, bmm = q_out.mT, torch.bmm  # faster than `@`, which looks at shapes first
+        shape, rows = g.shape, (self.k, -1, q_in.shape[-1])
 
         def by_rows(x: Tensor) -> Tensor:
             """As rows that `Q_in` acts on: those of `G`, or in `ChannelEKFAC` one for each and every position."""
-            return x.reshape(self.k, -1, q_in.shape[-1])
+            return x.reshape(rows)
 
-        g_in = (by_rows(g) @ q_in).view(g.shape)
-        g_basis = q_out.mT @ g_in
-        g_lifted = q_out @ (scale * g_basis)
+        g_in = bmm(by_rows(g), q_in).view(shape)
+        g_basis = bmm(out_to_basis, g_in)
+        g_lifted = bmm(q_out, scale * g_basis)
 
         def pull(r: Tensor) -> Factors:
-            r_in = (by_rows(r) @ q_in).view(g.shape)
-            r_basis = q_out.mT @ r_in
+            r_in = bmm(by_rows(r), q_in).view(shape)
+            r_basis = bmm(out_to_basis, r_in)
             # Computed again rather than kept: what is kept takes memory beside the activations during `H v`.
             g_scaled, r_scaled = scale * g_basis, scale * r_basis
+            of_in = bmm(by_rows(r).mT, by_rows(g_lifted))
             return {
-                "out": (r_in @ g_scaled.mT).baddbmm_(g_in, r_scaled.mT),
-                "in": (by_rows(r).mT @ by_rows(g_lifted)).baddbmm_(by_rows(g).mT, by_rows(q_out @ r_scaled)),
+                "out": bmm(r_in, g_scaled.mT).baddbmm_(g_in, r_scaled.mT),
+                "in": of_in.baddbmm_(by_rows(g).mT, by_rows(bmm(q_out, r_scaled))),
                 "scale": g_basis * r_basis,
             }
 
-        return wide_product(by_rows(g_lifted), q_in.mT).view(g.shape), pull
+        return wide_product(by_rows(g_lifted), q_in.mT).view(shape), pull
 
     def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         # A sufficient bound: each of Q_out Q_out^T, Q_in Q_in^T and S takes a third of the range (in the logarithm).

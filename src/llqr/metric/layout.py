@@ -182,8 +182,11 @@ def quick_dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 def _pieces(a: Sequence[Tensor], b: Sequence[Tensor], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     for x, y in zip(a, b, strict=True):
-        yield from zip(x.flatten().split(size), y.flatten().split(size), strict=True)
+        if x.numel() <= size:
+            yield x.flatten(), y.flatten()
+        else:
+            yield from zip(x.flatten().split(size), y.flatten().split(size), strict=True)
 
 
 def _total(like: Sequence[Tensor], sums: list[Tensor]) -> Tensor:
-    return torch.stack([part.to(like[0].device) for part in sums]).sum()
+    return sums[0] if len(sums) == 1 else torch.stack([part.to(like[0].device) for part in sums]).sum()

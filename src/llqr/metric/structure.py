@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -149,6 +149,10 @@ class Structure(ABC):
 
     def stored(self) -> int:
         """Stored scalars."""
+        return self._stored
+
+    @cached_property
+    def _stored(self) -> int:
         return sum(prod(shape) for shape in self.shapes().values())
 
     @classmethod
@@ -352,7 +356,7 @@ def clip(
 def _clipped(group: Structure, gradients: Factors, limit: float) -> Factors:
     def clipped(gradient: Tensor) -> Tensor:
         norms = group.norms(gradient)
-        shrink = (norms / max(limit, torch.finfo(norms.dtype).tiny)).clamp_min(1.0).reciprocal()
+        shrink = (max(limit, torch.finfo(norms.dtype).tiny) / norms).clamp_max_(1.0)
         return group.scaled(gradient, shrink)
 
     return {name: clipped(gradient) for name, gradient in gradients.items()}
@@ -366,7 +370,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of two stacks in at least float32: a product of narrower ones is not rounded back to their dtype."""
     wide = _wide(a)
     if a.dtype == wide:
-        return a @ b
+        return torch.bmm(a, b)
     # Only NVIDIA devices have a product of narrow matrices with a wide result.
     return torch.bmm(a, b, wide) if a.is_cuda and torch.version.hip is None else (a @ b).to(wide)
 
