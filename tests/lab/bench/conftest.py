@@ -2,11 +2,11 @@
 
 import pytest
 
-from llqr.lab.bench import cadence, peers, refresh
+from llqr.lab.bench import cadence, host, peers, refresh
 
 
 @pytest.fixture(autouse=True)
 def _short_bursts(monkeypatch):
     """Seconds of consecutive steps that are timed together."""
-    for module in (cadence, peers, refresh):
+    for module in (cadence, host, peers, refresh):
         monkeypatch.setattr(module, "BURST", 1e-3)

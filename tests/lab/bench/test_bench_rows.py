@@ -1,15 +1,16 @@
-"""What `cadence`, `memory` and `scaling` make of measured times and bytes."""
+"""What `cadence`, `host`, `memory` and `scaling` make of measured times and bytes."""
 
 import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import llqr
-from llqr.lab.bench import cadence, memory, scaling
-from llqr.lab.bench.refresh import RefreshSettings
+from llqr.lab.bench import cadence, host, memory, scaling
+from llqr.lab.bench.refresh import RefreshSettings, geometry_of
 from llqr.lab.bench.workload import Network, Setup
 from llqr.lab.config.strict import ConfigurationError
 from llqr.lab.results.tables import paper
@@ -105,3 +106,31 @@ def test_every_repeat_is_fitted():
     assert found["exponent"] == pytest.approx({"median": 1.5, "low": 1.25, "high": 1.75, "n": 3})
     assert found["paper_exponent"] == [1.27, 1.28]
     assert scaling.conclusion(rows[:1]) == {}
+
+
+def test_host_divides_steps_and_refreshes_by_what_they_are_compared_with(monkeypatch):
+    monkeypatch.setattr(host, "STEPS", 2)
+    rows = list(host.measure(Setup([Network.parse(MLP)], 4, FP32), repeats=2))
+    refreshes = [(row["structure"], row["engine"], row["product_every"]) for row in rows if row["what"] == "refresh"]
+    assert refreshes == [(s, e, str(k)) for s in host.STRUCTURES for e in host.ENGINES for k in host.INTERVALS]
+    assert {row["what"]: row["relative_to"] for row in rows} == {
+        "SAM": "pytorch_optimizer's SAM",
+        "LLQR+SAM": "SAM",
+        "arithmetic": "51 products",  # of a refresh; of a step, relative to SAM
+        "51 products, kept": "51 products",
+        "refresh": "51 products",
+    }
+    assert all(row["ratio"]["n"] == 2 and row["ratio"]["median"] > 0 for row in rows)
+    assert host.as_table(rows).row_count == len(rows)
+
+
+def test_the_bare_products_of_host_are_those_of_the_fisher_matrix():
+    """Otherwise a refresh would be compared with other work than its own."""
+    work = workload(MLP)
+    theta = {name: parameter.detach() for name, parameter in work.model.named_parameters()}
+    v = {name: torch.randn_like(parameter) for name, parameter in theta.items()}
+    with geometry_of(work, RefreshSettings("diagonal")).quadratic_model(work.batch) as model:
+        exact = model.product(v)
+    for kept in (False, True):
+        for name, part in host.bare_product(work, theta, kept=kept)(v).items():
+            torch.testing.assert_close(part, exact[name])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from llqr.lab import machine as machines
-from llqr.lab.bench import cadence, memory, peers, refresh, scaling
+from llqr.lab.bench import cadence, host, memory, peers, refresh, scaling
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import write_json
@@ -19,7 +19,7 @@ from llqr.lab.runs.provenance import source_state, versions
 from llqr.lab.writing import make_folder
 
 Row = dict[str, Any]
-BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, memory, peers, refresh, scaling)}
+BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, host, memory, peers, refresh, scaling)}
 
 
 class Record:

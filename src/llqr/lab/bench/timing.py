@@ -1,4 +1,4 @@
-"""Time a device: CUDA events on a GPU, where the host runs ahead of the work, and the wall clock on a CPU."""
+"""Time a device: CUDA events on a GPU, where the host runs ahead of the work, and the wall clock (or another) on a CPU."""
 
 import math
 import time
@@ -18,16 +18,16 @@ WARM_UP = 3
 class Clock:
     """Measures the seconds that an action takes on a device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self.device, self._now = device, now
 
     def seconds(self, action: Callable[[], object], times: int = 1) -> float:
         """Seconds of an action on a device that is idle at first, averaged over this many consecutive runs."""
         if self.device.type != "cuda":
-            before = time.perf_counter()
+            before = self._now()
             for _ in range(times):
                 action()
-            return (time.perf_counter() - before) / times
+            return (self._now() - before) / times
         torch.cuda.synchronize(self.device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(torch.cuda.current_stream(self.device))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from llqr import Runtime
 from llqr.lab import machine, pictures, plots
-from llqr.lab.bench import cadence, memory, peers, record, refresh, scaling
+from llqr.lab.bench import cadence, host, memory, peers, record, refresh, scaling
 from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
@@ -219,6 +219,16 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
     version = importlib.metadata.version("pytorch-optimizer")
     setup = target.setup("resnet18", "vit-b")
     output.write("peers", setup, peers.measure(setup, repeats), repeats=repeats, pytorch_optimizer=version)
+
+
+@bench_app.command("host")
+@with_options
+def host_command(repeats: Repeats = 20, output: Output = OUTPUT) -> None:
+    """Time steps and refreshes of a small MLP on one CPU core, where Python weighs as much as arithmetic."""
+    peers.peer()
+    torch.set_num_threads(1)
+    setup = Setup([host.NETWORK], 64, Precision("fp32", torch.device("cpu")))
+    output.write("host", setup, host.measure(setup, repeats), repeats=repeats, burst=BURST)
 
 
 @bench_app.command("plot")
