@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
 from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
-from llqr.distributed.dtensors import Sharding, drop_gathered, is_sharded, local, sharded_like, whole
+from llqr.distributed.dtensors import Sharding, any_sharded, drop_gathered, is_sharded, local, sharded_like, whole
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
@@ -177,7 +177,7 @@ class TwoPasses:
     def _forget_copies(self) -> None:
         """Copies of the weights that torch keeps: gathered by FSDP2, or in low precision by a surrounding autocast."""
         model = self._optimizer.model
-        if model is not None and any(map(is_sharded, self.parameters)):
+        if model is not None and any_sharded(self.parameters):
             drop_gathered(model.modules())
         torch.clear_autocast_cache()
 
