@@ -25,11 +25,11 @@ class KFAC(Structure):
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """Five products in all: two for `U g`, three for the pull-back."""
-        out = factors["out"]
-        g_in = g @ factors["in"].mT
+        out, bmm = factors["out"], torch.bmm  # faster than `@`, which looks at shapes first
+        g_in = bmm(g, factors["in"].mT)
 
         def pull(r: Tensor) -> Factors:
-            return {"out": r @ g_in.mT, "in": (out.mT @ r).mT @ g}
+            return {"out": bmm(r, g_in.mT), "in": bmm(bmm(out.mT, r).mT, g)}
 
         return wide_product(out, g_in), pull
 

@@ -135,23 +135,23 @@ def assembled(blocks: Sequence[Block], pieces: Mapping[str, Tensor], like: Mappi
 
     Blocks without a piece are taken from `like`.
     """
-    parts: dict[str, list[Tensor]] = {}
+    joined: dict[str, Tensor] = {}
+    fused: dict[str, list[Tensor]] = {}
     for block in blocks:
-        whole = like.get(block.parameter)
-        if whole is not None:
+        name = block.parameter
+        if name in like:
             found = pieces.get(block.name)
-            parts.setdefault(block.parameter, []).append(block.piece(whole) if found is None else found)
-    return {
-        name: _in_layout_of(like[name], found[0] if len(found) == 1 else torch.cat(found))
-        for name, found in parts.items()
-    }
-
-
-def _in_layout_of(like: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor itself if it has the dtype and strides of `like`: other strides would slow down foreach kernels."""
-    if tensor.dtype == like.dtype and tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
+            if block.rows is None:
+                joined[name] = like[name] if found is None else found
+            else:
+                fused.setdefault(name, []).append(block.piece(like[name]) if found is None else found)
+    for name, parts in fused.items():
+        joined[name] = torch.cat(parts)
+    for name, tensor in joined.items():
+        own = like[name]  # with other strides than its own, foreach kernels would be slower
+        if tensor.dtype != own.dtype or tensor.stride() != own.stride():
+            joined[name] = torch.empty_like(own).copy_(tensor)
+    return joined
 
 
 def copy_each(into: Sequence[Tensor], given: Sequence[Tensor]) -> None:

@@ -212,7 +212,7 @@ class Metric:
             self._cast = factors = self._cast or self.apply_factors()
         pieces: Named = {}
         for group, own in zip(self.groups, factors, strict=True):
-            if own and any(block.parameter in grads for block in group.blocks):
+            if own and not grads.keys().isdisjoint(group.parameters):
                 pieces |= zip(group.names, _applied(group, own, grads), strict=True)
         return dict(grads) | assembled(self.blocks, pieces, grads)
 
@@ -327,9 +327,11 @@ def _piece(block: Block, grads: Mapping[str, Tensor]) -> Tensor:
 
 def _applied(group: Structure, own: Factors, grads: Mapping[str, Tensor]) -> list[Tensor]:
     """`U g` of a group. The caller's autocast does not reach the metric, which chooses its own dtype."""
-    kind = group.device.type
-    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        return group.apply_each(own, [_piece(block, grads) for block in group.blocks])
+    kind, pieces = group.device.type, [_piece(block, grads) for block in group.blocks]
+    if not torch.is_autocast_enabled(kind):
+        return group.apply_each(own, pieces)
+    with torch.autocast(kind, enabled=False):
+        return group.apply_each(own, pieces)
 
 
 def _plain_names(named: Mapping[str, T]) -> dict[str, T]:

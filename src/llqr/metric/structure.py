@@ -75,13 +75,15 @@ class Structure(ABC):
         self.k, self.m, self.n = len(blocks), blocks[0].shape[0], blocks[0].shape[-1]
         self.by_position = self.sorts_positions(blocks[0]) and bool(self.over_columns())
         self.dtype, self.device = learning_dtype(blocks[0]), blocks[0].device
-        self.names = [block.name for block in blocks]
+        self.names, self.parameters = [block.name for block in blocks], {block.parameter for block in blocks}
         self._shape = self.packed_shape()
         self._strides = torch.empty(self._shape, device=META).stride()
         self._places = [
             (block.native, self.strides_of(block), start)
             for block, start in zip(blocks, accumulate((b.size for b in blocks), initial=0), strict=False)
         ]
+        alike = blocks[0].native, torch.empty(blocks[0].native, device=META).stride()
+        self._stacked = all(place[:2] == alike for place in self._places)
 
     # -- what a structure must say -------------------------------------------------------------------------------------
 
@@ -139,9 +141,10 @@ class Structure(ABC):
             packed = first.as_strided(self._shape, self._strides)  # a single block is used where it is
         else:
             packed = self.pack(pieces, dtype)
-        Ug, dtypes = self.apply(factors, packed), {piece.dtype for piece in pieces}
-        # Converted at once, if possible: converting each block would be one kernel launch per block.
-        return self.unpack(Ug.to(dtypes.pop()) if len(dtypes) == 1 else Ug)
+        Ug = self.apply(factors, packed)
+        if Ug.dtype != first.dtype and all(piece.dtype == first.dtype for piece in pieces):
+            Ug = Ug.to(first.dtype)  # at once: converting each block would be one kernel launch per block
+        return self.unpack(Ug)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every factor of the whole group."""
@@ -178,7 +181,10 @@ class Structure(ABC):
 
     def pack(self, pieces: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor per block -> the group's one tensor."""
-        packed = self.blank(dtype or pieces[0].dtype, pieces[0].device)
+        dtype = dtype or pieces[0].dtype
+        if self._stacked and all(piece.dtype == dtype for piece in pieces):
+            return torch.stack(tuple(pieces)).view(self._shape)
+        packed = self.blank(dtype, pieces[0].device)
         copy_each(self.unpack(packed), pieces)
         return packed
 
@@ -356,7 +362,7 @@ def clip(
 def _clipped(group: Structure, gradients: Factors, limit: float) -> Factors:
     def clipped(gradient: Tensor) -> Tensor:
         norms = group.norms(gradient)
-        shrink = (max(limit, torch.finfo(norms.dtype).tiny) / norms).clamp_max_(1.0)
+        shrink = norms.reciprocal().mul_(max(limit, torch.finfo(norms.dtype).tiny)).clamp_max_(1.0)
         return group.scaled(gradient, shrink)
 
     return {name: clipped(gradient) for name, gradient in gradients.items()}
