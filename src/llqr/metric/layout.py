@@ -141,9 +141,8 @@ def assembled(blocks: Sequence[Block], pieces: Mapping[str, Tensor], like: Mappi
         name = block.parameter
         if name in like:
             found = pieces.get(block.name)
-            if block.rows is None:
-                joined[name] = like[name] if found is None else found
-            else:
+            joined[name] = like[name] if found is None else found
+            if block.rows is not None:
                 fused.setdefault(name, []).append(block.piece(like[name]) if found is None else found)
     for name, parts in fused.items():
         joined[name] = torch.cat(parts)

@@ -183,7 +183,7 @@ class Structure(ABC):
         """One tensor per block -> the group's one tensor."""
         dtype = dtype or pieces[0].dtype
         if self._stacked and all(piece.dtype == dtype for piece in pieces):
-            return torch.stack(tuple(pieces)).view(self._shape)
+            return torch.stack(tuple(pieces)).reshape(self._shape)
         packed = self.blank(dtype, pieces[0].device)
         copy_each(self.unpack(packed), pieces)
         return packed
