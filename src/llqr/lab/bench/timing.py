@@ -1,4 +1,4 @@
-"""Time a device: CUDA events on a GPU, where the host runs ahead of the work, and the wall clock (or another) on a CPU."""
+"""Time a device: CUDA events on a GPU, where the host runs ahead of the work; on a CPU the wall clock, or another."""
 
 import math
 import time
