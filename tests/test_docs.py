@@ -140,6 +140,24 @@ def test_memory_is_that_measured(label, model, structure):
     assert row in (ROOT / "docs/costs.md").read_text()
 
 
+def test_the_times_of_a_small_network_are_those_measured():
+    rows, page = _rows("host-cpu"), (ROOT / "docs/costs.md").read_text()
+
+    def ratio(what, structure="", **others):
+        wanted = {"what": what, "structure": structure, **others}
+        (found,) = (row["ratio"]["median"] for row in rows if wanted.items() <= row.items())
+        return found
+
+    assert f"| SAM step / pytorch_optimizer's | | {ratio('SAM'):.2f} | |" in page
+    for structure in ("e-kfac", "diagonal"):
+        step, alone = (ratio(what, structure, relative_to="SAM") for what in ("LLQR+SAM", "arithmetic"))
+        assert f"/ SAM step | {structure} | {step:.2f} | 1 + {alone:.2f} |" in page
+        alone = ratio("arithmetic", structure, relative_to="51 products")
+        for every, label in (("1", "`product_every=1`"), ("3", "`product_every=3` (default)")):
+            refresh = ratio("refresh", structure, engine="double-backward", product_every=every)
+            assert f"| refresh, {label} / 51 bare products | {structure} | {refresh:.2f} | {alone:.2f} |" in page
+
+
 def test_the_memory_of_channels_is_that_of_the_runs(tmp_path):
     name, methods = "metric-ablation/resnet18@side-2304", ["channels+sam", "side-2304+sam"]
     runs = describe(plan(name, recipe.load(name), methods, [0], tmp_path))
