@@ -245,7 +245,7 @@ def test_losses_that_are_sums_or_have_no_curvature_get_a_warning(ranks):
 
 
 def test_checkpoints_continue_bit_exactly(ranks):
-    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "forward")]
+    assert [found["stored"] for found in ranks] == 2 * [(0.0, 4, "double-backward")]
 
 
 def test_a_refresh_that_fails_on_one_rank_fails_on_all(ranks):

@@ -42,7 +42,7 @@ class Problem:
         self.loss_fn = loss_fn
         self.inputs, self.targets = split_batch(batch)
         self.undivided = micro_batch is None
-        self.pieces = [self.inputs] if self.undivided else pieces_of(self.inputs, micro_batch)
+        self.pieces = [self.inputs] if micro_batch is None else pieces_of(self.inputs, micro_batch)
         self.parameters = {name: whole(parameter.detach()) for name, parameter in parameters.items()}
         self._model, self._forward, self._autocast = model, forward or call_model, autocast
         self.device = next(iter(self.parameters.values())).device

@@ -107,13 +107,13 @@ def bare_product(work: Workload, theta: Named, *, kept: bool) -> Callable[[Named
         found: Tensor = torch.func.functional_call(work.model, weights, work.batch[0])
         return found
 
-    scores, pull = torch.func.vjp(outputs, theta)
-    p = scores.softmax(-1)
+    linearised: Any = torch.func.vjp(outputs, theta)  # torch's annotation has auxiliary outputs, too
+    p = linearised[0].softmax(-1)
 
     def product(v: Named) -> Named:
         pJv = p * torch.func.jvp(outputs, (theta,), (v,))[1]
-        fresh = pull if kept else torch.func.vjp(outputs, theta)[1]
-        (found,) = fresh(pJv - p * pJv.sum(-1, keepdim=True))
+        pull: Any = (linearised if kept else torch.func.vjp(outputs, theta))[1]
+        found: Named = pull(pJv - p * pJv.sum(-1, keepdim=True))[0]
         return found
 
     return product
