@@ -20,8 +20,7 @@ from llqr.lab.config.recipe import ALIASES, Recipe
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known, unknown
-from llqr.lab.number_table import decimals
-from llqr.lab.results import storage
+from llqr.lab.number_table import decimals, spread
 from llqr.lab.results.measurements import differences
 from llqr.lab.results.summary import welch
 from llqr.lab.runs.stored import RunRecord, settings_apart
@@ -77,10 +76,10 @@ class PaperTable:
 
 
 def names() -> list[str]:
-    """The tables there are: those of the paper that compare methods, storage, and those that only we have."""
+    """The tables there are: those of the paper that compare methods, and those that only we have."""
     printed = [name for name, table in paper().items() if isinstance(table.get("rows"), dict)]
     ours = (name.partition("/")[0] for name in recipe.names())
-    return list(dict.fromkeys([*printed, "storage", *ours]))
+    return list(dict.fromkeys([*printed, *ours]))
 
 
 def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
@@ -89,11 +88,9 @@ def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
     own = [run for run in runs if run.recipe == name]
     if plain not in names() and own:
         return _own_table(name, own)
-    if plain not in names() or (plain == "storage" and at):
+    if plain not in names():
         ours = dict.fromkeys(run.recipe for run in runs if run.recipe.partition("/")[0] not in names())
         raise ConfigurationError(unknown("TABLE", name, [*names(), *ours], ", or TABLE@VARIANT"))
-    if plain == "storage":
-        return PaperTable(name, "count, and MiB for each device", _frame(_storage_cells()))
     known = [other for other in recipe.names() if other.startswith(f"{plain}/")]
     # A variant's table has the rows of the recipes that have it. If none does, the first one says which ones there are.
     chosen = [other for other in known if variant in recipe.load(other).variants] or known[:1] if at else known
@@ -163,17 +160,6 @@ def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord],
         yield f"{label}: {'; '.join(differing) if differing else otherwise}"
 
 
-def _storage_cells() -> Iterator[dict[str, Any]]:
-    """Counted, not measured."""
-    keys = ("model", "structure", "shards")
-    printed = {tuple(row[key] for key in keys): row for row in paper()["storage"]["rows"]}
-    for counted in storage.rows():
-        theirs = printed.get(tuple(counted[key] for key in keys), {})
-        label = f"{counted['model']} {counted['structure']}, {counted['shards']} device(s)"
-        for column in (key for key in counted if key not in keys):
-            yield {"row": label, "method": column, "mean": counted[column], "paper": theirs.get(column)}
-
-
 COLUMNS = ("row", "method", "values", "mean", "std", "n", "last", "last_std", "loss", "loss_std", "test", "test_std")
 TIMES = {"time": "step_seconds", "probing_time": "probing_step_seconds"}
 SHOWN = {"last": "last_std", "mean": "std", "loss": "loss_std"}
@@ -181,7 +167,7 @@ PRINTED = ("paper", "paper_std", "paper_n", "origins")
 
 
 def _frame(cells: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(list(cells), columns=[*COLUMNS, *TIMES, *PRINTED], dtype=object)  # counts stay whole numbers
+    return pd.DataFrame(list(cells), columns=[*COLUMNS, *TIMES, *PRINTED], dtype=object)
 
 
 def _cell(row: str, method: str, found: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dict[str, Any]:
@@ -227,14 +213,11 @@ def _own_table(name: str, runs: Sequence[RunRecord]) -> PaperTable:
 # -- reading a table ---------------------------------------------------------------------------------------------------
 
 
-def text(mean: Any, std: Any = None, n: Any = None) -> str:
-    """A mean over ``n`` seeds with its standard deviation, an exact count, which has no n, or nothing."""
+def text(mean: Any, std: Any = None) -> str:
+    """A mean with its standard deviation, or nothing."""
     if pd.isna(mean):
         return ""
-    if isinstance(mean, int):
-        return f"{mean:,}"
-    places = 2 if pd.isna(n) else decimals(mean)
-    return f"{mean:,.{places}f}" + ("" if pd.isna(std) else f" ± {std:.{places}f}")
+    return spread(mean, None if pd.isna(std) else std)
 
 
 def difference(table: PaperTable, cell: Any) -> Any:
@@ -246,30 +229,29 @@ def difference(table: PaperTable, cell: Any) -> Any:
 def texts(table: PaperTable) -> tuple[list[str], list[list[str]]]:
     """The headings and rows of the table as it is shown; test, times and the paper's numbers where it has them."""
     tested, printed = (bool(table.cells[column].notna().any()) for column in ("test", "paper"))
-    counted = table.name == "storage"
-    headings = ["row", "method", *(["counted"] if counted else ["last", "best", "n", "loss"])]
+    headings = ["row", "method", "last", "best", "n", "loss"]
     headings += ["test", "time / step", "while probing"] if tested else []
     rows = []
     for cell in table.cells.itertuples():
-        shown = [cell.row, cell.method, *([text(cell.mean)] if counted else _numbers(cell))]
+        shown = [cell.row, cell.method, *_numbers(cell)]
         if tested:
             times = ["" if pd.isna(time) else f"{time:.2f}x" for time in (cell.time, cell.probing_time)]
-            shown += [text(cell.test, cell.test_std, cell.n), *times]
+            shown += [text(cell.test, cell.test_std), *times]
         if printed:
             by = difference(table, cell)
             mark = MARK if cell.row in table.caveats and not pd.isna(cell.paper) else ""
-            shown += [text(cell.paper, cell.paper_std, cell.paper_n) + mark]
+            shown += [text(cell.paper, cell.paper_std) + mark]
             shown += ["" if pd.isna(cell.paper_n) else str(cell.paper_n)]
-            shown += ["" if by is None else format(by, "+," if isinstance(by, int) else "+.2f")]
+            shown += ["" if by is None else f"{by:+.2f}"]
         rows.append(shown)
-    return [*headings, *(("paper", "n", "best - paper" if not counted else "difference") if printed else ())], rows
+    return [*headings, *(("paper", "n", "best - paper") if printed else ())], rows
 
 
 def _numbers(cell: Any) -> list[str]:
     """The last and the best evaluation, how many seeds, and the loss of the last one."""
     n = "" if pd.isna(cell.n) else str(cell.n)
     last, best, loss = ((getattr(cell, key), getattr(cell, std)) for key, std in SHOWN.items())
-    return [text(*last, cell.n), text(*best, cell.n), n, text(*loss, cell.n)]
+    return [text(*last), text(*best), n, text(*loss)]
 
 
 def explanation(table: PaperTable) -> str:
