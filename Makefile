@@ -1,13 +1,13 @@
-# Every target sets up the virtual environment it needs: .venv, or .venv-torch-VERSION for another torch.
+# Every target sets up the virtual environment it needs: .venv, or .venv-PYTHON-torch-VERSION for another torch.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Of test-torch: the oldest that pyproject.toml allows.
-TORCH  ?= 2.11.0
-OTHER  := .venv-torch-$(TORCH)
+# Of test-torch: the oldest that pyproject.toml allows, that of constraints.txt, and the newest that installs.
+TORCH  ?= 2.11.0 2.13.0 newest
+OTHER  := .venv-$(notdir $(PYTHON))-torch-
 
-.PHONY: demo test lint types unit test-slow test-torch bench tables figures screenshots docs clean
+.PHONY: demo test lint types unit test-slow test-torch bench tables figures screenshots docs release-check clean
 
 # Four methods on embedded data, with half of the training labels wrong and with all of them right: two tables, and
 # runs/demo/report.html. One thread: the network is small.
@@ -31,9 +31,12 @@ unit: $(STAMP)
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2
 
-# The unit tests on another torch: make test-torch TORCH=2.15.0. Installs five gigabytes: its CUDA libraries come with it.
-test-torch: $(OTHER)/.installed
-	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -q -n 2 --dist worksteal
+# The unit tests on other versions of torch, and of Python: make test-torch TORCH=2.15.0 PYTHON=python3.13. Each takes
+# five gigabytes: CUDA libraries come with it.
+test-torch: $(TORCH:%=$(OTHER)%/.installed)
+	for version in $(TORCH); do \
+		OMP_NUM_THREADS=1 $(OTHER)$$version/bin/python -m pytest -q -n 2 --dist worksteal || exit 1; \
+	done
 
 # Our steps compared with pytorch_optimizer's, as ratios from one run.
 bench: $(STAMP)
@@ -66,6 +69,15 @@ screenshots: demo
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The checklist of CONTRIBUTING in one command, in a clean checkout. Tests compare the versions; those of the slow lane
+# build wheel and sdist and install them in fresh environments.
+release-check: test docs
+	grep -q "^## $$($(BIN)/python -c 'import llqr; print(llqr.__version__)') (20" CHANGELOG.md || \
+		{ echo "CHANGELOG.md: this version has no section with a date"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/test_packaging.py tests/test_optim_db.py
+	$(MAKE) tables figures
+	git diff --exit-code --stat || { echo "tables or figures are not those of results/, or the tree has changes"; exit 1; }
+
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
@@ -75,10 +87,10 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	touch $@
 
-$(OTHER)/.installed: pyproject.toml
-	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install -q torch==$(TORCH) -e ".[dev]"
+$(OTHER)%/.installed: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --upgrade torch$(if $(filter newest,$*),,==$*) -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis runs site
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis runs site

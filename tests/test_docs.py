@@ -67,14 +67,26 @@ def test_what_is_public_has_an_example():
     assert not bare
 
 
-@pytest.mark.parametrize("package", ["llqr", "llqr.lqr", "llqr.theory"])
+def shown_by_the_api_pages() -> list:
+    pages = [page.read_text() for page in (ROOT / "docs/api").glob("*.md")]
+    return [pkgutil.resolve_name(name) for page in pages for name in re.findall(r"^::: (\S+)$", page, flags=re.M)]
+
+
+@pytest.mark.parametrize("package", ["llqr", "llqr.lab", "llqr.lqr", "llqr.theory"])
 def test_the_api_pages_show_everything_public(package):
-    shown = set()
-    for page in (ROOT / "docs/api").glob("*.md"):
-        shown |= set(re.findall(r"^::: (\S+)$", page.read_text(), flags=re.M))
-    public = importlib.import_module(package).__all__
-    # A function of the same name as its module is shown by its full path.
-    assert not [name for name in public if shown.isdisjoint({f"{package}.{name}", f"{package}.{name}.{name}"})]
+    module, shown = importlib.import_module(package), shown_by_the_api_pages()
+    assert not [name for name in module.__all__ if not any(getattr(module, name) is one for one in shown)]
+
+
+def test_the_api_pages_show_what_the_other_pages_import():
+    """What an extension or a framework needs of the library's parts; the laboratory's toys have pages of their own."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES if not page.startswith("docs/api/"))
+    named = set(re.findall(r"\bllqr\.(?:inner|curvature|probes|metric|integrations)\.[\w.]*[A-Z]\w+", text))
+    for package, names in re.findall(r"^from (llqr\.(?!lab\.)[\w.]+) import ([\w, ]+)$", text, flags=re.M):
+        named |= {f"{package}.{name.strip()}" for name in names.split(",")}
+    shown = shown_by_the_api_pages()
+    assert len(named) > 10
+    assert not [name for name in named if not any(pkgutil.resolve_name(name) is one for one in shown)]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])

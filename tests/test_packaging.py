@@ -126,7 +126,7 @@ def test_without_extras_it_is_the_optimizer_and_the_command_says_what_to_install
     assert Path(place).is_relative_to(tmp_path / "bare")
     done = bare.run("llqr", "recipes", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r'llqr: the command line needs \w+: pip install "llqr\[lab\]"\n', done.stderr)
+    assert re.fullmatch(r'llqr: the command line needs \w+: pip install "\.\[lab\]" in a clone\n', done.stderr)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llqr.runtime import Runtime
     from llqr.sam import ASAM, LLQR, LLQRSAM, SAM, FisherSAM, FriendlySAM, Optimizer, build, method_names
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "ASAM",

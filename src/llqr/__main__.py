@@ -16,7 +16,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "llqr":
             raise
-        print(f'llqr: the command line needs {error.name}: pip install "llqr[lab]"', file=sys.stderr)
+        print(f'llqr: the command line needs {error.name}: pip install ".[lab]" in a clone', file=sys.stderr)
         sys.exit(2)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is decided: Ctrl-C changes nothing any more

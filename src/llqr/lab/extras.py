@@ -10,5 +10,5 @@ def extra(module: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"{purpose}, which is not installed; install it with: pip install 'llqr[lab]'."
+            f"{purpose}, which is not installed; install it with: pip install '.[lab]' in a clone."
         ) from error

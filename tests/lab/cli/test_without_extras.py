@@ -1,4 +1,4 @@
-"""`pip install llqr` without extras installs the command too: it must say what is missing instead of dying."""
+"""Installed without extras there is the command too: it must say what is missing instead of dying."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def run_without(package, folder, program=MAIN, command="recipes"):
 def test_a_missing_package_is_one_sentence_and_exit_code_2(package, command, tmp_path):
     done = run_without(package, tmp_path, command=command)
     assert done.returncode == 2
-    assert done.stderr == f'llqr: the command line needs {package}: pip install "llqr[lab]"\n'
+    assert done.stderr == f'llqr: the command line needs {package}: pip install ".[lab]" in a clone\n'
     assert not done.stdout
 
 

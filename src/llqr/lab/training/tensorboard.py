@@ -19,7 +19,7 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigurationError(
-                "--tensorboard needs TensorBoard, which is not installed: pip install 'llqr[lab]'."
+                "--tensorboard needs TensorBoard, which is not installed: pip install '.[lab]' in a clone."
             ) from error
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
