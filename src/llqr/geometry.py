@@ -72,7 +72,8 @@ class Geometry:
 
     Attributes:
         metric: `U`.
-        refreshes, failures: how many refreshes there were, and how many of them kept the old metric.
+        refreshes: how many there were.
+        failures: how many of them kept the old metric.
 
     Example:
         >>> model = nn.Linear(4, 3)

@@ -76,6 +76,14 @@ def test_tables_that_are_nested_too_deeply(tmp_path, text):
         recipe.load("digits/mlp", [text.replace(" ", "")])
 
 
+def test_numbers_without_end(capsys):
+    nines = "9" * 400
+    with pytest.raises(ConfigurationError, match=r"bases.sgdm.lr must be a number"):
+        recipe.load("digits/mlp", [f"bases.sgdm.lr={nines}"])
+    code, err = command(capsys, "compare", "digits/mlp", "--seeds", nines)
+    assert (code, "'--seeds'" in err) == (2, True)
+
+
 def test_escape_codes_in_a_title(tmp_path):
     (tmp_path / "red.toml").write_text('extends = "digits/mlp"\ntitle = "\\u001b[31mred"\n')
     with pytest.raises(ConfigurationError, match="title and caveat may not have control characters"):

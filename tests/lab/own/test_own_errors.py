@@ -134,3 +134,14 @@ def test_two_files_of_one_name_are_refused(llqr, tmp_path):
         (tmp_path / folder / "mine.toml").write_text('extends = "digits/mlp"\n')
     code, _, err = llqr("compare", "a/mine.toml", "b/mine.toml", "--dry-run")
     assert (code, err) == (2, "llqr: RECIPE: two recipes are filed under mine; rename one.\n")
+
+
+def test_a_file_that_was_mended_is_read_again(tmp_path, monkeypatch):
+    """In a notebook, whose process has imported the wrong one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mended.py").write_text(HEAD + "def experiment():\n    return 3\n")
+    with pytest.raises(ConfigurationError, match=r"must return an llqr.lab.Experiment, got int"):
+        compare("mended.py")
+    (tmp_path / "mended.py").write_text(HEAD + "def experiment():\n" + BODY)
+    with pytest.raises(ConfigurationError, match=r"methods must be one of .* got 'none'"):  # the experiment is fine
+        compare("mended.py", methods=["none"])

@@ -183,7 +183,7 @@ def compare(
         typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=complete_recipes),
     ],
     methods: Methods = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, counted from 0.")] = 3,
     jobs: Jobs = None,
     sweep: Annotated[
         str | None,
@@ -237,7 +237,7 @@ def reproduce(
     row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
     variant: Annotated[str | None, typer.Option(help="A variant of the recipes, such as short.")] = None,
     methods: Methods = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: as many as the paper).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=10_000, help="How many seeds (default: the paper's).")] = None,
     jobs: Jobs = None,
     how: RunOptions = DEFAULTS,
 ) -> None:

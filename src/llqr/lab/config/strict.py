@@ -69,7 +69,7 @@ def convert(hint: Any, value: Any, key: str, where: str, siblings: Iterable[str]
         of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(of_each) == len(value):
             return tuple(convert(one, entry, key, where) for one, entry in zip(of_each, value, strict=True))
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    elif hint is float and (type(value) is float or (type(value) is int and abs(value) < 2**1000)):
         return float(value)
     elif hint is torch.dtype and isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype):
         return getattr(torch, value)

@@ -155,7 +155,8 @@ def _recipe(
         name = str(experiment)
         if given or not is_file(name):
             raise ConfigurationError(f"experiment must be a Python file by itself, got {name!r}.")
-        return recipes.label(name), recipes.load(name, settings=settings)
+        loaded = recipes.load(name, settings=settings)  # first, because the file may have changed since it was imported
+        return recipes.label(name), loaded
     if experiment is not None and given:
         raise ConfigurationError("experiment must be given by itself, without arguments of Experiment.")
     made = experiment or Experiment(**given)

@@ -43,7 +43,7 @@ def _git(checkout: Path, *arguments: str) -> str:
 
 def command() -> str:
     """Return the command line that is running: that of llqr, or of the program that called `llqr.lab.compare`."""
-    program, *arguments = sys.argv
+    program, *arguments = sys.argv or [""]
     name = "llqr" if Path(program).name in ("llqr", "__main__.py") else Path(program).name
     return shlex.join([name, *arguments])
 
