@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from pytorch_optimizer import Lookahead
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import llqr
 from llqr.integrations.passes import Passes
 from reference_loops import seed_micro_batch, train_by_hand, train_in_two_calls
 from small_trainings import assert_same, llqr_sam, network, sam, samples, sgd
@@ -76,6 +78,13 @@ def test_timms_loop(accumulate):
     model, other = network(), network()
     timms_loop(model, sam(model), accumulate)
     train_by_hand(other, sgd(other), samples(), rho=0.1, accumulate=accumulate)
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_base_that_wraps_an_optimizer_of_its_own():
+    model, other = network(), network()
+    timms_loop(model, llqr.SAM(Lookahead(sgd(model), k=1), rho=0.1, model=model), 4)
+    train_by_hand(other, Lookahead(sgd(other), k=1), samples(), rho=0.1, accumulate=4)
     assert_same(model, other, rtol=1e-6, atol=1e-6)
 
 

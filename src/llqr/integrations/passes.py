@@ -164,7 +164,9 @@ def learn_together(optimizer: Optimizer | None, ranks: int) -> None:
 
 def inner_optimizer(optimizer: Any) -> Optimizer | None:
     """The `llqr.Optimizer` inside a framework's wrapper; None if there is none."""
-    # The wrappers may inherit from the class of what they wrap, so that `isinstance` alone would stop too early.
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
-    return optimizer if isinstance(optimizer, Optimizer) else None
+    # Fabric's wrapper inherits from the class of what it wraps, so that `isinstance` alone would stop too early. What
+    # the base wraps in its turn (Lookahead) is found through llqr's own `__getattr__`, and not to be followed.
+    while not isinstance(optimizer, Optimizer) or hasattr(type(optimizer), "optimizer"):
+        if (optimizer := getattr(optimizer, "optimizer", None)) is None:
+            return None
+    return optimizer
