@@ -25,8 +25,8 @@ def drawn(name):
     return plots.BENCHES[record["bench"]][0](record["rows"])
 
 
-def test_every_bench_but_memory_has_a_picture(tmp_path):
-    assert plots.BENCHES.keys() == BENCHES.keys() - {"memory"}
+def test_every_bench_but_memory_and_host_has_a_picture(tmp_path):
+    assert plots.BENCHES.keys() == BENCHES.keys() - {"host", "memory"}
     with pytest.raises(ConfigurationError, match=r"must be one of cadence, .*, got 'memory'"):
         plots.save_bench(recorded("memory-vit-b"), tmp_path / "x.svg", "a machine")
 
