@@ -3,15 +3,19 @@
 import copy
 import io
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.testing._internal.common_optimizers import OptimizerInput, optim_db
 
 import llqr
 from traps.training import assert_same_bits, assert_same_state, weights
+
+# Otherwise the import forbids other tests in this process to set flags such as `cudnn.benchmark`.
+with mock.patch("torch.backends.disable_global_flags"):
+    from torch.testing._internal.common_optimizers import OptimizerInput, optim_db
 
 METHODS = ("sam", "asam", "fishersam", "fsam", "llqr", "llqr+sam")
 REFUSED = {"LBFGS": r"^base: LBFGS calls the closure by itself", "SparseAdam": r"has a sparse gradient|is sparse, "}
