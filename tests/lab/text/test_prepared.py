@@ -181,5 +181,5 @@ def test_without_sacremoses_prepared_text_still_loads(source, tmp_path, monkeypa
     prepared.moses.cache_clear()
     text = ParallelText.load(tmp_path / "out")
     assert text.subwords.decode(text.valid.target[0].tolist())
-    with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*llqr\[lab\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*\.\[lab\]"):
         text.detokenise(text.valid.target[0])
