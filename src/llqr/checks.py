@@ -29,6 +29,10 @@ NO_GRADIENTS = (
     "step: no parameter of the optimizer got a gradient, so that nothing moved; does the closure call backward()? "
     "(said once)"
 )
+LIGHTNING = (
+    "step: the loss and metrics that Lightning logs are those at the probe, counted twice; add the callback "
+    "llqr.integrations.lightning.TwoPasses() (said once)"
+)
 CLOSURE = (
     "closure: a probe needs the loss twice; pass a closure, or use llqr.integrations.passes.Passes, or first_step() "
     "and second_step(); Lightning, Hugging Face and Accelerate have classes of their own in llqr.integrations"
@@ -108,6 +112,12 @@ def check_closure(closure: Any) -> None:
             f"closure: expected a function that computes the loss, got {type(closure).__name__}; a batch to learn from "
             "is step(closure, batch=...)"
         )
+
+
+def is_lightnings(closure: Any) -> bool:
+    """Whether this is the closure of Lightning's automatic optimization, which logs whatever pass ran last."""
+    wrapped = getattr(closure, "args", None) or (closure,)
+    return type(wrapped[-1]).__module__.endswith("loops.optimization.automatic")
 
 
 def check_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import OptState
 from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
-from llqr.checks import NO_GRADIENTS, OUTSIDE, check_gradients
+from llqr.checks import LIGHTNING, NO_GRADIENTS, OUTSIDE, check_gradients, is_lightnings
 from llqr.distributed.dtensors import Sharding, any_sharded, drop_gathered, is_sharded, local, sharded_like, whole
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
@@ -61,6 +61,9 @@ class TwoPasses:
         if self._closure is None:
             return None, self.point()
         optimizer, probing = self._optimizer, self._optimizer.probing
+        if probing and not optimizer._run.warned and is_lightnings(self._closure):
+            warn(LIGHTNING)
+            optimizer._run.warned = True
         self._forget_unscaled()
         outside = take_over(self.parameters) if probing else None
         if probing and optimizer._same_dropout:

@@ -30,7 +30,7 @@ class Run:
     Attributes:
         passes: those of a step that has begun, while weights may be at the probe.
         called: whether there has been a step, in whichever form; schedulers ask for it.
-        warned: whether the warning about a step without gradients was shown.
+        warned: whether a warning that is said once was shown.
         last: what the last step has measured, see `Optimizer`.
     """
 

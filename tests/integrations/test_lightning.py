@@ -1,6 +1,7 @@
 """Lightning's Trainer and Fabric, each beside a loop written by hand."""
 
 import logging
+import warnings
 
 import lightning
 import pytest
@@ -67,8 +68,12 @@ def test_sam_is_the_loop_written_by_hand(accumulate, clip):
 
 
 def test_sam_without_the_callback():
+    """It trains alike, but Lightning logs the loss of the second pass."""
     module, other = Net(), network()
-    trainer().fit(module, loader())
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        trainer().fit(module, loader())
+    assert sum("those at the probe, counted twice; add the callback" in str(one.message) for one in shown) == 1
     train_by_hand(other, sgd(other), samples(), rho=0.1, epochs=2)
     assert_same(module.net, other, rtol=1e-6, atol=1e-6)
 
