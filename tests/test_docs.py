@@ -136,6 +136,16 @@ def test_costs_are_those_measured(label, file, model):
         assert f"{over_sam:.2f}x" in (ROOT / "README.md").read_text()
 
 
+def test_sparse_probes_cost_what_the_steps_cost_that_were_measured():
+    """A quarter of the steps of LLQR+SAM, and three of LLQR."""
+    dense, between = (
+        _bench("cadence-resnet18-side-2304", method=method, interval=500)["lasting_vs_sam"]["median"]
+        for method in ("LLQR+SAM", "LLQR")
+    )
+    for page in ("docs/costs.md", "docs/gain.md"):
+        assert f"{0.25 * dense + 0.75 * between:.2f} of SAM's time" in _plain_text(page)
+
+
 def test_a_basis_on_every_side_costs_what_was_measured():
     over_sam = _bench("cadence-resnet18-e-kfac", model="resnet18", method="LLQR+SAM", interval=500)["vs_sam"]["median"]
     assert f"costs {over_sam:.2f} times SAM (not compiled)" in _plain_text("docs/costs.md")

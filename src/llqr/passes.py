@@ -84,6 +84,7 @@ class TwoPasses:
         """The second pass: the gradients at `theta + eps`, with the random numbers of the first; back to `theta`."""
         assert self._closure is not None
         self.move(eps, centre)
+        eps.clear()  # the second pass, in which most memory is held, does not need it
         buffers = self._optimizer._buffers
         buffers.restore() if self._optimizer._buffers_of_probe else buffers.hold()
         clear(self.parameters)

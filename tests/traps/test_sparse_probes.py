@@ -1,6 +1,7 @@
 """`every=k`: a probe in one step of k, one pass in the others; the trajectory is that of a loop written by hand."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -145,3 +146,26 @@ def test_the_metric_descends_in_every_step(every):
     train(opt, ours, data)
     train(llqr.LLQR(sgd(plain), quick_geometry(plain)), plain, data)
     assert_same_bits(weights(ours), weights(plain))
+
+
+def test_the_displacement_is_freed_before_the_second_pass():
+    model = mlp()
+    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=RHO)
+    displacement, made, alive = opt.probe.displacement, [], []
+
+    def watched(*args):
+        eps = displacement(*args)
+        made.extend(weakref.ref(part) for part in eps)
+        return eps
+
+    opt.probe.displacement = watched
+    (batch,) = batches(1)
+    closure = closure_of(opt, model, batch)
+
+    def counting():
+        alive.append(sum(ref() is not None for ref in made))
+        return closure()
+
+    opt.step(counting, batch=batch)
+    assert made
+    assert alive == [0, 0]

@@ -49,6 +49,17 @@ def test_an_epoch_is_its_steps_and_its_refreshes():
     assert rows["SAM", None]["vs_sam"]["median"] == rows["SAM", None]["lasting_vs_sam"]["median"] == 1
 
 
+def test_between_sparse_probes_steps_are_those_without_a_probe():
+    found = list(cadence.rows(Network("vit-b"), TIMES, 1000.0, 1200, probe_every=4))
+    assert {row["method"] for row in found} - set(cadence.METHODS) == {"SAM, every 4", "LLQR+SAM, every 4"}
+    rows = {(row["method"], row["interval"]): row for row in found}
+    assert rows["SAM, every 4", None]["step_seconds"]["median"] == (3 * 1 + 2) / 4
+    assert rows["LLQR+SAM, every 4", 500]["lasting_vs_sam"]["median"] == ((3 * 1.25 + 2.5) / 4 + 100 / 500) / 2
+    assert [rows[key]["passes"] for key in (("SGD", None), ("LLQR+SAM", 50), ("LLQR+SAM, every 4", 50))] == [1, 2, 1.25]
+    assert rows["SAM, every 4", None]["paper"] is None
+    assert cadence.as_table(found).row_count == 22
+
+
 @pytest.mark.parametrize(("network", "vs_sam", "refresh"), [("ViT-B/16", 1.66, 40.58), ("vit-l", 3.21, 96.57)])
 def test_the_papers_ratios_are_given_too(network, vs_sam, refresh):
     found = cadence.printed(Network.parse(network), "LLQR+SAM", 500)

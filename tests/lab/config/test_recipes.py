@@ -579,3 +579,9 @@ def test_a_control_has_the_lengths_or_the_directions_of_the_metric(part):
         direction, length = (g, Ug.norm()) if part == "lengths" else (Ug, g.norm())
         torch.testing.assert_close(own, length * torch.nn.functional.normalize(direction, dim=None))
     assert run.build_optimizer(model, run.load_task(torch.device("cpu"))).geometry.part == part
+
+
+def test_passes_per_step_are_those_of_the_probe():
+    loaded = recipe.load("price/resnet18")
+    runs = {method: loaded.run(method) for method in ("sgdm", "sam", "sam-5-rho-0.4", "late-2")}
+    assert [run.passes_per_step(78200) for run in runs.values()] == [1, 2, 1.2, 1.25]

@@ -27,7 +27,13 @@ ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
 
 
 def measure(
-    setup: Setup, settings: RefreshSettings, passes: Passes, repeats: int, refresh_repeats: int, epoch_steps: int
+    setup: Setup,
+    settings: RefreshSettings,
+    passes: Passes,
+    repeats: int,
+    refresh_repeats: int,
+    epoch_steps: int,
+    probe_every: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     for network in setup.networks:
         workload = setup.workload(network, passes)
@@ -35,24 +41,41 @@ def measure(
         first = workload.clock.seconds(partial(learn, geometry, workload))
         actions = {method: Action(step_of(method, workload, geometry), repeats, BURST) for method in METHODS}
         actions["refresh"] = Action(partial(geometry.refresh, workload.batch), refresh_repeats, warm_up=1)
-        yield from rows(workload.network, interleaved(actions, workload.clock), first, epoch_steps)
+        yield from rows(workload.network, interleaved(actions, workload.clock), first, epoch_steps, probe_every)
 
 
 def rows(
-    network: Network, measured: Mapping[str, Sequence[float]], first: float, epoch_steps: int
+    network: Network,
+    measured: Mapping[str, Sequence[float]],
+    first: float,
+    epoch_steps: int,
+    probe_every: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The table of one network, from seconds of the methods' steps and of the "refresh", round by round.
+
+    With ``probe_every`` also for a probe in one step of this many: the others are those of SGD or LLQR.
 
     Ratios are taken round by round, with the median time of a refresh; the ``first`` one also captures and compiles.
     """
     refresh = quartiles(measured["refresh"])
     steps = {method: np.array(measured[method]) for method in METHODS}
-    for method in METHODS:
+    passes = dict.fromkeys(METHODS, 1.0) | {"SAM": 2.0, "LLQR+SAM": 2.0}
+    for dense, between in (("SAM", "SGD"), ("LLQR+SAM", "LLQR")) if probe_every else ():
+        assert probe_every is not None
+        sparse = f"{dense}, every {probe_every}"
+        steps[sparse] = steps[between] + (steps[dense] - steps[between]) / probe_every
+        passes[sparse] = 1 + 1 / probe_every
+    for method in steps:
         for interval in intervals() if learns_metric(method) else (None,):
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)
             epoch = epoch_steps * steps[method] + updates * refresh["median"]
             long_run = steps[method] + (0 if interval is None else refresh["median"] / interval)
-            row: dict[str, Any] = {"model": network.label, "method": method, "interval": interval}
+            row: dict[str, Any] = {
+                "model": network.label,
+                "method": method,
+                "passes": passes[method],
+                "interval": interval,
+            }
             row |= {
                 "updates": None if interval is None else updates,
                 "step_seconds": quartiles(steps[method]),
@@ -78,7 +101,9 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
     if architecture is None or network.options.get("patch", 16) != 16:
         return None
     own = {(row["method"], row["interval"]): row for row in paper()["cadence"]["rows"] if row["arch"] == architecture}
-    row = own[method, interval]
+    row = own.get((method, interval))
+    if row is None:
+        return None
     return {
         "epoch_seconds": row["epoch_s"],
         "vs_sgd": row["epoch_s"] / own["SGD", None]["epoch_s"],
@@ -90,6 +115,7 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
 
 def as_table(found: Sequence[dict[str, Any]]) -> Table:
     numbers = [
+        Column("passes", "passes", "{:.2f}"),  # older files lack it
         Column("interval", "interval", "{:d}"),
         Column("updates", "updates", "{:d}"),
         Column("epoch s", "epoch_seconds.median", "{:.2f}"),

@@ -168,6 +168,9 @@ def cadence_command(
     capture_passes: Annotated[bool, typer.Option(help="On a CUDA device: capture passes as CUDA graphs.")] = True,
     compile_passes: Annotated[bool, typer.Option(help="Compile the passes of a step.")] = False,
     epoch_steps: Annotated[int, typer.Option(min=1, help="Steps per epoch.")] = cadence.EPOCH_STEPS,
+    probe_every: Annotated[
+        int | None, typer.Option(min=2, help="Also a probe in one step of this many, from the same times.")
+    ] = None,
     repeats: Repeats = 10,
     refresh_repeats: Annotated[int, typer.Option(min=1, help="Timed refreshes.")] = 3,
     output: Output = OUTPUT,
@@ -177,6 +180,7 @@ def cadence_command(
     geometry = capturing(learned.settings(), setup, capture)
     passes = Passes(capture_passes and setup.on_cuda, compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
+    numbers |= {} if probe_every is None else {"probe_every": probe_every}
     rows = cadence.measure(setup, geometry, passes, **numbers)
     described = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": BURST}
     output.write("cadence", setup, rows, **described, **numbers)

@@ -139,6 +139,11 @@ class Run:
             buffers=self.optimizer.buffers,
         )
 
+    def passes_per_step(self, steps: int) -> float:
+        """The mean over a run of so many steps: 1 without a probe, 2 with one in every step."""
+        probe = None if self.probe is None else self.probe.build()
+        return 1.0 if probe is None else 1 + sum(map(probe.active, range(steps))) / steps
+
     def _runtime(self, own: llqr.Runtime, model: nn.Module, capture: bool, compile: bool) -> llqr.Runtime:
         engine, whole = own.engine, own.micro_batch is None
         if engine == "auto" and compile and whole:

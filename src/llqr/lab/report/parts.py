@@ -76,6 +76,7 @@ def results(runs: Sequence[StoredRun]) -> Part | None:
         row[f"best {metric}"] = spread(one.best_mean, one.best_std)
         for name in (name for name in result[split] if name != metric):
             row[f"last {split} {name.replace('_', ' ')}"] = mean(r[split][name] for r in own)
+        row["passes / step"] = _number(own[0].get("passes_per_step"), "{:.2f}")
         p = None if one.method == first.method else summary.welch(one.last, first.last)
         row |= {"n": one.n, f"p against {first.method}": _number(p, "{:.2g}")}
         row[f"s / {one.counted_in}"] = summary.TIMES[one.counted_in][1].format(one.seconds)

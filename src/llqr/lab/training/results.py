@@ -53,6 +53,7 @@ def result_of(training: Training) -> dict[str, Any]:
         "counted_in": run.training.counted_in,
         "epochs": training.epochs,
         "steps": training.optimizer.steps,
+        "passes_per_step": run.passes_per_step(training.total_steps),
         "unit": task.unit,
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "metric_bytes": 0,
