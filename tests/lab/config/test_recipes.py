@@ -432,7 +432,7 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("beside=resnet18", r"caveat must say how the row differs"),
         ("task.options.smoothing=0.1", r"unknown key task.options.smoothing; known here: label_smoothing"),
         ("task.options.label_smoothing=1", r"task.options: label_smoothing must lie in"),
-        ("data.name=mnist", r"^cifar100/resnet18: data must be one of digits, .*got 'mnist'"),
+        ("data.name=mnist", r"^cifar100/resnet18: data.name: data must be one of digits, .*got 'mnist'"),
         ("data.options.crop=4", r"^cifar100/resnet18: unknown key data.options.crop; known here: crop_padding"),
         ("data.options.cutout=-1", r"data.options: cutout must not be negative"),
         ("model.name=resnet19", r"model must be one of mlp, .*got 'resnet19'"),

@@ -69,12 +69,13 @@ class Run:
         try:
             data_options = self.task_type.data_options(self.data.name)
         except ValueError as error:
-            raise ConfigurationError(f"{where}: {error}") from error
+            raise ConfigurationError(f"{where}: data.name: {error}") from error
         make(data_options, self.data.options, "data.options", where)
         try:
             self.build_without_memory()
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{where}: {error}") from error
+            given = f"model.name = {self.model.name!r}, model.options = {self.model.options}"
+            raise ConfigurationError(f"{where}: {given}: {error}") from error
 
     @property
     def task_type(self) -> type[Task]:
