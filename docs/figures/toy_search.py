@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from llqr.lab.toy.ring import NOISE_VARIANCE, ToyConstants, off_bottom_starts, run, shared_noise
+from llqr.lab.toy.ring import ToyConstants, off_bottom_starts, run, shared_noise
 
 LEARNING_RATE = 0.02
 VARIED = ("lambda_bar", "sharpness", "well_radius", "hardening", "edge", "rho")
@@ -88,7 +88,7 @@ def _judge(constants: ToyConstants, seeds: int, steps: int) -> tuple[Tensor, Ten
     rows = _count(constants)
     repeated = _take(constants, torch.arange(rows).repeat_interleave(seeds))
     bottom = repeated.landscape.bottom(torch.full((rows * seeds,), 0.8, dtype=torch.float64))
-    ejected = run(repeated, bottom, steps, shared_noise(seeds, steps, NOISE_VARIANCE).repeat(1, rows, 1))
+    ejected = run(repeated, bottom, steps, shared_noise(seeds, steps).repeat(1, rows, 1))
     escaped = run(repeated, off_bottom_starts(repeated, seeds, repeats=rows), steps)
     claims = torch.stack([*ejected.ejection_claims().values(), *escaped.escape_claims().values()])
     ratio = ejected.path_to_flat("sam") / ejected.path_to_flat("llqr+sam")

@@ -61,10 +61,10 @@ def test_noise_figure_starts_at_the_bottom_under_tiny_noise(ejected):
     start = ejected.trajectories["sam"].positions[0].requires_grad_()
     (gradient,) = torch.autograd.grad(ejected.landscape.loss(start).sum(), start)
     assert float(gradient.abs().max()) < 1e-10
-    noise = shared_noise(32, 1200, 1e-9)
+    noise = shared_noise(32, 1200)
     assert float(noise.var()) == pytest.approx(1e-9, rel=0.02)
     # The schedule of a seed does not depend on the number of seeds.
-    torch.testing.assert_close(shared_noise(3, 1200, 1e-9), noise[:, :3], rtol=0, atol=0)
+    torch.testing.assert_close(shared_noise(3, 1200), noise[:, :3], rtol=0, atol=0)
 
 
 def test_noise_figure_total_path_is_shorter_too(ejected):
@@ -88,8 +88,3 @@ def test_repeated_starts_are_the_same_starts():
         **{name: torch.full((8,), getattr(FIGURE_CONSTANTS, name), dtype=torch.float64) for name in ("rho",)},
     )
     torch.testing.assert_close(off_bottom_starts(rows, 4, repeats=2)[:4], off_bottom_starts(FIGURE_CONSTANTS, 4))
-
-
-def test_bad_variance_is_named():
-    with pytest.raises(ValueError, match="variance must be positive"):
-        ejection(seeds=1, steps=10, variance=0.0)

@@ -1,53 +1,58 @@
-"""`llqr toy`: every command writes figures and numbers, and prints what it found."""
+"""`llqr toy`: every experiment gives figures and numbers, which the command writes and prints."""
 
 import json
+from pkgutil import resolve_name
 
 import pytest
-from typer.testing import CliRunner
 
-from llqr.lab.cli.toy import app
-
-pytestmark = pytest.mark.slow
+from llqr.lab.cli.toy import EXPERIMENTS
+from llqr.lab.toy.experiment import save, single_numbers
 
 SMALL = {
-    "escape": (["--starts", "4", "--steps", "150"], ["escape"]),
-    "noise": (["--seeds", "3", "--steps", "150"], ["noise", "damping"]),
-    "hover": ([], ["hover"]),
-    "selection": (["--cycles", "300", "--seeds", "2", "--steps", "150"], ["selection"]),
-    "transfer": (["--steps", "200"], ["transfer"]),
+    "escape": ({"starts": 4, "steps": 150}, ["escape"]),
+    "noise": ({"seeds": 3, "steps": 150}, ["noise", "damping"]),
+    "hover": ({}, ["hover"]),
+    "phase": ({"rows": 3, "columns": 10, "steps": 1500}, ["phase", "rate"]),
+    "selection": ({"cycles": 300, "seeds": 2, "steps": 150}, ["selection"]),
+    "transfer": ({"steps": 200}, ["transfer"]),
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("toy")
-    for command, (options, _) in SMALL.items():
-        done = CliRunner().invoke(app, ["toy", command, "--out", str(out), *options])
-        assert done.exit_code == 0, done.output
-        assert str(out) in done.stdout.replace("\n", "")
-    return out
-
-
-@pytest.mark.parametrize("command", SMALL)
-def test_a_command_writes_figures_and_numbers(folder, command):
-    for figure in SMALL[command][1]:
-        assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (folder / f"{figure}.svg").read_text()
-    record = json.loads((folder / f"{command}.json").read_text())
-    assert record["command"].startswith(f"llqr toy {command}")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_gives_figures_and_numbers(tmp_path, name):
+    sizes, figures = SMALL[name]
+    result = resolve_name(f"llqr.lab.toy.{name}:run_{name}")(**sizes)
+    save(result, tmp_path, f"llqr toy {name}")
+    for figure in figures:
+        assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{figure}.svg").read_text()
+    record = json.loads((tmp_path / f"{name}.json").read_text())
+    assert record["command"] == f"llqr toy {name}"
     assert record["numbers"]
+    if name == "phase":
+        off_line = record["numbers"]["diagrams"]["llqr+sam"]["agreement_off_line"]
+        assert f"diagrams.llqr+sam.agreement_off_line: {off_line:.4g}" in single_numbers(result.numbers)
 
 
-def test_the_phase_command_prints_the_agreement(tmp_path):
-    done = CliRunner().invoke(
-        app, ["toy", "phase", "--out", str(tmp_path), "--rows", "3", "--columns", "10", "--steps", "1500"]
-    )
-    assert done.exit_code == 0, done.output
-    numbers = json.loads((tmp_path / "phase.json").read_text())["numbers"]
-    assert f"agreement_off_line: {numbers['diagrams']['llqr+sam']['agreement_off_line']:.4g}" in done.stdout
+@pytest.mark.slow
+def test_the_command_writes_and_prints_what_it_found(llqr, tmp_path):
+    code, out, _ = llqr("toy", "escape", "--anisotropy", "2")
+    assert code == 0
+    assert "constants.anisotropy: 2" in out
+    record = json.loads((tmp_path / "runs/toy/escape.json").read_text())
+    assert record["command"] == "llqr toy escape --anisotropy 2"
+    assert record["figures"] == ["escape-anisotropic"]
 
 
-def test_a_learning_rate_without_a_two_cycle_is_refused(tmp_path):
-    done = CliRunner().invoke(app, ["toy", "hover", "--out", str(tmp_path), "--eta", "5"])
-    assert done.exit_code == 2
-    assert "eta is too large" in done.output
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["hovre"], "NAME must be one of hover, escape, noise, phase, selection, transfer, all, got 'hovre'"),
+        (["hover", "--anisotropy", "2"], "--anisotropy belongs to escape and noise, got it with hover."),
+    ],
+)
+def test_bad_arguments_are_named(llqr, arguments, sentence):
+    code, _, err = llqr("toy", *arguments)
+    assert code == 2
+    assert sentence in err

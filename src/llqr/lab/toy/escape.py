@@ -1,16 +1,14 @@
 """The first toy figure: escape from inside the sharp well."""
 
 from dataclasses import replace
-from typing import Annotated
 
-import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, PURPLE, band, method_handles, panels, ring_map, ring_slice, shared_legend
-from llqr.lab.toy.experiment import Anisotropy, Steps, ToyResult, claim_shares, quantiles, statistics
+from llqr.lab.toy.experiment import ToyResult, claim_shares, quantiles, statistics
 from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
 from llqr.theory import METHODS, hovering_envelope
 from llqr.theory.trajectories import simulate
@@ -18,15 +16,10 @@ from llqr.theory.trajectories import simulate
 RESCALED = "SAM, lr / mean curvature"
 
 
-def run_escape(
-    starts: Annotated[int, typer.Option(min=1, help="Number of starting points around the ring.")] = 32,
-    steps: Steps = 1200,
-    anisotropy: Anisotropy = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the starts' distance from the bottom.")] = 0,
-) -> ToyResult:
+def run_escape(anisotropy: float = 1.0, starts: int = 32, steps: int = 1200) -> ToyResult:
     """Escape from inside the sharp well: SGD, LLQR, SAM and LLQR+SAM at one learning rate."""
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
-    runs = escape(constants, starts=starts, steps=steps, seed=seed)
+    runs = escape(constants, starts, steps)
     claims = claim_shares(runs.escape_claims())
     start = runs.trajectories["sam"].positions[0]
     lr = constants.lr / float(runs.landscape.average_curvature(start).mean())
@@ -39,7 +32,7 @@ def run_escape(
     return ToyResult(
         "escape",
         {
-            "constants": constants, "starts": starts, "steps": steps, "seed": seed, "claims": claims,
+            "constants": constants, "starts": starts, "steps": steps, "claims": claims,
             "steps_to_flat": flat, "mean_loss": decay,
             "loss_curves": {m: quantiles(runs.losses(m)) for m in METHODS},
         },

@@ -1,23 +1,14 @@
 """The result of a toy experiment: numbers and figures, and how they are saved."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from matplotlib.figure import Figure
 from torch import Tensor
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a part of the work, how much of it is done, and how much there is."""
-
-# Options that several experiments have: the parameters of an experiment are the options of its command.
-Anisotropy = Annotated[float, typer.Option(min=0.1, max=10, help="Curvature of the bowl's second axis over its first.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Number of independent noise schedules.")]
-Steps = Annotated[int, typer.Option(min=10, help="Steps of each trajectory.")]
 
 
 @dataclass(frozen=True)

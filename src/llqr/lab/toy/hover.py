@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 from matplotlib.figure import Figure
 
 from llqr.lab.pictures import styled
@@ -74,13 +72,9 @@ def hover(
     return Hovering(bar, eps, last.abs().squeeze(-1).numpy().copy(), predicted)
 
 
-def run_hover(
-    lambda_bar: Annotated[float, typer.Option(min=1e-6, help="Average curvature of the well.")] = 0.25,
-    lambda_eps: Annotated[float, typer.Option(min=0, help="Localized sharpness of the well.")] = 5.0,
-    eta: Annotated[float, typer.Option(min=1e-9, help="Learning rate.")] = 0.04,
-    rho: Annotated[float, typer.Option(min=1e-9, help="Probe radius.")] = 0.2,
-) -> ToyResult:
+def run_hover() -> ToyResult:
     """Hovering: two-cycle amplitudes of SAM and LLQR+SAM, measured and in closed form."""
+    lambda_bar, lambda_eps, eta, rho = 0.25, 5.0, 0.04, 0.2
     sharpness = lambda_bar + lambda_eps
     series = {
         method: simulate(

@@ -5,26 +5,17 @@ With it the noise-damping proposition: simulated variance and motion of a noisy 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, ring_map, shared_legend
-from llqr.lab.toy.experiment import (
-    Anisotropy,
-    Progress,
-    Seeds,
-    Steps,
-    ToyResult,
-    claim_shares,
-    statistics,
-)
-from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, ejection
+from llqr.lab.toy.experiment import ToyResult, claim_shares, statistics
+from llqr.lab.toy.ring import FIGURE_CONSTANTS, NOISE_VARIANCE, ToyRuns, ejection
 from llqr.theory import METHODS, one_step_motion, stationary_variance
 from llqr.theory.arguments import Array
 from llqr.theory.noise_damping import stable
@@ -66,16 +57,10 @@ def simulate_mode(
     return NoisyMode(squares / blocks, motions / blocks)
 
 
-def run_noise(
-    progress: Progress,
-    seeds: Seeds = 32,
-    steps: Steps = 1200,
-    variance: Annotated[float, typer.Option(min=1e-300, help="Variance of the noise in the update gradient.")] = 1e-9,
-    anisotropy: Anisotropy = 1.0,
-) -> ToyResult:
+def run_noise(anisotropy: float = 1.0, seeds: int = 32, steps: int = 1200) -> ToyResult:
     """Ejection from the bottom of the well by gradient noise, and the noise-damping proposition."""
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
-    runs = ejection(constants, seeds=seeds, steps=steps, variance=variance)
+    runs = ejection(constants, seeds, steps)
     claims = claim_shares(runs.ejection_claims())
     paths = {
         method: {
@@ -85,11 +70,11 @@ def run_noise(
         for method in METHODS
     }
     ratio = runs.path_to_flat("sam") / runs.path_to_flat("llqr+sam")
-    damping, damping_figure = measure_damping(progress)
+    damping, damping_figure = measure_damping()
     return ToyResult(
         "noise",
         {
-            "constants": constants, "seeds": seeds, "steps": steps, "variance": variance, "claims": claims,
+            "constants": constants, "seeds": seeds, "steps": steps, "variance": NOISE_VARIANCE, "claims": claims,
             "path_length": paths, "path_ratio": statistics(ratio),
             "path_to_flat": {m: runs.path_to_flat(m) for m in ("sam", "llqr+sam")}, "damping": damping,
         },
@@ -120,16 +105,13 @@ def ejection_figure(runs: ToyRuns) -> Figure:
     return figure
 
 
-def measure_damping(progress: Progress) -> tuple[dict[str, Any], Figure]:
+def measure_damping() -> tuple[dict[str, Any], Figure]:
     """The numbers and the figure of the proposition."""
     eta, lam, tau = 0.5, 1.0, 0.3
     d = np.geomspace(0.3, 4.0, 9)
     forms = {"variance": stationary_variance, "motion": one_step_motion}
     closed = {name: form(eta, lam, d, tau) for name, form in forms.items()}
-    modes = []
-    for done, value in enumerate(d, start=1):
-        modes.append(simulate_mode(eta, lam, float(value), tau))
-        progress("noise damping", done, len(d))
+    modes = [simulate_mode(eta, lam, float(value), tau) for value in d]
     measured = {key: np.array([getattr(mode, key) for mode in modes]) for key in closed}
     worst = max(float(np.abs(measured[key] / closed[key] - 1).max()) for key in closed)
     numbers = {

@@ -7,13 +7,11 @@ paper's line for LLQR+SAM, `rho = r_eps` its line for SAM.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -23,14 +21,12 @@ from torch import Tensor
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import LABELS, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, ToyResult
+from llqr.lab.toy.experiment import ToyResult
 from llqr.theory import Method, Pothole, PotholeOnSlope, iterate
 from llqr.theory.arguments import Array, positive
 from llqr.theory.landscapes import Number
 
 Cells = npt.NDArray[np.bool_]
-Steps = Callable[[int, int], None]
-"""Called with how much of the work is done, and how much there is."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +110,11 @@ def escape_diagram(
     lambda_bar: npt.ArrayLike,
     rho: npt.ArrayLike,
     settings: PhaseSettings = PhaseSettings(),
-    progress: Steps = lambda done, total: None,
 ) -> PhaseDiagram:
     """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
     bar, radius = positive("lambda_bar", lambda_bar), positive("rho", rho)
     grid_bar, grid_rho = np.meshgrid(bar, radius, indexing="ij")
-    escaped = simulated_escapes(method, grid_bar.ravel(), grid_rho.ravel(), settings, progress=progress)
+    escaped = simulated_escapes(method, grid_bar.ravel(), grid_rho.ravel(), settings)
     envelope = grid_rho / np.sqrt(grid_bar) if method == "llqr+sam" else grid_rho
     return PhaseDiagram(bar, radius, escaped.reshape(grid_bar.shape), envelope > settings.r_eps)
 
@@ -129,7 +124,6 @@ def rate_diagram(
     envelope: npt.ArrayLike,
     settings: PhaseSettings = PhaseSettings(),
     lambda_bar: float = 0.5,
-    progress: Steps = lambda done, total: None,
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 
@@ -139,11 +133,10 @@ def rate_diagram(
     rates, reach = positive("rate", rate), positive("envelope", envelope)
     mu = 1 + settings.lambda_eps / lambda_bar
     cells = []
-    for done, value in enumerate(rates):
+    for value in rates:
         steps = int(np.ceil(4 / (value * settings.tilt_fraction))) + 100
         at = replace(settings, eta=float(value / mu), steps=steps)
         cells.append(simulated_escapes("llqr+sam", np.full_like(reach, lambda_bar), reach * np.sqrt(lambda_bar), at))
-        progress(done + 1, len(rates))
     predicted = np.broadcast_to(reach > settings.r_eps, (len(rates), len(reach)))
     return PhaseDiagram(rates, reach, np.stack(cells), predicted.copy())
 
@@ -157,18 +150,12 @@ def finite_rate_envelope(rate: npt.ArrayLike, settings: PhaseSettings) -> Array:
     return np.maximum(settings.restoring_radius * (1 - positive("rate", rate) / 2), 0.0)
 
 
-def simulated_escapes(
-    method: Method,
-    lambda_bar: Array,
-    rho: Array,
-    settings: PhaseSettings,
-    progress: Steps = lambda done, total: None,
-) -> Cells:
+def simulated_escapes(method: Method, lambda_bar: Array, rho: Array, settings: PhaseSettings) -> Cells:
     """Which of the potholes `(lambda_bar[i], rho[i])` the method leaves within `settings.steps` steps."""
     bar = torch.from_numpy(np.ascontiguousarray(lambda_bar))
     landscape = settings.landscape(bar)
     start = torch.as_tensor(landscape.minimum - 1e-6 * settings.r_eps).unsqueeze(-1)
-    times = exit_steps(method, landscape, start, torch.from_numpy(np.ascontiguousarray(rho)), settings, progress)
+    times = exit_steps(method, landscape, start, torch.from_numpy(np.ascontiguousarray(rho)), settings)
     return (times <= settings.steps).numpy()
 
 
@@ -178,7 +165,6 @@ def exit_steps(
     start: Tensor,
     rho: Tensor,
     settings: PhaseSettings,
-    progress: Steps,
     noise: Callable[[int], Tensor] | None = None,
 ) -> Tensor:
     """The first of `settings.steps` steps at which each row is outside the well; one more where it never is."""
@@ -188,34 +174,23 @@ def exit_steps(
     for step, x in enumerate(points, start=1):
         out = x.squeeze(-1).abs() > settings.r_eps
         times = torch.where(out, times.clamp(max=step), times)
-        if step % 100 == 0:
-            progress(step, steps)
-            if bool((times <= step).all()):
-                break
-    progress(steps, steps)
+        if step % 100 == 0 and bool((times <= step).all()):
+            break
     return times
 
 
-def run_phase(
-    progress: Progress,
-    rows: Annotated[int, typer.Option(min=3, help="Cells along lambda_bar, and along the learning rate.")] = 28,
-    columns: Annotated[int, typer.Option(min=3, help="Cells along rho.")] = 40,
-    steps: Annotated[int, typer.Option(min=10, help="Steps after which a cell counts as trapped.")] = 4000,
-) -> ToyResult:
+def run_phase(rows: int = 28, columns: int = 40, steps: int = 4000) -> ToyResult:
     """Escape phase diagrams over (rho, lambda_bar) and over the learning rate, against the predicted line."""
     settings = PhaseSettings(steps=steps)
     bar, rho = np.geomspace(0.1, 2.0, rows), np.geomspace(0.05, 4.0, columns)
     diagrams, finite = {}, {}
     for method in ("sam", "llqr+sam"):
-        report = partial(progress, f"phase diagram of {LABELS[method]}")
-        diagrams[method] = escape_diagram(method, bar, rho, settings, report)
+        diagrams[method] = escape_diagram(method, bar, rho, settings)
         sharpness = bar + settings.lambda_eps
         rate = settings.eta * (sharpness if method == "sam" else sharpness / bar)
         finite[method] = finite_rate_envelope(rate, settings) * (1 if method == "sam" else np.sqrt(bar))
     rates = np.geomspace(0.05, 2.5, rows)
-    over_rate = rate_diagram(
-        rates, np.geomspace(0.1, 4.0, columns), settings, progress=partial(progress, "learning rates")
-    )
+    over_rate = rate_diagram(rates, np.geomspace(0.1, 4.0, columns), settings)
     finite_rate = finite_rate_envelope(rates, settings)
     breaks = float(rates[np.argmax(over_rate.boundary < 0.8 * settings.r_eps)])
     unstable = float(rates[np.argmax(over_rate.escaped.all(1))])

@@ -161,16 +161,10 @@ def escape(constants: ToyConstants = FIGURE_CONSTANTS, starts: int = 32, steps: 
     return run(constants, off_bottom_starts(constants, starts, seed), steps)
 
 
-def ejection(
-    constants: ToyConstants = FIGURE_CONSTANTS,
-    seeds: int = 32,
-    steps: int = 1200,
-    variance: float = NOISE_VARIANCE,
-    angle: float = 0.8,
-) -> ToyRuns:
+def ejection(constants: ToyConstants = FIGURE_CONSTANTS, seeds: int = 32, steps: int = 1200) -> ToyRuns:
     """The second figure: from the well's bottom, `seeds` noise schedules, each shared by the four methods."""
-    start = constants.landscape.bottom(torch.full((seeds,), angle, dtype=torch.float64))
-    return run(constants, start, steps, shared_noise(seeds, steps, variance))
+    start = constants.landscape.bottom(torch.full((seeds,), 0.8, dtype=torch.float64))
+    return run(constants, start, steps, shared_noise(seeds, steps))
 
 
 def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repeats: int = 1) -> Tensor:
@@ -187,15 +181,13 @@ def off_bottom_starts(constants: ToyConstants, starts: int, seed: int = 0, repea
     return points
 
 
-def shared_noise(seeds: int, steps: int, variance: float) -> Tensor:
+def shared_noise(seeds: int, steps: int) -> Tensor:
     """Gaussian schedules `(steps, seeds, 2)`; column `s` is seeded by `s` and does not depend on `seeds`."""
-    if variance <= 0:
-        raise ValueError(f"variance must be positive, got {variance!r}.")
     columns = [
         torch.randn(steps, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for seed in range(seeds)
     ]
-    schedule: Tensor = variance**0.5 * torch.stack(columns, dim=1)
+    schedule: Tensor = NOISE_VARIANCE**0.5 * torch.stack(columns, dim=1)
     return schedule
 
 

@@ -2,19 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from functools import partial
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 from matplotlib.figure import Figure
 
 from llqr.lab.pictures import styled, written_out
-from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, LABELS, MARKERS, method_handles, panels, shared_legend
-from llqr.lab.toy.experiment import Progress, Seeds, ToyResult
-from llqr.lab.toy.phase import PhaseSettings, Steps, exit_steps
+from llqr.lab.toy.drawing import COLOURS, DASHES, GREEN, GREY, MARKERS, method_handles, panels, shared_legend
+from llqr.lab.toy.experiment import ToyResult
+from llqr.lab.toy.phase import PhaseSettings, exit_steps
 from llqr.theory import Method, flat_exit_lower_bound, sharp_exit_upper_bound
 from llqr.theory.arguments import Array, at_least, positive
 
@@ -125,7 +122,6 @@ def exit_times(
     seeds: int = 64,
     settings: ExitSettings = ExitSettings(),
     seed: int = 0,
-    progress: Steps = lambda done, total: None,
 ) -> ExitTimes:
     """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 
@@ -145,7 +141,6 @@ def exit_times(
         start,
         torch.from_numpy(radii.ravel()).repeat_interleave(seeds),
         settings,
-        progress,
         noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
     )
     cut = (times > settings.steps).view(cells, seeds).double().mean(1)
@@ -153,16 +148,9 @@ def exit_times(
     return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))
 
 
-def run_selection(
-    progress: Progress,
-    cycles: Annotated[int, typer.Option(min=100, help="Regeneration cycles at each noise scale.")] = 8000,
-    seeds: Seeds = 64,
-    steps: Annotated[int, typer.Option(min=10, help="Steps after which a visit is cut off.")] = 2000,
-) -> ToyResult:
+def run_selection(cycles: int = 8000, seeds: int = 64, steps: int = 2000) -> ToyResult:
     """Occupation of sharp wells in the regenerative model, and mean exit times of the real optimizers."""
-    progress("regenerative model", 0, 1)
     selection = select(np.geomspace(0.01, 0.1, 10), cycles=cycles)
-    progress("regenerative model", 1, 1)
     settings = ExitSettings(steps=steps)
     rho, sigma = np.geomspace(0.2, 2.0, 14), np.geomspace(0.05, 50.0, 13)
     # Between the two thresholds: LLQR+SAM's envelope extends past the well, SAM's does not.
@@ -171,7 +159,7 @@ def run_selection(
     for method in ("sam", "llqr+sam"):
         times = exit_times(
             method, np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma],
-            seeds=seeds, settings=settings, progress=partial(progress, f"exit times of {LABELS[method]}"),
+            seeds=seeds, settings=settings,
         )  # fmt: skip
         over_rho[method] = ExitTimes(*(part[: len(rho)] for part in astuple(times)))
         over_sigma[method] = ExitTimes(*(part[len(rho) :] for part in astuple(times)))

@@ -8,21 +8,18 @@ cost of a factor `log T` in the bound).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import llqr
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
-from llqr.lab.toy.experiment import Progress, ToyResult
+from llqr.lab.toy.experiment import ToyResult
 from llqr.theory.arguments import Array, positive
 
 
@@ -104,7 +101,6 @@ def transfer(
     u_min: float = 0.25,
     u_max: float = 4.0,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Transfer:
     """Run `llqr.LLQRSAM` under the changing metric; `batch=None` uses the full gradient, a number draws minibatches."""
     positive("lr", lr)
@@ -134,23 +130,15 @@ def transfer(
 
         optimizer.step(closure)
         schedule.step()
-        if (step + 1) % 100 == 0:
-            progress(step + 1, steps)
     return Transfer(stationarity)
 
 
-def run_transfer(
-    progress: Progress,
-    steps: Annotated[int, typer.Option(min=200, help="Steps of each run.")] = 4000,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per minibatch.")] = 32,
-) -> ToyResult:
+def run_transfer(steps: int = 4000, batch: int = 32) -> ToyResult:
     """Convergence transfer: the running mean of g.Ug under a bounded, changing metric."""
     runs = {}
     for power, shown in ((0.5, "1/2"), (0.25, "1/4")):
         for size, kind in ((None, "full gradient"), (batch, f"batches of {batch}")):
-            name = f"{kind}, radius power {shown}"
-            report = partial(progress, f"transfer, {name}")
-            runs[name] = transfer(steps=steps, power=power, batch=size, progress=report)
+            runs[f"{kind}, radius power {shown}"] = transfer(steps=steps, power=power, batch=size)
     slopes = {name: run.slope() for name, run in runs.items()}
     every = np.unique(np.geomspace(1, steps, 60).astype(int))
     return ToyResult(
