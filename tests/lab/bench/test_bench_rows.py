@@ -128,7 +128,6 @@ def test_host_divides_steps_and_refreshes_by_what_they_are_compared_with(monkeyp
         "SAM": "pytorch_optimizer's SAM",
         "LLQR+SAM": "SAM",
         "arithmetic": "51 products",  # of a refresh; of a step, relative to SAM
-        "51 products, kept": "51 products",
         "refresh": "51 products",
     }
     assert all(row["ratio"]["n"] == 2 and row["ratio"]["median"] > 0 for row in rows)
@@ -142,6 +141,5 @@ def test_the_bare_products_of_host_are_those_of_the_fisher_matrix():
     v = {name: torch.randn_like(parameter) for name, parameter in theta.items()}
     with geometry_of(work, RefreshSettings("diagonal")).quadratic_model(work.batch) as model:
         exact = model.product(v)
-    for kept in (False, True):
-        for name, part in host.bare_product(work, theta, kept=kept)(v).items():
-            torch.testing.assert_close(part, exact[name])
+    for name, part in host.bare_product(work, theta)(v).items():
+        torch.testing.assert_close(part, exact[name])

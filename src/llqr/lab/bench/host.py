@@ -5,7 +5,7 @@ thread, which the load of other processes hardly changes. A row divides the time
 
 - a SAM step by pytorch_optimizer's, and an LLQR+SAM step without a refresh by a SAM step;
 - a refresh of 50 inner steps by 51 bare products `J^T Q J v` of `torch.func`: `jvp`, the Hessian of cross-entropy
-  written out, then `vjp`; and such products with one `vjp` that all of them share ("kept");
+  written out, then `vjp`;
 - "arithmetic": only the matrix products of `U` in such a step (`U g`, twice) or refresh (`U g` and its pull-back, in
   every inner step), without which there is no metric. No program around them can bring the ratio below theirs (for a
   step, below 1 more).
@@ -13,6 +13,7 @@ thread, which the load of other processes hardly changes. A row divides the time
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,47 +73,42 @@ def _steps(setup: Setup, network: Network) -> dict[Key, Callable[[], object]]:
 
 def _refreshes(setup: Setup, network: Network) -> dict[Key, Callable[[], object]]:
     work = setup.workload(network)
-    found = {PRODUCTS: _products(work, kept=False), ("51 products, kept", "", "", ""): _products(work, kept=True)}
+    found = {PRODUCTS: _products(work)}
     for structure in STRUCTURES:
         work = setup.workload(network)
         for engine in ENGINES:
             for every in INTERVALS:
                 inner, runtime = llqr.Inner(steps=STEPS, product_every=every), llqr.Runtime(engine=engine)
                 geometry = geometry_of(work, RefreshSettings(structure, runtime=runtime, inner=inner))
-                found["refresh", structure, engine, str(every)] = _refresh(geometry, work)
+                found["refresh", structure, engine, str(every)] = partial(geometry.refresh, work.batch)
         found["arithmetic", structure, "", ""] = _arithmetic(learn(geometry, work), work, applied=0, pulled=STEPS)
     return found
 
 
-def _refresh(geometry: llqr.Geometry, work: Workload) -> Callable[[], object]:
-    return lambda: geometry.refresh(work.batch)
-
-
-def _products(work: Workload, *, kept: bool) -> Callable[[], object]:
+def _products(work: Workload) -> Callable[[], object]:
     """One for every inner step, and one that reads the objective."""
     theta = {name: parameter.detach() for name, parameter in work.model.named_parameters()}
 
     def run() -> None:
-        product = bare_product(work, theta, kept=kept)
+        product = bare_product(work, theta)
         for _ in range(STEPS + 1):
             product(theta)
 
     return run
 
 
-def bare_product(work: Workload, theta: Named, *, kept: bool) -> Callable[[Named], Named]:
+def bare_product(work: Workload, theta: Named) -> Callable[[Named], Named]:
     """`v -> H v` of natural gradient and cross-entropy, at these weights."""
 
     def outputs(weights: Named) -> Tensor:
         found: Tensor = torch.func.functional_call(work.model, weights, work.batch[0])
         return found
 
-    linearised: Any = torch.func.vjp(outputs, theta)  # torch's annotation has auxiliary outputs, too
-    p = linearised[0].softmax(-1)
+    p = outputs(theta).softmax(-1)
 
     def product(v: Named) -> Named:
         pJv = p * torch.func.jvp(outputs, (theta,), (v,))[1]
-        pull: Any = (linearised if kept else torch.func.vjp(outputs, theta))[1]
+        pull: Any = torch.func.vjp(outputs, theta)[1]  # torch's annotation has auxiliary outputs, too
         found: Named = pull(pJv - p * pJv.sum(-1, keepdim=True))[0]
         return found
 
