@@ -54,7 +54,6 @@ def record(epoch, method, best, task, epochs):
         "seconds": {"train": 1.0, "eval": 0.5, "refresh": 0.5 if learns else 0},
         "rate": 100.0,
         "refreshes": [report] if learns else [],
-        "spectrum": {"min": 0.5, "median": 0.75, "max": 1.0, "min_layer": "5", "max_layer": "1"} if learns else None,
     }
 
 

@@ -191,9 +191,7 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]
 
 
 @pictures.styled
-def ranges(
-    title: str, x: str, y: str, methods: Sequence[str], several: Sequence[Curves], *, late: bool = False
-) -> "Figure":
+def ranges(title: str, x: str, y: str, methods: Sequence[str], lines: Curves, *, late: bool = False) -> "Figure":
     """The mean over the runs of a method as a line, their range as a band; ``methods`` fixes the colours.
 
     With ``late``, the axis is logarithmic, or shows only what the curves reach after their first quarter.
@@ -203,7 +201,7 @@ def ranges(
     figure = Figure(figsize=(4.4, 2.8), layout="constrained")
     axes = figure.subplots()
     drawn, after = [], []
-    for method, (at, values) in ((method, one) for lines in several for method, one in lines.items()):
+    for method, (at, values) in lines.items():
         colour, dashes = pictures.look(methods.index(method))
         runs = np.array(values, dtype=float)
         if len(runs) > 1:

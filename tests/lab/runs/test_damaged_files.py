@@ -79,7 +79,6 @@ def test_every_value_of_another_kind_is_named(run, name):
     ("name", "change"),
     [
         ("log.jsonl", lambda record: record.pop("test")),
-        ("log.jsonl", lambda record: record.pop("spectrum")),
         ("log.jsonl", lambda record: record["refreshes"].append("x")),
         ("result.json", lambda result: result.pop("rate")),
         ("result.json", lambda result: result["test"].update(loss=[])),

@@ -21,7 +21,6 @@ from llqr.lab.progress import Display
 from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import Task, TaskOptions
-from llqr.lab.training import spectrum
 from llqr.lab.training.loop import Execution, Training, independent_seeds
 from llqr.lab.training.results import seconds_per_step
 
@@ -137,7 +136,6 @@ def test_log_and_result_say_what_happened(tmp_path):
         sum(record["seconds"]["train"] + record["seconds"]["eval"] for record in records)
     )
     assert records[-1]["train"]["loss"] < records[0]["train"]["loss"]
-    assert records[-1]["spectrum"]["min"] == min(result["layers"].values()) < 1
 
 
 def test_evaluations_and_length_may_be_counted_in_steps(tmp_path):
@@ -175,19 +173,6 @@ def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.task_type("classification"), "evaluate", lambda self, model: {"accuracy": math.nan})
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
         train(tmp_path, "sgdm")
-
-
-def test_the_layers_means_are_those_of_the_dense_metric():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    batch = torch.randn(16, 5), torch.randint(3, (16,))
-    geometry = flat_geometry(model, F.cross_entropy, structure="diagonal", lr=0.1, ema=0.0)
-    geometry.refresh(batch)
-    factors = geometry.metric.named_factors()
-    expected = {layer: torch.cat([factors[f"{layer}.weight"].flatten(), factors[f"{layer}.bias"]]) for layer in "02"}
-    means = spectrum.layer_means(geometry)
-    assert means == pytest.approx({layer: values.mean().item() for layer, values in expected.items()}, rel=1e-6)
-    assert min(means.values()) < 0.99
 
 
 @pytest.mark.parametrize("most", [1, 64])

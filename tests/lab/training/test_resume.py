@@ -200,7 +200,7 @@ def test_the_effect_on_each_layer_is_in_the_result_also_after_a_resume(tmp_path)
     planned = planned_for(tmp_path, "llqr-ngd", "training.epochs=1", "geometries.ngd.every=100")
     assert not resume(planned, StopAfter(3))
     result = resume(planned, Stop())  # without a refresh of its own
-    assert result["layer_effects"].keys() == result["layers"].keys()
+    assert result["layer_effects"].keys() == {"1", "3", "5"}
     (record,) = (json.loads(line) for line in (planned.path / "log.jsonl").read_text().splitlines())
     (last,) = record["refreshes"]
     changes = [effect["change"] for effect in result["layer_effects"].values()]

@@ -105,7 +105,7 @@ def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
         lines = _lines(logged, lambda record, kind=kind, name=name: record[kind][name], axis)  # type: ignore[misc]
         shown = name.replace("_", " ")
         title = f"{kind} {shown} over time" if axis == "minutes" else f"{kind} {shown}"
-        figures[title] = ranges(title, axis, shown, methods, [lines], late=True)
+        figures[title] = ranges(title, axis, shown, methods, lines, late=True)
     sentence = "Mean over seeds with their range; the first quarter may be cut off; time is training time."
     return Part("Curves", [sentence], figures=figures)
 
@@ -148,7 +148,7 @@ KEYS = ("step", "accepted", "seconds", "engine", "objective_before", "objective_
 
 
 def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
-    """One row per method that learns a metric, the objective of every refresh, and the metric over the run."""
+    """One row per method that learns a metric, and what every refresh does to a gradient and to the objective."""
     learned = grouped((run for run in runs if any(one["refreshes"] for one in run.records)), lambda run: run.method)
     listed = [(run, one) for own in learned.values() for run in own for one in run.records]
     if not listed:
@@ -165,7 +165,6 @@ def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
         weak = " (nearly nothing)" if ends["change"] < 100 * WEAK else ""
         spent = pd.DataFrame(record["seconds"] for run in own for record in run.records).sum()
         sizes = pd.Series([run.result["metric_bytes"] / 2**20 for run in own if run.result is not None], dtype=float)
-        spectra = pd.DataFrame(run.records[-1]["spectrum"] for run in own)
         rows.append(
             {
                 "method": method,
@@ -177,21 +176,13 @@ def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
                 "change of g": _number(ends["change"], "{:.2g} %") + weak,
                 "cos(g, Ug)": _number(ends["cosine"], "{:.3f}"),
                 "engine": ", ".join(found["engine"].unique()),
-                **{f"{key} U": f"{spectra[key].mean():.4f}" for key in ("min", "max")},
                 "MiB of U": _number(sizes.mean(), "{:,.2f}"),
             }
         )
     effect, change = "Change of a gradient by U, |Ug − g| / |g| in %", "Change of J by a refresh, in % of its size"
-    label = "Lowest and highest mean eigenvalue of U among layers"
-    spectrum = [_lines(learned, lambda one: one["spectrum"]["min"], _axis(runs))]
-    spectrum += [_lines(learned, lambda one: one["spectrum"]["max"], _axis(runs))]
     figures = {title: _by_step(reports, column) for title, column in ((effect, "change"), (change, "of J"))}
-    drawn = {title: ranges(title, "step", "%", methods, [lines]) for title, lines in figures.items() if lines}
-    drawn[label] = ranges(label, _axis(runs), "mean eigenvalue", methods, spectrum)
-    sentence = (
-        "J is the objective of a refresh, the change of g is |Ug − g| / |g| after the last accepted refresh, and U is "
-        "given by the mean eigenvalue of a layer, trace(U) / n."
-    )
+    drawn = {title: ranges(title, "step", "%", methods, lines) for title, lines in figures.items() if lines}
+    sentence = "J is the objective of a refresh; the change of g is |Ug − g| / |g| after the last accepted refresh."
     return Part("Refreshes of the metric", [sentence], [pd.DataFrame(rows)], drawn)
 
 

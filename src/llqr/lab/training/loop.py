@@ -26,7 +26,7 @@ from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.planned import PlannedRun
 from llqr.lab.stop import Stop
 from llqr.lab.tasks import Batch, Task
-from llqr.lab.training import checkpoint, spectrum
+from llqr.lab.training import checkpoint
 from llqr.lab.training.results import best_record, layer_effects, result_of
 
 
@@ -168,7 +168,6 @@ class Training:
             },
             "rate": current.count / current.seconds,
             "refreshes": current.refreshes,
-            "spectrum": spectrum.summary(self.geometry) if self.geometry is not None else None,
         }
         self.current = Interval(self.execution.device, self.optimizer.steps)
         self.folder.log.append(record)

@@ -11,7 +11,6 @@ import torch
 
 from llqr import Geometry
 from llqr.lab.tasks import Task
-from llqr.lab.training import spectrum
 
 if TYPE_CHECKING:
     from llqr.lab.training.loop import Training
@@ -59,13 +58,11 @@ def result_of(training: Training) -> dict[str, Any]:
         "metric_bytes": 0,
         "metric_fallbacks": {},
         "device_peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        "layers": None,
         "layer_effects": None,
     }
     if geometry is not None and run.geometry is not None:
         result["metric_bytes"] = geometry.memory()["allocated"]
         result["metric_fallbacks"] = run.geometry.fallbacks(geometry.metric)
-        result["layers"] = spectrum.layer_means(geometry)
         result["layer_effects"] = training.effects
     if run.probe is not None and run.probe.start_after:
         result["probing_step_seconds"] = seconds_per_step(records, since=run.probe.start_after)
