@@ -369,7 +369,7 @@ def test_the_measured_solution_is_the_trained_network(compared):
     task = folder.run().load_task(CPU)
     model, metric = solution.load(folder, task, CPU)
     with torch.no_grad():
-        assert task.evaluate(model.eval()) == folder.result()["test"]
+        assert task.measure(model.eval(), "test") == folder.result()["test"]
     assert metric.learned
     assert set(metric.kinds.values()) == {"kfac", "diagonal"}
 

@@ -100,8 +100,8 @@ def test_the_best_weights_are_kept_and_measure_what_the_result_says(trained, tex
     task, model = run.load_task(CPU), run.build_model().eval()
     model.load_state_dict(best["model"])
     with torch.no_grad():
-        assert task.evaluate(model)["BLEU"] == trained.result()["best"]
-        assert task.test(model) == trained.result()["test_of_best"]
+        assert task.measure(model, "valid")["BLEU"] == trained.result()["best"]
+        assert task.measure(model, "test") == trained.result()["test_of_best"]
     last = torch.load(trained.checkpoint, weights_only=True)
     assert last["best"]["step"] == best["step"]
     assert any(not torch.equal(last["model"][name], best["model"][name]) for name in best["model"])

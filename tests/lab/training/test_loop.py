@@ -130,7 +130,7 @@ def test_log_and_result_say_what_happened(tmp_path):
     accuracies = [record["test"]["accuracy"] for record in records]
     assert result["best"] == max(accuracies)
     assert accuracies[result["best_epoch"] - 1] == max(accuracies)
-    assert result["last"] == accuracies[-1] == training.measure(training.task.evaluate)["accuracy"]
+    assert result["last"] == accuracies[-1] == training.measure("test")["accuracy"]
     assert (result["refreshes"], result["refreshes_rejected"]) == (7, 0)
     assert result["seconds"]["total"] == pytest.approx(
         sum(record["seconds"]["train"] + record["seconds"]["eval"] for record in records)
@@ -170,7 +170,7 @@ def test_the_time_of_a_step_leaves_out_the_first_interval_and_those_before_the_p
 
 
 def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.task_type("classification"), "evaluate", lambda self, model: {"accuracy": math.nan})
+    monkeypatch.setattr(tasks.task_type("classification"), "measure", lambda self, model, split: {"accuracy": math.nan})
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
         train(tmp_path, "sgdm")
 
@@ -310,7 +310,7 @@ class Regression(Task):
     def size(self, batch):
         return len(batch[1])
 
-    def evaluate(self, model):
+    def measure(self, model, split):
         return {"error": (model.weight - 1.5).abs().item()}
 
 

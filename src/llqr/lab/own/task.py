@@ -214,17 +214,11 @@ class OwnTask(Task):
     def size(self, batch: Batch) -> int:
         return samples_in(batch) or 0
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, self.split)
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, "test")
-
-    def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """Compute the mean loss; before it accuracy in per cent or the user's metric."""
         total = terms = correct = counted = 0.0
         kept: list[Batch] = []
-        for inputs, targets in self._batches_of(name):
+        for inputs, targets in self._batches_of(split):
             outputs = self.forward(model, inputs)
             weight = self._terms(inputs, targets)
             total += weight * float(self.loss(outputs, targets)) if weight else 0.0

@@ -83,16 +83,10 @@ class ClassificationTask(Task):
     def size(self, batch: Batch) -> int:
         return len(batch[1])
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, self._evaluated)
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        return self._measure(model, self._batches_of("test"))
-
-    def _measure(self, model: nn.Module, batches: Batches) -> dict[str, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         count = 0
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for images, labels in batches:
+        for images, labels in self._evaluated if split == self.split else self._batches_of(split):
             scores = self.forward(model, images).float()
             correct = (scores.argmax(dim=1) == labels).sum()
             sums += torch.stack([correct, F.cross_entropy(scores, labels, reduction="sum")])

@@ -45,7 +45,7 @@ class Task(ABC):
     unit: ClassVar[str]
     """What throughput counts."""
     split: Literal["test", "valid"] = "test"
-    """What `evaluate` measures on. With ``valid`` the best weights are kept, and `test` measures those at the end."""
+    """What evaluations use. With ``valid`` the best weights are kept, and measured on the test set in the end."""
     samples_measured: ClassVar[int] = 512
     """How many training samples the sharpness of a solution is measured on by default."""
     captured: ClassVar[bool] = True
@@ -129,12 +129,8 @@ class Task(ABC):
         """How many units of throughput a batch has; known without asking the device."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of a model in eval mode, on `split`."""
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        """The metrics on the test set, where `evaluate` does not measure there; called once per run."""
-        raise NotImplementedError(f"{type(self).__name__} evaluates on its test set.")
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """The metrics of a model in eval mode, on `split` or, once per run, on "test"."""
 
     @property
     def data_key(self) -> str | None:

@@ -155,17 +155,10 @@ class TranslationTask(Task):
         count: int = batch[1].numel()
         return count
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self.measure(model, "valid")
-
-    def test(self, model: nn.Module) -> dict[str, float]:
-        return self.measure(model, "test")
-
-    def measure(self, model: nn.Module, name: str) -> dict[str, float]:
-        """The metrics on a split."""
-        translations = self.translate(cast(TranslationTransformer, model), getattr(self.text, name).source)
-        score = float(self._bleu[name].corpus_score(translations, None).score)
-        predictions = ((self.forward(model, inputs), targets) for inputs, targets in self._batches[name])
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        translations = self.translate(cast(TranslationTransformer, model), getattr(self.text, split).source)
+        score = float(self._bleu[split].corpus_score(translations, None).score)
+        predictions = ((self.forward(model, inputs), targets) for inputs, targets in self._batches[split])
         return {"BLEU": score} | token_metrics(predictions, self.device)
 
     @torch.no_grad()

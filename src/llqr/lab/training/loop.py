@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,10 @@ class Training:
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
         self.inner: Batches | None = None
+        self._next_inner: Callable[[], Batch] | None = None
         if run.geometry is not None:
             self.inner = task.inner_batches(run.geometry.batch_size, inner_seed)
-            self._inner_batches = endless(self.inner)
+            self._next_inner = partial(next, endless(self.inner))
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
@@ -108,7 +110,7 @@ class Training:
                 if board is not None:
                     board.write(record)
             stopping = not interval_ended or stop.requested
-            if stopping or self.finished or self._checkpoint_due(saved):
+            if stopping or self.finished or time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
             if stopping and not self.finished:
@@ -138,22 +140,18 @@ class Training:
         """One step of the optimizer and of the learning rate."""
         self.closure.load(batch)
         try:
-            self.current.loss += self.optimizer.step(self.closure, batch=self._next_inner if self.inner else None)
+            self.current.loss += self.optimizer.step(self.closure, batch=self._next_inner)
         except RefreshError as error:
             raise Diverged(f"{self.planned.label}: {error}.") from error
         self.scheduler.step()
         self.current.count += self.task.size(batch)
-
-    def _next_inner(self) -> Batch:
-        """Return the next batch to learn the metric from."""
-        return next(self._inner_batches)
 
     def evaluate_interval(self, display: Display) -> dict[str, Any]:
         """Evaluate, and log what happened since the last evaluation."""
         current, task = self.current, self.task
         self._check_finite("training loss", current.mean_loss)
         started = time.perf_counter()
-        found = self.measure(task.evaluate)
+        found = self.measure(task.split)
         self._check_finite(f"{task.split} {task.metric}", found[task.metric])
         record = {
             "epoch": self.epochs,
@@ -178,12 +176,12 @@ class Training:
         display.evaluated(self._position, f"{task.metric} {spread(found[task.metric])}", current.mean_loss)
         return record
 
-    def measure(self, metrics: Callable[[torch.nn.Module], dict[str, float]]) -> dict[str, float]:
-        """Compute metrics of the current weights, in eval mode."""
+    def measure(self, split: str) -> dict[str, float]:
+        """Compute the metrics of the current weights, in eval mode."""
         self.model.eval()
         try:
             with torch.no_grad(), self.precision.autocast():
-                return metrics(self.model)
+                return self.task.measure(self.model, split)
         finally:
             self.model.train()
 
@@ -193,7 +191,7 @@ class Training:
         current = checkpoint.to_host(self.model.state_dict())
         self.model.load_state_dict(self.best["model"])
         try:
-            return self.measure(self.task.test)
+            return self.measure("test")
         finally:
             self.model.load_state_dict(current)
 
@@ -230,9 +228,6 @@ class Training:
             raise Diverged(f"{self.planned.label}: the {what} of {self._position} is {value}.")
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def _checkpoint_due(self, saved: float) -> bool:
-        return time.monotonic() - saved >= 60 * self.execution.checkpoint_minutes
 
     def save(self) -> None:
         checkpoint.save(self.state_dict(), self.folder.checkpoint)
