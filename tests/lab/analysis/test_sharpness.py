@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from llqr import Metric
-from llqr.lab.analysis.sharpness import LossSurface, NotPositive, measure, symmetric_part, top_eigenpair
+from llqr.lab.analysis.sharpness import LossSurface, NotPositive, measure, symmetric_part, top_eigenvalue
 from references import dense_metric, dense_newton, trainable
 from small_models import batch_norm_cnn, case, mlp
 
@@ -34,9 +34,7 @@ def test_the_top_eigenvalue_is_that_of_the_dense_hessian():
     model, batch = mlp(), batch_for_mlp()
     found = measure(LossSurface(model, F.cross_entropy, batch), **EXACT)
     hessian = dense_newton(model, F.cross_entropy, batch)
-    values, vectors = torch.linalg.eigh(hessian)
-    assert found.top.value == pytest.approx(values[-1].item(), rel=1e-6)
-    assert abs(torch.dot(found.top.vector, vectors[:, -1])).item() == pytest.approx(1, abs=1e-6)
+    assert found.top.value == pytest.approx(torch.linalg.eigvalsh(hessian)[-1].item(), rel=1e-6)
     assert found.perceived == found.top
 
 
@@ -54,9 +52,7 @@ def test_the_perceived_sharpness_is_that_of_the_dense_product(structure):
     expected = torch.linalg.eigvalsh(root @ h @ root)[-1].item()
     assert found.perceived.value == pytest.approx(expected, rel=1e-6)
     assert abs(expected / found.top.value - 1) > 1e-3
-    x = found.perceived.vector
-    torch.testing.assert_close(symmetric @ h @ x, expected * x, rtol=1e-4, atol=1e-6 * expected)
-    v = torch.randn_like(x)
+    v = torch.randn_like(surface.weights)
     torch.testing.assert_close(symmetric_part(surface, metric, v), symmetric @ v)
 
 
@@ -77,7 +73,7 @@ def test_in_pieces_it_is_the_same_hessian():
     pieces = LossSurface(model, F.cross_entropy, batch, piece=5)
     v = torch.randn_like(whole.weights)
     torch.testing.assert_close(pieces.hessian(v), whole.hessian(v))
-    assert pieces.loss(pieces.weights + v) == pytest.approx(whole.loss(whole.weights + v), rel=1e-12)
+    assert pieces.loss() == pytest.approx(whole.loss(), rel=1e-12)
     assert (whole.engine, pieces.engine) == ("double-backward", "double-backward")
 
 
@@ -123,9 +119,8 @@ def test_a_metric_that_is_not_positive_is_refused_with_a_reason():
     found = measure(LossSurface(model, F.cross_entropy, batch), metric)
     assert found.perceived is None
     assert "U is not positive" in found.reason
-    assert found.to_dict()["top"]["value"] == found.top.value
     with pytest.raises(NotPositive):
-        top_eigenpair(lambda v: v, torch.ones(3), u=lambda v: -v)
+        top_eigenvalue(lambda v: v, torch.ones(3), u=lambda v: -v)
 
 
 def test_a_metric_not_learned_yet_is_the_identity():
@@ -138,7 +133,7 @@ def test_a_metric_not_learned_yet_is_the_identity():
 def test_multiple_negative_and_vanishing_eigenvalues(values):
     """The largest, not the largest in size; and an exhausted space ends the iteration."""
     matrix = torch.diag(torch.tensor(values, dtype=torch.float64))
-    found = top_eigenpair(lambda v: matrix @ v, torch.randn(len(values), dtype=torch.float64), **EXACT)
+    found = top_eigenvalue(lambda v: matrix @ v, torch.randn(len(values), dtype=torch.float64), **EXACT)
     assert found.value == pytest.approx(max(values), abs=1e-9)
     assert found.steps <= len(values)
 
@@ -147,11 +142,11 @@ def test_the_error_bound_holds_when_it_stops_early():
     a = torch.randn(60, 60, dtype=torch.float64)
     matrix = a + a.T
     values = torch.linalg.eigvalsh(matrix)
-    found = top_eigenpair(lambda v: matrix @ v, torch.randn(60, dtype=torch.float64), steps=12, tolerance=1e-12)
+    found = top_eigenvalue(lambda v: matrix @ v, torch.randn(60, dtype=torch.float64), steps=12, tolerance=1e-12)
     assert found.steps == 12
     assert 1e-9 < (values - found.value).abs().min().item() <= found.error
 
 
 def test_a_start_of_zeros_is_refused():
     with pytest.raises(ValueError, match="start"):
-        top_eigenpair(lambda v: v, torch.zeros(3))
+        top_eigenvalue(lambda v: v, torch.zeros(3))

@@ -9,7 +9,6 @@ no perceived sharpness is reported.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +44,10 @@ class LossSurface:
     def weights(self) -> Tensor:
         return self.flat(self.parameters)
 
-    def loss(self, weights: Tensor) -> float:
-        """The mean loss at other weights than the model's."""
+    def loss(self) -> float:
+        """The mean loss at the weights of the model."""
         with frozen(self.model, self.device), torch.no_grad():
-            named = self.named(weights)
-            outputs = torch.cat([self._problem.outputs(named, piece) for piece in self._problem.pieces])
+            outputs = torch.cat([self._problem.outputs(self.parameters, piece) for piece in self._problem.pieces])
             return self._problem.loss(outputs).item()
 
     def hessian(self, vector: Tensor) -> Tensor:
@@ -83,23 +81,21 @@ class NotPositive(ValueError):
 
 
 @dataclass(frozen=True)
-class Eigenpair:
-    """``value`` and a unit ``vector`` for it; ``error`` bounds how far ``value`` is from an eigenvalue."""
+class Eigenvalue:
+    """``value``, found in so many ``steps``; ``error`` bounds how far it is from an eigenvalue."""
 
     value: float
-    vector: Tensor
     error: float
     steps: int
 
 
-def top_eigenpair(
+def top_eigenvalue(
     h: Operator, start: Tensor, *, u: Operator = lambda v: v, steps: int = 60, tolerance: float = 1e-3
-) -> Eigenpair:
+) -> Eigenvalue:
     """The largest eigenvalue of a symmetric `H`, or of `U^1/2 H U^1/2` for a symmetric positive `U`.
 
     Lanczos with full reorthogonalisation. With `U` it runs on `H U`, which has the eigenvalues of `U^1/2 H U^1/2` and
     is self-adjoint in the inner product `<a, b> = a.U b`: only products with `U` are needed, no root and no inverse.
-    The vector is then the eigenvector `x = U y` of `U H`, the displacement with the largest `x.H x / x.U^-1 x`.
 
     Args:
         h: `v -> H v` on flat vectors.
@@ -131,10 +127,7 @@ def top_eigenpair(
         ritz, vectors = torch.linalg.eigh(torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + off + off.T)
         value, error = ritz[-1].item(), norm * abs(vectors[-1, -1].item())
         if len(diagonal) >= min(steps, start.numel()) or error <= tolerance * abs(value):
-            vector = torch.zeros_like(start)
-            for coefficient, its_image in zip(vectors[:, -1].tolist(), images, strict=True):
-                vector += coefficient * its_image
-            return Eigenpair(value, vector / vector.norm(), error, len(diagonal))
+            return Eigenvalue(value, error, len(diagonal))
         below.append(norm)
 
 
@@ -154,19 +147,11 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Both eigenvalues with their eigenvectors; ``perceived`` is None, with a reason, where `U` is not positive."""
+    """Both eigenvalues; ``perceived`` is None, with a reason, where `U` is not positive."""
 
-    top: Eigenpair
-    perceived: Eigenpair | None
+    top: Eigenvalue
+    perceived: Eigenvalue | None
     reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without the vectors."""
-
-        def numbers(pair: Eigenpair | None) -> dict[str, float] | None:
-            return {"value": pair.value, "error": pair.error, "steps": pair.steps} if pair else None
-
-        return {"top": numbers(self.top), "perceived": numbers(self.perceived), "reason": self.reason}
 
 
 def measure(
@@ -175,7 +160,7 @@ def measure(
     """The sharpness of a solution; without a metric, `U = I`, the perceived one is the same number."""
     weights = surface.weights
     start = torch.randn(weights.numel(), generator=torch.Generator().manual_seed(seed)).to(weights)
-    find = partial(top_eigenpair, surface.hessian, start, steps=steps, tolerance=tolerance)
+    find = partial(top_eigenvalue, surface.hessian, start, steps=steps, tolerance=tolerance)
     top = find()
     if metric is None or not metric.learned:
         return Sharpness(top, top)

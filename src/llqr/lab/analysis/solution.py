@@ -5,6 +5,7 @@ checkpoint nor the data are needed to read it.
 """
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -
     found = sharpness.measure(surface, metric)
     return {
         "samples": samples,
-        "loss": surface.loss(surface.weights),
-        "sharpness": found.to_dict(),
+        "loss": surface.loss(),
+        "sharpness": asdict(found),
         "engine": surface.engine,
         **source_state(),
         "versions": versions(),
