@@ -60,13 +60,13 @@ def test_between_sparse_probes_steps_are_those_without_a_probe():
     assert cadence.as_table(found).row_count == 22
 
 
-@pytest.mark.parametrize(("network", "vs_sam", "refresh"), [("ViT-B/16", 1.66, 40.58), ("vit-l", 3.21, 96.57)])
+@pytest.mark.parametrize(("network", "vs_sam", "refresh"), [("vit-b", 1.66, 40.58), ("vit-l", 3.21, 96.57)])
 def test_the_papers_ratios_are_given_too(network, vs_sam, refresh):
     found = cadence.printed(Network.parse(network), "LLQR+SAM", 500)
     assert (round(found["vs_sam"], 2), found["refresh_seconds"]) == (vs_sam, refresh)
 
 
-@pytest.mark.parametrize("network", ["vit-s", "vit-b:depth=2", "vit-b/32"])
+@pytest.mark.parametrize("network", ["vit-s", "vit-b:depth=2", "vit-b:patch=32"])
 def test_a_network_that_is_not_in_the_paper_has_no_ratios(network):
     assert cadence.printed(Network.parse(network), "SAM", None) is None
 

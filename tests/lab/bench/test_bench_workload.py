@@ -24,7 +24,7 @@ def learned(work, structure, steps):
     ("text", "name", "options"),
     [
         ("vit-b", "vit-b", {}),
-        ("ViT-B/16", "vit-b", {"patch": 16}),
+        ("mlp:hidden=[8]", "mlp", {"hidden": [8]}),
         ("resnet18:width=16,classes=10", "resnet18", {"width": 16, "classes": 10}),
         ("vgg16-bn:dropout=0.5", "vgg16-bn", {"dropout": 0.5}),
     ],
@@ -33,7 +33,7 @@ def test_a_network_is_named_with_its_options(text, name, options):
     assert Network.parse(text) == Network(name, options)
 
 
-@pytest.mark.parametrize(("text", "parameters"), [("ViT-B/16", 86567656), ("vit-l", 304326632), ("resnet18", 11220132)])
+@pytest.mark.parametrize(("text", "parameters"), [("vit-b", 86567656), ("vit-l", 304326632), ("resnet18", 11220132)])
 def test_networks_have_the_papers_size(text, parameters):
     with torch.device("meta"):
         model = Network.parse(text).build()

@@ -73,7 +73,7 @@ def test_differentiable_attention_equals_the_fused_kernel():
     torch.testing.assert_close(differentiable_forward(model, images), model(images), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_model_has_forward_mode_and_second_derivatives(name):
     """``w . (J v) == (J^T w) . v`` and ``u . (H v) == v . (H u)``: forward and reverse mode agree, H is symmetric."""
     torch.manual_seed(0)
@@ -102,7 +102,7 @@ def test_every_model_has_forward_mode_and_second_derivatives(name):
     torch.testing.assert_close(dot(u, hv), dot(v, hu))
 
 
-@pytest.mark.parametrize("name", [name for name in models.names() if name != "mlp"])
+@pytest.mark.parametrize("name", [name for name in models.BUILDERS if name != "mlp"])
 def test_channels_last_changes_only_the_layout(name):
     torch.manual_seed(0)
     arguments = SMALL[name]

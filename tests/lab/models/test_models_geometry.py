@@ -28,7 +28,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("divergence", ["ngd", "newton"])
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_structure_is_learned_on_every_network(name, divergence):
     torch.manual_seed(0)
     model = models.build(name, classes=3, **SMALL[name]).double()

@@ -97,9 +97,7 @@ def intervals() -> tuple[int, ...]:
 
 def printed(network: Network, method: str, interval: int | None) -> dict[str, float | None] | None:
     """The paper's row with its ratios; None for a network that is not in the paper."""
-    architecture = ARCHITECTURES.get(network.name) if not network.options.keys() - {"patch"} else None
-    if architecture is None or network.options.get("patch", 16) != 16:
-        return None
+    architecture = ARCHITECTURES.get(network.label)
     own = {(row["method"], row["interval"]): row for row in paper()["cadence"]["rows"] if row["arch"] == architecture}
     row = own.get((method, interval))
     if row is None:

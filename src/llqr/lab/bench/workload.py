@@ -1,7 +1,6 @@
 """What is timed: a network of the laboratory on random images, its forward and backward pass, and a step by method."""
 
 import gc
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ import llqr
 from llqr.curvature.batch import call_model
 from llqr.lab import models
 from llqr.lab.bench.timing import Clock
+from llqr.lab.config.layers import parse_value
 from llqr.lab.config.settings import Base
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
@@ -34,7 +34,7 @@ METHODS = (*BASES, "SAM", "F-SAM", "LLQR", "LLQR+SAM")
 class Network:
     """A network by name, at the image size and number of classes it is published for unless ``options`` set others.
 
-    Written ``vit-b``, ``ViT-B/16`` (the patch after the slash) or ``resnet18:width=16,classes=10``.
+    Written ``vit-b`` or ``resnet18:width=16,classes=10``.
     """
 
     name: str
@@ -42,15 +42,14 @@ class Network:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        head, _, listed = text.partition(":")
-        name, slash, patch = head.strip().lower().partition("/")
-        options: dict[str, Any] = {"patch": _value(patch)} if slash else {}
+        name, _, listed = text.partition(":")
+        options: dict[str, Any] = {}
         for entry in filter(None, listed.split(",")):
             key, equals, value = entry.partition("=")
             if not equals:
                 raise ConfigurationError(f"--model {text}: {entry!r} must be written key=value.")
-            options[key.strip()] = _value(value.strip())
-        check_known("--model", name, models.names())
+            options[key.strip()] = parse_value(value)
+        check_known("--model", name, models.BUILDERS)
         return cls(name, options)
 
     @property
@@ -68,13 +67,6 @@ class Network:
             return models.build(self.name, **self.arguments)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"--model {self.label}: {error}") from error
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Target:
 
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A network, repeatable: vit-b, ViT-B/16, or with options resnet18:width=16,classes=10."),
+        typer.Option(help="A network, repeatable: vit-b, or with options resnet18:width=16,classes=10."),
     ] = None
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64
     precision: Annotated[

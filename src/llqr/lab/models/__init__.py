@@ -15,7 +15,7 @@ from llqr.lab.models.convolutional import cnn, mlp, pyramidnet110, resnet18, res
 from llqr.lab.models.vit import vit_b, vit_l, vit_s, vit_ti
 from llqr.lab.names import check_known
 
-__all__ = ["build", "construct", "names"]
+__all__ = ["BUILDERS", "build", "construct"]
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -32,11 +32,6 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 }
 SMALLEST_IMAGE = {"cnn": 4, "vgg16-bn": 32, "resnet18": 8, "wrn28-10": 4, "pyramidnet110": 4, "resnet50": 32}
 """The side of the smallest image that a network can halve as often as it does."""
-
-
-def names() -> list[str]:
-    """The names that `build` accepts."""
-    return list(BUILDERS)
 
 
 def build(name: str, **arguments: Any) -> nn.Module:

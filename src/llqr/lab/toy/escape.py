@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import GREEN, PURPLE, band, method_handles, panels, ring_map, ring_slice, shared_legend
-from llqr.lab.toy.experiment import ToyResult, claim_shares, quantiles, statistics
+from llqr.lab.toy.experiment import ToyResult, claim_shares, statistics
 from llqr.lab.toy.ring import FIGURE_CONSTANTS, ToyRuns, escape
 from llqr.theory import METHODS, hovering_envelope
 from llqr.theory.trajectories import simulate
@@ -34,7 +34,6 @@ def run_escape(anisotropy: float = 1.0, starts: int = 32, steps: int = 1200) -> 
         {
             "constants": constants, "starts": starts, "steps": steps, "claims": claims,
             "steps_to_flat": flat, "mean_loss": decay,
-            "loss_curves": {m: quantiles(runs.losses(m)) for m in METHODS},
         },
         {"escape" if anisotropy == 1 else "escape-anisotropic": escape_figure(runs, rescaled)},
     )  # fmt: skip

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -27,13 +26,6 @@ def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
 
 def statistics(values: Tensor) -> dict[str, float]:
     return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
-
-
-def quantiles(values: Tensor) -> dict[str, Any]:
-    """Minimum, median and maximum over runs at log-spaced steps, so that the file stays readable."""
-    steps = np.unique(np.geomspace(1, len(values), 40).astype(int)) - 1
-    chosen = values[steps]
-    return {"step": steps, "min": chosen.amin(1), "median": chosen.median(1).values, "max": chosen.amax(1)}
 
 
 def save(result: ToyResult, folder: Path, command: str) -> None:
