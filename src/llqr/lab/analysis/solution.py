@@ -18,7 +18,7 @@ from llqr.lab.errors import DataError
 from llqr.lab.passes import Precision
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import read_json, write_json
-from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.runs.provenance import made_now
 from llqr.lab.tasks import Task
 from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training import checkpoint
@@ -59,9 +59,7 @@ def analyse(folder: RunFolder, task: Task, device: torch.device, samples: int) -
         "loss": surface.loss(),
         "sharpness": asdict(found),
         "engine": surface.engine,
-        **source_state(),
-        "versions": versions(),
-        "machine": machine.describe(device),
+        **made_now(machine.describe(device)),
         "seconds": time.perf_counter() - started,
     }
 

@@ -1,10 +1,7 @@
 """A measurement as a file: every row, with its command, commit and machine."""
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from llqr.lab.bench import cadence, host, memory, peers, refresh, scaling
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import write_json
-from llqr.lab.runs.provenance import source_state, versions
+from llqr.lab.runs.provenance import made_now
 from llqr.lab.writing import make_folder
 
 Row = dict[str, Any]
@@ -31,15 +28,8 @@ class Record:
     def __init__(self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None) -> None:
         self.rows: list[Row] = []
         self._out = out
-        self._head = {
-            "bench": bench,
-            "command": without_places(shlex.join(["llqr", *sys.argv[1:]])),
-            **source_state(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": versions(),
-            "machine": machines.describe(device),
-            "config": dict(config),
-        }
+        self._head = {"bench": bench, **made_now(machines.describe(device)), "config": dict(config)}
+        self._head["command"] = without_places(self._head["command"])
         if out is not None:
             make_folder(out.parent)
 

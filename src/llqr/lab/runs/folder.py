@@ -12,7 +12,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.runs.json_files import CONFIG, RESULT, flatten, plain, read_json, write_json
 from llqr.lab.runs.planned import PlannedRun
-from llqr.lab.runs.provenance import command, source_state, versions
+from llqr.lab.runs.provenance import made_now
 from llqr.lab.writing import explained, make_folder, write_text
 
 
@@ -75,13 +74,7 @@ class RunFolder:
     def begin(self, planned: PlannedRun, machine: Mapping[str, Any]) -> None:
         """Write down what is about to happen; a later command on the same run is added to the first one."""
         make_folder(self.path)
-        now = {
-            "started": datetime.now(UTC).isoformat(timespec="milliseconds"),  # runs are shown in this order
-            "command": command(),
-            **source_state(),
-            "versions": versions(),
-            "machine": dict(machine),
-        }
+        now = made_now(machine)
         if (self.path / "config.json").exists():
             config = self.config()
             config["resumed"].append(now)

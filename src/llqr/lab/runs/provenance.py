@@ -1,10 +1,12 @@
-"""What made a number: the commit of the package that is running, whether its files differ from it, and versions."""
+"""What made a number: the command, the commit of the package that is running, versions and machine."""
 
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,17 @@ def command() -> str:
     program, *arguments = sys.argv or [""]
     name = "llqr" if Path(program).name in ("llqr", "__main__.py") else Path(program).name
     return shlex.join([name, *arguments])
+
+
+def made_now(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a command that begins on this machine."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),  # runs are shown in this order
+        "command": command(),
+        **source_state(),
+        "versions": versions(),
+        "machine": dict(machine),
+    }
 
 
 def versions() -> dict[str, str | None]:
