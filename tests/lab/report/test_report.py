@@ -240,13 +240,6 @@ def test_a_metric_next_to_the_identity_is_called_that(runs):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_logs_from_before_the_effect_was_logged_are_read(runs):
-    rewrite_reports(runs, lambda one: [one.pop(key) for key in ("change", "cosine")])
-    found = page(runs)
-    assert found.table("method", "refreshes")["llqr-ngd+sam"]["change of g"]["text"] == "–"
-    assert "Change of a gradient by U" not in found.text
-
-
 def test_runs_that_were_evaluated_differently_are_not_averaged(tmp_path):
     """As by an experiment of one's own that was changed between two folders of runs."""
     write_run(tmp_path, "sgdm", 0)

@@ -143,10 +143,6 @@ def solutions(runs: Sequence[StoredRun], notes: Mapping[Path, str]) -> Part | No
     return Part("Solutions", [sentence, *missing], [pd.DataFrame(rows)])
 
 
-KEYS = ("step", "accepted", "seconds", "engine", "objective_before", "objective_after", "change", "cosine")
-"""What is shown of the report of a refresh; older runs lack some of it."""
-
-
 def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     """One row per method that learns a metric, and what every refresh does to a gradient and to the objective."""
     learned = grouped((run for run in runs if any(one["refreshes"] for one in run.records)), lambda run: run.method)
@@ -154,7 +150,8 @@ def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     if not listed:
         return None
     made = [{"method": run.method, "run": run.path} | one for run, record in listed for one in record["refreshes"]]
-    reports = pd.DataFrame(made).reindex(columns=["method", "run", *KEYS]).astype(dict.fromkeys(KEYS[4:], float))
+    numbers = ("objective_before", "objective_after", "change", "cosine")
+    reports = pd.DataFrame(made).astype(dict.fromkeys(numbers, float))
     before = reports["objective_before"]
     reports["of J"] = 100 * (reports["objective_after"] - before) / before.abs().replace(0, np.nan)
     reports["change"] = 100 * reports["change"].where(reports["accepted"].astype(bool))

@@ -215,9 +215,7 @@ def _own_table(name: str, runs: Sequence[RunRecord]) -> PaperTable:
 
 def text(mean: Any, std: Any = None) -> str:
     """A mean with its standard deviation, or nothing."""
-    if pd.isna(mean):
-        return ""
-    return spread(mean, None if pd.isna(std) else std)
+    return "" if pd.isna(mean) else spread(mean, std)
 
 
 def difference(table: PaperTable, cell: Any) -> Any:

@@ -1,10 +1,11 @@
 """The log of a run for TensorBoard, beside the JSON lines and with the same names."""
 
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from llqr.lab.errors import ConfigurationError
+from torch.utils.tensorboard import SummaryWriter
+
 from llqr.lab.runs.json_files import flatten
 
 
@@ -15,12 +16,6 @@ class Board:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigurationError(
-                "--tensorboard needs TensorBoard, which is not installed: pip install '.[lab]' in a clone."
-            ) from error
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
@@ -29,7 +24,7 @@ class Board:
                 self._writer.add_scalar(key.replace(".", "/"), value, record["step"])
         for report in record["refreshes"]:
             for key in ("change", "cosine"):
-                if report["accepted"] and isfinite(report.get(key, nan)):  # old checkpoints hold reports without it
+                if report["accepted"] and isfinite(report[key]):
                     self._writer.add_scalar(f"refresh/{key}", report[key], report["step"])
         self._writer.flush()
 
