@@ -112,10 +112,6 @@ class Trajectory:
 
     positions: Tensor
 
-    @property
-    def steps(self) -> int:
-        return len(self.positions) - 1
-
     def losses(self, loss: Loss) -> Tensor:
         """The loss at every point, `(steps + 1, rows)`."""
         return torch.stack([loss(points) for points in self.positions])
@@ -131,7 +127,7 @@ class Trajectory:
         lengths = torch.cat([torch.zeros_like(lengths[:1]), lengths])
         if until is None:
             return lengths[-1]
-        stop = torch.where(until < 0, self.steps, until)
+        stop = torch.where(until < 0, len(lengths) - 1, until)
         return lengths.gather(0, stop.unsqueeze(0)).squeeze(0)
 
 

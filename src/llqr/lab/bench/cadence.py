@@ -75,8 +75,6 @@ def rows(
                 "method": method,
                 "passes": passes[method],
                 "interval": interval,
-            }
-            row |= {
                 "updates": None if interval is None else updates,
                 "step_seconds": quartiles(steps[method]),
                 "epoch_seconds": quartiles(epoch),

@@ -9,9 +9,8 @@ from typing import Any
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.config.run import Run
 from llqr.lab.names import check_folder_name
+from llqr.lab.number_table import IN_MIB
 from llqr.lab.runs.json_files import flatten, plain
-
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
             differing = {key: value for key, value in its_settings.items() if key not in shared}
             yield from (f"{key} = {value!r}" for key, value in differing.items() if value is not None)
             if "metric_bytes" in one:
-                yield f"# metric: {one['metric_scalars']:,} numbers, {one['metric_bytes'] / MIB:,.1f} MiB"
+                yield f"# metric: {one['metric_scalars']:,} numbers, {IN_MIB * one['metric_bytes']:,.1f} MiB"
             else:
                 yield "# no metric"
             for block, kind in one.get("metric_fallbacks", {}).items():
