@@ -422,7 +422,8 @@ class Buffers:
             return
         modules = self._model.modules()
         self._held = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
-        self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held if _writable(buffer)}.values()))
+        if self._held:
+            self._contents.take(list({id(buffer): buffer for _, _, buffer in self._held if _writable(buffer)}.values()))
 
     def restore(self) -> None:
         """Put back what `hold` remembered, if anything; a module may have replaced its buffers by new ones."""
