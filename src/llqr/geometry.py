@@ -29,7 +29,18 @@ from llqr.distributed.placement import Shards, own_part
 from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.structure import Bounds, Factors
-from llqr.report import WEAK, Effect, Refresh, RefreshError, RefreshWarning, costs, examine, summarise, weak_metric
+from llqr.report import (
+    WEAK,
+    Effect,
+    Refresh,
+    RefreshError,
+    RefreshWarning,
+    costs,
+    examine,
+    summarise,
+    warn_if_short,
+    weak_metric,
+)
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
 
@@ -186,15 +197,15 @@ class Geometry:
         Takes as long as a refresh and learns nothing. Warns if training is planned for so few `steps` that `U` hardly
         leaves the identity.
         """
-        short = steps is not None and not self.inner.debias
-        planned = (steps or 0, self._every, at(self._ema, 0, "ema", 0, 1)) if short else None
+        if steps is not None and not self.inner.debias:
+            warn_if_short(steps, self._every, at(self._ema, 0, "ema", 0, 1))
         with self.linearizer.frozen():
             drawn = self.linearizer.agreed(lambda: self._drawn(batch))
             g, factors = self._linearised(drawn).gradient, self.metric.apply_factors()  # also chooses the engine
             if self.runtime.capture or self.runtime.compile:
                 self._solved(drawn)
             runs = {"refresh": lambda: self._solved(drawn), "apply": lambda: self.metric.apply(g, factors)}
-            return costs(runs, self.linearizer.device, planned)
+            return costs(runs, self.linearizer.device)
 
     @property
     def batches(self) -> Batches | None:

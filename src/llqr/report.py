@@ -144,10 +144,8 @@ def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor
 # -- before a training -------------------------------------------------------------------------------------------------
 
 
-def costs(
-    runs: Mapping[str, Callable[[], object]], device: torch.device, planned: tuple[int, Schedule, float] | None
-) -> dict[str, float]:
-    """The seconds of each run, and its peak of memory where the device tells it; warns of a training too short."""
+def costs(runs: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+    """The seconds of each run, and its peak of memory where the device tells it."""
     found: dict[str, float] = {}
     cuda = device.type == "cuda"
     for name, run in runs.items():
@@ -161,12 +159,10 @@ def costs(
             torch.cuda.synchronize(device)
             found[f"{name}_bytes"] = torch.cuda.max_memory_allocated(device) - before
         found[f"{name}_seconds"] = time.perf_counter() - started
-    if planned is not None:
-        _warn_if_short(*planned)
     return found
 
 
-def _warn_if_short(steps: int, every: Schedule, ema: float) -> None:
+def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
     """Of a training with fewer refreshes than its moving average needs: `1 / (1 - ema)`, 20 for 0.95."""
     refreshes = step = 0
     while step < steps:
