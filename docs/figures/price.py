@@ -13,14 +13,16 @@ from llqr.lab.runs.stored import RunRecord
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = [RESULTS / "cifar100.jsonl", RESULTS / "price.jsonl"]
-RECIPES = ("cifar100/resnet18", "cifar100/resnet18@rho-0.1", "price/resnet18")
+RECIPES = ("cifar100/resnet18", "cifar100/resnet18@rho-0.1", "price/resnet18", "price/resnet18@146-epochs")
 CADENCE = RESULTS / "bench/cadence-resnet18-side-2304.json"  # runs with other structures than its e-kfac are left out
 
 
 def label(run: RunRecord) -> str:
     probe, geometry = run.config["run"]["probe"], run.config["run"]["geometry"]
     norm = ", metric norm" if geometry and probe and probe["norm"] == "metric" else ""
-    return f"{run.method}, rho {probe['rho']:g}{norm}" if probe else run.method
+    epochs = run.config["run"]["training"]["epochs"]
+    length = "" if epochs == 200 else f", {epochs} epochs"
+    return f"{run.method}, rho {probe['rho']:g}{norm}{length}" if probe else run.method
 
 
 @pictures.styled
