@@ -6,10 +6,14 @@ import importlib
 import json
 import pkgutil
 import re
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from scipy.stats import ttest_ind
 
 import llqr
 from llqr.lab.config import recipe
@@ -224,6 +228,28 @@ def test_the_test_losses_and_the_gain_of_the_euclidean_norm_are_those_of_the_tab
     losses = (ours["llqr-ngd+sam"].loss, ours["sam"].loss, both.loss)
     assert "{:.2f} against {:.2f}, and {:.2f} with the Euclidean norm".format(*losses) in text
     assert f"{both.difference:.2f} above SAM at 0.2 (p = {both.p:.2g})" in text
+
+
+def test_the_controls_of_the_sparse_form_are_those_measured():
+    kept = measurements.read(ROOT / "results")
+
+    def last(table, method):
+        (cell,) = (cell for cell in tables.build(table, kept).cells.itertuples() if cell.method == method)
+        return cell.values
+
+    late, sparse, seconds = (
+        last(*one) for one in (("price", "late-2"), ("price", "sam-late-2"), ("price@146-epochs", "sam"))
+    )
+    for other, page in ((sparse, "docs/gain.md"), (seconds, "docs/gain.md"), (seconds, "README.md")):
+        difference = statistics.mean(late) - statistics.mean(other)
+        p = ttest_ind(late, other, equal_var=False).pvalue
+        assert re.search(rf"{difference:.2f} (above it|below `late-2`|below it) \(p = {p:.2g}", _plain_text(page))
+
+
+def test_fine_tuning_is_what_was_measured():
+    script, kept = (str(ROOT / "results/fine-tuning" / name) for name in ("sst.py", "sst.jsonl"))
+    shown = subprocess.run([sys.executable, script, "--out", kept], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() in (ROOT / "docs/gain.md").read_text()
 
 
 def test_no_page_needs_a_server_to_be_seen():
