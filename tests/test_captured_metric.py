@@ -58,6 +58,25 @@ def test_every_gradient_and_every_metric(kind, model, apply_dtype, replays, monk
     assert replays == [6]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "apply_dtype", "once"),
+    [(None, None, True), (torch.bfloat16, None, True), (torch.bfloat16, torch.bfloat16, True)]
+    + [(None, torch.bfloat16, False)],
+)
+def test_factors_in_the_dtype_of_the_metric_are_held_once(dtype, apply_dtype, once, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = vit().float()
+    metric = perturbed(Metric(model, structure="kfac", dtype=dtype, apply_dtype=apply_dtype))
+    captured = cuda.CapturedMetric(metric)
+    for seed in range(3):
+        Ug, expected = captured.apply(grads := gradients(model)), metric.apply(grads)
+        assert all(Ug[name].equal(expected[name]) for name in grads)
+        for group, own, read in zip(metric.groups, metric.factors(), captured._factors, strict=True):
+            shared = [own[name].data_ptr() == read[name].data_ptr() for name in own]
+            assert shared == [once or not group.multiplies] * len(own)
+        perturbed(metric, seed)
+
+
 @pytest.mark.parametrize(("structure", "times"), [("kfac", [3]), ("diagonal", [])])
 def test_captured_once_and_only_where_it_helps(structure, times, replays, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -103,8 +103,8 @@ class CapturedMetric:
     parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices or with
     identities, and where there are no matrix products (`U g` is then one launch).
 
-    The graph owns its memory: the factors in the dtype they multiply in, the gradients, the intermediate products, and
-    `U g`. New factors of the metric are copied to it.
+    The graph owns its memory: the gradients, the intermediate products and `U g`. It reads the factors in the dtype that
+    they multiply in; new ones are copied to where it reads. Those in the metric's own dtype are the metric's, held once.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -126,9 +126,11 @@ class CapturedMetric:
             return metric.apply(grads)
         replay = self._replay = self._replay or self._captured(grads)
         if metric.factors() is not self._learned:
-            self._learned = metric.factors()
-            for own, learned in zip(self._factors, self._learned, strict=True):
+            pairs = list(zip(self._factors, metric.factors(), strict=True))
+            for own, learned in pairs:
                 copy_each(list(own.values()), list(learned.values()))
+            metric.assign([{name: _held(own[name], learned[name]) for name in own} for own, learned in pairs])
+            self._learned = metric.factors()
         blocks = [block for group in metric.groups for block in group.blocks]
         copy_each(self._places, [block.piece(grads[block.parameter]) for block in blocks])
         replay()
@@ -137,8 +139,7 @@ class CapturedMetric:
     def _captured(self, grads: Mapping[str, Tensor]) -> Callable[[], None]:
         """For gradients in the dtype and memory order that `U g` is to have."""
         metric = self._metric
-        self._learned = metric.factors()
-        self._factors = [{name: factor.clone() for name, factor in own.items()} for own in metric.apply_factors()]
+        self._learned, self._factors = metric.factors(), metric.apply_factors()
         # Gradients are copied once, to where they are multiplied, in the dtype of the factors.
         packed = [
             group.blank(next(iter(own.values())).dtype, group.device)
@@ -152,6 +153,11 @@ class CapturedMetric:
     def __reduce__(self) -> tuple[type[CapturedMetric], tuple[Metric]]:
         """Copies have no graph, which cannot be copied, and capture their own."""
         return CapturedMetric, (self._metric,)
+
+
+def _held(own: Tensor, learned: Tensor) -> Tensor:
+    """What the metric keeps of the factor of a graph and the learned one, which has the same numbers."""
+    return own if own.dtype == learned.dtype else learned
 
 
 def capture(compute: Callable[[], Named]) -> tuple[Callable[[], None], Named]:

@@ -20,8 +20,7 @@ class Runtime:
         engine: what multiplies by H: "auto", "forward", "double-backward", "finite-differences",
             "one-sided-differences" or "linearised". Each of them gathers the whole weights that FSDP2 has sharded.
         capture: replay refreshes, and the matrix products of U g, as CUDA graphs: few launches from the host. Needs a
-            CUDA model and batches of one shape, and keeps the memory of both, with a copy of the factors; each U g
-            overwrites the one before.
+            CUDA model and batches of one shape, and keeps the memory of both; each U g overwrites the one before.
         compile: hand the traced product (of engine="linearised") to torch.compile.
         autocast: run a refresh under autocast of this dtype (default: full precision, whatever the caller's context);
             the factors' matrix products too, unless it is float16, which is too narrow for gradients.
