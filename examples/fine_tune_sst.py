@@ -21,19 +21,19 @@ defaults = {"data": "sst", "model": "minilm", "rho": 0.02, "lr": 5e-5, "seed": 0
 for name, value in defaults.items():
     parser.add_argument(f"--{name}", type=type(value), default=value)
 parser.add_argument("--task", choices=("binary", "fine"), default="binary")
-parser.add_argument("--method", choices=("adamw", "sam", "llqr", "llqr+sam", "llqr+sam-every-5"), required=True)
-args = parser.parse_args()
+with_adamw = ("adamw", "sam", "llqr", "llqr+sam", "llqr+sam-every-5")
+parser.add_argument("--method", choices=(*with_adamw, "sgd", "sgd+sam", "sgd+llqr", "sgd+llqr+sam"), required=True)
+args, cuda = parser.parse_args(), torch.cuda.is_available()
 transformers.set_seed(args.seed)
-cuda = torch.cuda.is_available()
-tokenizer = AutoTokenizer.from_pretrained(args.model)
-pad, sets = DataCollatorWithPadding(tokenizer), {}
+pad, sets = DataCollatorWithPadding(AutoTokenizer.from_pretrained(args.model)), {}
 for part in ("train", "dev", "test"):
     rows = [line.split(" ", 1) for line in Path(args.data, f"{args.task}.{part}.txt").read_text().strip().split("\n")]
-    tokens = tokenizer([text for _, text in rows], truncation=True, max_length=64)["input_ids"]
+    tokens = pad.tokenizer([text for _, text in rows], truncation=True, max_length=64)["input_ids"]
     sets[part] = [{"input_ids": ids, "label": int(row[0])} for ids, row in zip(tokens, rows, strict=True)]
-kind = {"num_labels": 2 if args.task == "binary" else 5, "dtype": torch.float32, "attn_implementation": "eager"}
-model = AutoModelForSequenceClassification.from_pretrained(args.model, **kind).to("cuda" if cuda else "cpu")
-opt = base = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
+head = {"num_labels": 2 if args.task == "binary" else 5, "dtype": torch.float32, "attn_implementation": "eager"}
+model = AutoModelForSequenceClassification.from_pretrained(args.model, **head).to("cuda" if cuda else "cpu")
+kind, own = ("SGD", {"momentum": 0.9}) if "sgd" in args.method else ("AdamW", {"weight_decay": 0.01})
+opt = base = getattr(torch.optim, kind)(model.parameters(), lr=args.lr, **own)
 probe, refreshes = {"rho": args.rho, "norm": "metric", "every": 5 if "every-5" in args.method else 1}, []
 if "llqr" in args.method:
     blocks = {"*embeddings*": "diagonal", "*": "e-kfac"}  # a table has a row for every word
@@ -41,7 +41,7 @@ if "llqr" in args.method:
     geometry = llqr.Geometry(model, cross_entropy, structure=blocks, every=40, on_refresh=refreshes.append, **fast)
     geometry.batches = DataLoader(sets["train"], 128, shuffle=True, collate_fn=pad)
     opt = llqr.LLQRSAM(base, geometry, **probe) if "sam" in args.method else llqr.LLQR(base, geometry)
-elif args.method == "sam":
+elif "sam" in args.method:
     opt = llqr.SAM(base, **probe)
 options = {"num_train_epochs": 5, "per_device_train_batch_size": 32, "per_device_eval_batch_size": 256, "bf16": cuda}
 options |= {"warmup_steps": 0.1, "eval_strategy": "epoch", "save_strategy": "no", "report_to": [], "seed": args.seed}

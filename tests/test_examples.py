@@ -46,11 +46,12 @@ def test_fine_tuning_learns_the_sign_of_words(tmp_path):
     BertModel(BertConfig(vocab_size=11, **sizes)).half().save_pretrained(tmp_path / "tiny")
     BertTokenizer(str(tmp_path / "words.txt")).save_pretrained(tmp_path / "tiny")
 
-    arguments = ["--data", ".", "--model", "tiny", "--lr", "1e-2", "--out", "out.jsonl"]
-    for method in ("adamw", "llqr+sam-every-5"):
-        run = forked.run(EXAMPLES / FINE_TUNING, *arguments, "--method", method, folder=tmp_path)
+    arguments = ["--data", ".", "--model", "tiny", "--out", "out.jsonl"]
+    for method, lr in (("adamw", "1e-2"), ("llqr+sam-every-5", "1e-2"), ("sgd+sam", "0")):
+        run = forked.run(EXAMPLES / FINE_TUNING, *arguments, "--method", method, "--lr", lr, folder=tmp_path)
         assert run.returncode == 0, run.stderr
-    plain, learned = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
-    assert len(plain["validation"]) == len(learned["validation"]) == 5
+    plain, learned, sgd = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert len(plain["validation"]) == len(learned["validation"]) == len(sgd["validation"]) == 5
     assert min(plain["test"], learned["test"]) > 0.9
-    assert (plain["refreshes"], learned["refreshes"]) == (0, 1)
+    assert len(set(sgd["validation"])) == 1  # SGD does not move with a rate of zero
+    assert (plain["refreshes"], learned["refreshes"], sgd["refreshes"]) == (0, 1, 0)

@@ -1,4 +1,4 @@
-"""Carry out the protocol "Fine-tuning SST": the choices, the test and the times, several runs at once.
+"""Carry out the protocols of fine-tuning on SST: the choices, the test and the times, several runs at once.
 
 python results/fine-tuning/sst.py --data sst --model minilm --jobs 10 --out results/fine-tuning/sst.jsonl
 python results/fine-tuning/sst.py --out results/fine-tuning/sst.jsonl    # only prints the table
@@ -17,8 +17,12 @@ from typing import Any
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "fine_tune_sst.py"
 KEY = ("task", "method", "rho", "lr", "seed")
-RATES, RADII = (2e-5, 5e-5, 1e-4), (0.005, 0.02, 0.05)
-PROBING = ("sam", "llqr+sam", "llqr+sam-every-5")
+RADII = (0.005, 0.02, 0.05)
+# Base, learning rates that are tried, methods without and with a probe, tasks.
+PROTOCOLS = (
+    ("adamw", (2e-5, 5e-5, 1e-4), ("llqr",), ("sam", "llqr+sam", "llqr+sam-every-5"), ("binary", "fine")),
+    ("sgd", (0.003, 0.01, 0.03), ("sgd+llqr",), ("sgd+sam", "sgd+llqr+sam"), ("binary",)),
+)
 
 
 def main() -> None:
@@ -51,44 +55,45 @@ def make_runs(args: argparse.Namespace) -> None:
         done = kept()
         return {run: done[run] for run in runs}
 
-    tasks = ("binary", "fine")
-    rates = carry_out([(task, "adamw", RADII[0], lr, 100) for task in tasks for lr in RATES], args.jobs)
-    lr = {task: max(RATES, key=lambda rate: (rates[task, "adamw", RADII[0], rate, 100], -rate)) for task in tasks}
-    print("learning rates", lr, flush=True)
-    radii = [(task, method, rho, lr[task], 100) for task in tasks for method in reversed(PROBING) for rho in RADII]
-    scores = carry_out(radii, args.jobs)
-    chosen = []
-    for task in tasks:
-        chosen += [(task, method, RADII[0], lr[task]) for method in ("llqr", "adamw")]
-        for method in PROBING:
-            rho = max(RADII, key=lambda radius: (scores[task, method, radius, lr[task], 100], -radius))
-            chosen.append((task, method, rho, lr[task]))
-    print("chosen", chosen, flush=True)
-    carry_out([(*one, seed) for seed in range(5) for one in chosen], args.jobs)
-    carry_out([(*one, 200) for one in chosen if one[0] == "binary"], 1)
+    for base, rates, plain, probing, tasks in PROTOCOLS:
+        scores = carry_out([(task, base, RADII[0], lr, 100) for task in tasks for lr in rates], args.jobs)
+        chosen = []
+        for task in tasks:
+            lr = max(rates, key=lambda rate: (scores[task, base, RADII[0], rate, 100], -rate))
+            radii = carry_out([(task, method, rho, lr, 100) for method in probing for rho in RADII], args.jobs)
+            chosen += [(task, method, RADII[0], lr) for method in (base, *plain)]
+            for method in probing:
+                chosen.append((task, method, max(RADII, key=lambda rho: (radii[task, method, rho, lr, 100], -rho)), lr))
+        print("chosen", chosen, flush=True)
+        carry_out([(*one, seed) for seed in range(5) for one in chosen], args.jobs)
+        carry_out([(*one, 200) for one in chosen if one[0] == "binary"], 1)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Test accuracy of seeds 0 to 4: mean, standard deviation, differences to AdamW and SAM with Welch's p."""
+    """Test accuracy of seeds 0 to 4: mean, standard deviation, differences to the base and SAM with Welch's p."""
     from scipy.stats import ttest_ind
 
-    for task in ("binary", "fine"):
-        print(f"\n| {task} | rho | test accuracy | - adamw | p | - sam | p | time |\n|:--|--:|--:|--:|--:|--:|--:|--:|")
-        mine = [row for row in rows if row["task"] == task]
-        test = {
-            method: [100 * row["test"] for row in mine if row["method"] == method and row["seed"] < 5]
-            for method in ("adamw", "sam", "llqr", "llqr+sam", "llqr+sam-every-5")
-        }
-        seconds = {row["method"]: row["seconds"] for row in mine if row["seed"] == 200}
-        for method, found in test.items():
-            cells = [f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"]
-            for other in ("adamw", "sam"):
-                difference = statistics.mean(found) - statistics.mean(test[other])
-                p = ttest_ind(found, test[other], equal_var=False).pvalue
-                cells += ["", ""] if method == other else [f"{difference:+.2f}", f"{p:.2g}"]
-            cells.append(f"{seconds[method] / seconds['adamw']:.2f}x" if method in seconds else "")
-            rho = next(row["rho"] for row in mine if row["method"] == method and row["seed"] == 0)
-            print("|", " | ".join([method, str(rho) if method in PROBING else "", *cells]), "|")
+    for base, _, plain, probing, tasks in PROTOCOLS:
+        for task in tasks:
+            mine = [row for row in rows if row["task"] == task]
+            test = {
+                method: [100 * row["test"] for row in mine if row["method"] == method and row["seed"] < 5]
+                for method in (base, probing[0], *plain, *probing[1:])
+            }
+            if not all(test.values()):
+                continue
+            head = f"| {task} | rho | test accuracy | - {base} | p | - {probing[0]} | p | time |"
+            print(f"\n{head}\n|:--|--:|--:|--:|--:|--:|--:|--:|")
+            seconds = {row["method"]: row["seconds"] for row in mine if row["seed"] == 200}
+            for method, found in test.items():
+                cells = [f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"]
+                for other in (base, probing[0]):
+                    difference = statistics.mean(found) - statistics.mean(test[other])
+                    p = ttest_ind(found, test[other], equal_var=False).pvalue
+                    cells += ["", ""] if method == other else [f"{difference:+.2f}", f"{p:.2g}"]
+                cells.append(f"{seconds[method] / seconds[base]:.2f}x" if method in seconds else "")
+                rho = next(row["rho"] for row in mine if row["method"] == method and row["seed"] == 0)
+                print("|", " | ".join([method, str(rho) if method in probing else "", *cells]), "|")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ class CapturedMetric:
     parameters, inside a caller's own graph (which captures `U g` anyway), for a metric on several devices or with
     identities, and where there are no matrix products (`U g` is then one launch).
 
-    The graph owns its memory: the gradients, the intermediate products and `U g`. It reads the factors in the dtype that
-    they multiply in; new ones are copied to where it reads. Those in the metric's own dtype are the metric's, held once.
+    The graph owns its memory: the gradients, the intermediate products and `U g`. It reads the factors in the dtype
+    that they multiply in; new ones are copied to where it reads. Those of the metric's own dtype are held once.
     """
 
     def __init__(self, metric: Metric) -> None:
