@@ -147,6 +147,25 @@ def test_costs_are_those_measured(label, file, model):
         assert f"{over_sam:.2f}x" in (ROOT / "README.md").read_text()
 
 
+def test_what_costs_say_beside_their_table_is_measured():
+    page, readme = _plain_text("docs/costs.md"), _plain_text("README.md")
+    b, l = (_bench("cadence-vit", model=f"vit-{size}", method="LLQR+SAM", interval=500) for size in "bl")
+    b, l = (f"{row['vs_sam']['median']:.2f}" for row in (b, l))
+    assert f"ViT-B takes {b} and ViT-L {l} times SAM" in page
+    assert f"it takes {b}x and {l}x, where the paper reports" in readme
+    alone, both = (
+        _bench("cadence-resnet18-side-2304", model="resnet18", method=method, interval=500)
+        for method in ("LLQR", "LLQR+SAM")
+    )
+    lasting = [row["lasting_vs_sam"]["median"] for row in (alone, both)]
+    assert f"is {lasting[1]:.2f}, and {0.75 * lasting[0] + 0.25 * lasting[1]:.2f} with 1.25 passes" in page
+    names = ["cadence-vit", "cadence-vit-every-3", "cadence-vit-every-5"]
+    names += ["cadence-vit-b-one-sided", "cadence-vit-l-one-sided"]
+    first = [row["first_refresh_seconds"] for name in names for row in _rows(name) if row.get("first_refresh_seconds")]
+    said = f"{both['first_refresh_seconds']:.0f} s on ResNet-18 and {min(first):.0f} to {max(first):.0f} s on the ViTs"
+    assert said in page
+
+
 def test_a_basis_on_every_side_costs_what_was_measured():
     over_sam = _bench("cadence-resnet18-e-kfac", model="resnet18", method="LLQR+SAM", interval=500)["vs_sam"]["median"]
     assert f"costs {over_sam:.2f} times SAM (not compiled)" in _plain_text("docs/costs.md")

@@ -237,8 +237,9 @@ class Geometry:
             return
         if batch is None and self.batches is None:
             raise ValueError(
-                f"batch: a refresh is due at step {self._step}; pass step(closure, batch=(inputs, targets)), "
-                "or set geometry.batches; in Lightning, Hugging Face and Accelerate, see llqr.integrations"
+                f"batch: a refresh is due at step {self._step}; pass batch=(inputs, targets) to step, first_step or "
+                "repeat_at_probe, or set geometry.batches; in Lightning, Hugging Face and Accelerate, see "
+                "llqr.integrations"
             )
         self.refresh(batch)
 

@@ -186,8 +186,8 @@ def percent(share: float) -> str:
 def weak_metric(change: float) -> str:
     """The sentence about a metric that does nearly nothing."""
     return (
-        f"U changes a gradient by {percent(change)}: it does nearly nothing; try structure='e-kfac', a larger lr, "
-        "more frequent refreshes, a smaller ema, or llqr.Inner(debias=True)"
+        f"U changes a gradient by {percent(change)}: it does nearly nothing; try more frequent refreshes, a smaller "
+        "ema, a larger inner lr, llqr.Inner(debias=True), or structure='e-kfac' if it is another one"
     )
 
 

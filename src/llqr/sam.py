@@ -49,9 +49,10 @@ class Optimizer(TwoCalls):
         buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were
             before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both
             passes write.
-        measure: let `last` tell about each step: `loss`, `loss_at_probe` (the difference tells how sharp it is there),
+        measure: record each step in `last`: `loss`, `loss_at_probe` (the difference indicates local sharpness),
             `gradient_norm`, `displacement` (the length of `eps`), `passes`, `step`. Tensors stay on the device.
-        max_norm: clip what the base optimizer is given to this norm; measured, `last["update_norm"]` is that before.
+        max_norm: largest norm of what the base optimizer is given. With `measure=True`, `last["update_norm"]` is the
+            norm before clipping.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -229,7 +230,7 @@ class LLQRSAM(SAM):
     """`LLQRSAM(base, geometry, rho)`: `theta+ = theta + rho U g / sqrt(g.Ug)`, `theta <- theta - eta U g(theta+)`.
 
     `rho` is SAM's radius: the probe shrinks with `U`. `norm="euclidean"` is that of the authors' public code,
-    `rho U g / |U g|`, whose probe has the length `rho` and wants about half of SAM's radius. `transport=False` is the
+    `rho U g / |U g|`, whose probe has the length `rho`: try half of SAM's radius. `transport=False` is the
     paper's LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
 
     Example:

@@ -25,7 +25,7 @@ class Divergence:
     """`H = scale * (J^T Q J [+ second derivatives of the network])`, with `Q` the loss's own Hessian in the outputs.
 
     For softmax cross-entropy `Q` of the mean loss is `(diag p - p p^T) / N` row by row, whatever the label smoothing;
-    ignored rows have none. `scale="sum"` multiplies by the number of terms `N`, as in the paper's natural gradient.
+    ignored rows have none. `scale="sum"` multiplies by the number of terms `N`, as in the authors' natural gradient.
 
     Attributes:
         name: what tables and logs call it.
