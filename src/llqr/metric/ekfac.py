@@ -74,7 +74,7 @@ class PositiveEKFAC(EKFAC):
     fallback = "diag-kfac"
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
-        Ug, pull_squares = super().trace(_squared(factors), g)
+        Ug, pull_squares = super().trace(factors | {"scale": factors["scale"].square()}, g)
 
         def pull(r: Tensor) -> Factors:
             slopes = pull_squares(r)
@@ -87,7 +87,3 @@ class PositiveEKFAC(EKFAC):
 
     def _project_scale(self, scale: Tensor, lower: float, upper: float) -> Tensor:
         return scale.abs().clamp(lower**0.5, upper**0.5)
-
-
-def _squared(factors: Factors) -> Factors:
-    return factors | {"scale": factors["scale"] * factors["scale"]}

@@ -43,7 +43,7 @@ class PositiveKFAC(KFAC):
     name = "kfac-psd"
 
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
-        Ug, pull_squares = super().trace(_squared(factors), g)
+        Ug, pull_squares = super().trace({name: factor @ factor.mT for name, factor in factors.items()}, g)
 
         def pull(r: Tensor) -> Factors:
             return {name: (slope + slope.mT) @ factors[name] for name, slope in pull_squares(r).items()}
@@ -55,7 +55,3 @@ class PositiveKFAC(KFAC):
 
     def project(self, factors: Factors, lower: float, upper: float) -> Factors:
         return {name: clamp_singular_values(factor, lower**0.25, upper**0.25) for name, factor in factors.items()}
-
-
-def _squared(factors: Factors) -> Factors:
-    return {name: factor @ factor.mT for name, factor in factors.items()}

@@ -21,17 +21,13 @@ class OneSidedEKFAC(Structure):
     scales_with = "scale"
     multiplies = True
 
-    @property
-    def side(self) -> int:
-        return self.longest_side(self.blocks[0])
-
     @classmethod
     def longest_side(cls, block: Block) -> int:
         return min(block.shape)
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return {
-            "basis": self.eye(self.side, dtype, device),
+            "basis": self.eye(min(self.m, self.n), dtype, device),
             "scale": torch.ones(self.k, self.m, self.n, dtype=dtype, device=device),
         }
 
