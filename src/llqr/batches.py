@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,9 +58,15 @@ class BatchSource:
         Leaves the random state as it was. Adds the seed to it while it draws, or a function would draw the same batch
         again and again.
         """
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _put_back(self._generators()):
             _vary(device, seed)
             return self._next_batch(device) if function is None else function()
+
+    def _generators(self) -> list[torch.Generator]:
+        """Of a loader, which the training loop draws from too."""
+        holders = self._own, getattr(self._own, "sampler", None)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        return [generator for generator in found if isinstance(generator, torch.Generator)]
 
     def _next_batch(self, device: torch.device) -> Batch:
         if self._own is None:
@@ -95,6 +102,8 @@ class BatchSource:
         if self._began_at is not None:
             torch.set_rng_state(self._began_at)
         self._began_at = torch.get_rng_state()
+        for generator in self._generators():
+            generator.manual_seed(int(torch.randint(2**62, ())))
         iterator = iter(source if isinstance(source, Iterable) else source())
         for _ in range(self._position):
             next(iterator, None)
@@ -117,6 +126,16 @@ class BatchSource:
     def __getstate__(self) -> dict[str, Any]:
         """Without the iterator, which cannot be copied in general."""
         return self.__dict__ | {"_iterator": None}
+
+
+@contextmanager
+def _put_back(generators: list[torch.Generator]) -> Iterator[None]:
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:

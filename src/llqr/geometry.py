@@ -316,13 +316,17 @@ class Geometry:
         if self.inner.debias:
             accepted = self.refreshes - self.failures
             beta = min(beta, accepted / (accepted + 1))
-        if self.inner.normalise and metric.stored():
-            g = solution.quadratic.gradient
-            # Before, so that old and new weigh what `beta` says; after, because products of averages are other ones.
-            factors = metric.normalised(metric.average(metric.normalised(factors, g), beta), g)
-        else:
-            factors = metric.average(factors, beta)
-        return self.linearizer.agreed(lambda: metric.constrain(factors))
+
+        def constrained(factors: list[Factors]) -> list[Factors]:
+            return self.linearizer.agreed(lambda: metric.constrain(factors))
+
+        if not (self.inner.normalise and metric.stored()):
+            return constrained(metric.average(factors, beta))
+        g = solution.quadratic.gradient
+        # Before, so that old and new weigh what `beta` says; after, because products of averages and what was outside
+        # the bounds are others then.
+        averaged = constrained(metric.average(metric.normalised(factors, g), beta))
+        return constrained(metric.normalised(averaged, g))
 
     def _warn(self, report: Refresh) -> None:
         """Of a rejected refresh, or of a metric that does nearly nothing; too many failures raise."""

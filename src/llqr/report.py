@@ -85,9 +85,9 @@ class Effect:
         gg, gUg, UgUg = (sum(column) for column in zip(*products, strict=True))
         if not gg > 0:
             return cls()
-        change = sqrt(max(0.0, UgUg - 2 * gUg + gg) / gg)
+        change = sqrt(max(UgUg - 2 * gUg + gg, 0.0) / gg)  # in this order NaN stays NaN
         cosine = gUg / sqrt(gg * UgUg) if UgUg > 0 else nan
-        return cls(change, cosine, sqrt(max(0.0, UgUg) / gg))
+        return cls(change, cosine, sqrt(UgUg / gg))
 
 
 def examine(

@@ -24,7 +24,8 @@ class Runtime:
         compile: hand the traced product (of engine="linearised") to torch.compile.
         autocast: run a refresh under autocast of this dtype (default: full precision, whatever the caller's context);
             the factors' matrix products too, unless it is float16, which is too narrow for gradients.
-        micro_batch: compute a refresh in pieces of this many samples: the same result with less memory.
+        micro_batch: compute a refresh in pieces of this many samples, which the first dimension of the inputs must
+            count: the same result with less memory.
         dtype: what the factors are held in (default: the parameter's, at least float32).
         apply_dtype: what the matrix products of U g are computed in (default: what the factors are held in).
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.

@@ -357,3 +357,17 @@ def test_newton_under_autocast_on_a_gpu(engine):
             curvature = quadratic_model(problem, llqr.curvature.divergence_named("newton"), engine)
             products.append(flat(curvature.product({name: p.detach() for name, p in trainable(model).items()})))
     assert 1e-5 < relative_error(products[1], products[0]) < 0.05
+
+
+def test_an_engine_without_forward_mode_says_so():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+    geometry = flat_geometry(Attention(), F.cross_entropy, engine="forward")
+    with pytest.raises(RuntimeError, match="engine: torch lacks derivatives that 'forward' needs here"):
+        geometry.refresh((torch.randn(5, 3, 4), torch.randint(3, (5,))))

@@ -290,3 +290,20 @@ def test_what_is_no_source_is_named():
     geometry.batches = None
     with pytest.raises(TypeError, match=r"geometry\.batches"):
         geometry.refresh()
+
+
+def test_refreshes_leave_a_loaders_own_generator_alone():
+    def order(refreshes):
+        data = TensorDataset(torch.arange(24.0).view(-1, 1), torch.randint(3, (24,)))
+        loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        geometry = llqr.Geometry(nn.Linear(1, 3), nn.functional.cross_entropy)
+        geometry.batches = loader
+        seen = []
+        for _ in range(2):
+            for x, _ in loader:
+                if refreshes:
+                    geometry.refresh()
+                seen.append(x.flatten().tolist())
+        return seen
+
+    assert order(refreshes=True) == order(refreshes=False)

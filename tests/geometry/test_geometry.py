@@ -311,7 +311,7 @@ def test_a_state_that_does_not_fit_is_refused(other, message):
         ({"divergence": "kl"}, "divergence: unknown 'kl'; choose one of newton, ngd"),
         ({"structure": "full"}, "structure: unknown structure 'full'"),
         ({"bounds": (2, 3)}, "bounds: need 0 < u_min <= 1 <= u_max"),
-        ({"dtype": torch.int64}, "dtype: a metric is made of floating-point numbers"),
+        ({"dtype": torch.int64}, "dtype: expected bfloat16, float32 or float64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

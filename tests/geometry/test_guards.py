@@ -1,5 +1,6 @@
 """A refresh that fails keeps the old metric bit by bit, is counted, warns once, and is an error only after many."""
 
+import math
 import warnings
 
 import pytest
@@ -193,3 +194,13 @@ def test_training_goes_on_with_the_old_metric():
     assert geometry.due
     assert geometry.refresh(drawn.batch).accepted
     assert any(not factor.equal(before[name]) for name, factor in geometry.metric.named_factors().items())
+
+
+def test_a_metric_that_is_not_finite_has_no_effect_to_report():
+    geometry = flat_geometry(nn.Linear(4, 3), F.cross_entropy, structure="kfac", ema=0.0, lr=1e36, steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = geometry.refresh((torch.randn(8, 4), torch.randint(3, (8,))))
+    assert not report.accepted
+    assert math.isnan(report.change)
+    assert math.isnan(report.gain)

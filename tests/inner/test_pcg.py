@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from geometries import flat_geometry
 from llqr import Geometry, Inner
@@ -134,3 +135,40 @@ def test_a_debiased_average_forgets_the_identity_at_once():
         assert geometry.refresh(drawn.batch).accepted
     learned, halved = (geometry.metric.factors()[0]["diagonal"] for geometry in (debiased, plain))
     assert relative_error(halved - 1, 0.5 * (learned - 1)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_blocks_that_are_left_as_they_are_count_in_the_objective(kind, steps):
+    drawn = case("mlp")
+    structure = {next(iter(dict(drawn.model.named_parameters()))): "identity", "*": kind}
+    geometry = flat_geometry(
+        drawn.model, F.cross_entropy, structure=structure, solver="pcg", steps=steps, damping=0.1, ema=0.0
+    )
+    with geometry.linearizer.frozen():
+        solution = geometry._solved(drawn.batch)
+    with geometry.quadratic_model(drawn.batch) as model:
+        g, Ug = model.gradient, geometry.metric.apply(model.gradient, solution.factors)
+        HUg = model.product(Ug)
+    J = sum((-g[n] * Ug[n] + 0.5 * Ug[n] * HUg[n] + 0.05 * Ug[n] ** 2).sum() for n in g)
+    assert float(solution.after) == pytest.approx(float(J), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"structure": {"0.*": "identity", "*": "diagonal"}, "lr": 0.05},
+        {"structure": "scalar", "lr": 0.5, "steps": 20},  # factors below the floor
+    ],
+    ids=["identity", "floor"],
+)
+def test_normalised_beside_the_identity_and_at_the_floor(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    batch = 3 * torch.randn(32, 5).double(), torch.randint(3, (32,))
+    geometry = flat_geometry(model, F.cross_entropy, normalise=True, ema=0.0, **settings)
+    geometry.refresh(batch)
+    with geometry.quadratic_model(batch) as quadratic:
+        g, Ug = quadratic.gradient, geometry.metric.apply(quadratic.gradient)
+    along, square = (sum((part * other[name]).sum() for name, part in g.items()) for other in (Ug, g))
+    assert float(along) == pytest.approx(float(square), rel=1e-6)

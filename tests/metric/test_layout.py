@@ -8,7 +8,6 @@ from torch import nn
 
 from llqr import Metric
 from llqr.metric.layout import blocks_of, layer_of
-from llqr.metric.structure import clip
 from small_models import Attention, ViT, mlp, translator
 
 
@@ -289,5 +288,5 @@ def test_scale_and_bias_of_a_norm_are_one_clip_unit_only_if_all_of_u_is_diagonal
     found = [[block.name for block in group.blocks if block.layer == layer] for layer in group.layers]
     assert found == units
     slopes = {"diagonal": torch.arange(1.0, 129.0)}
-    (clipped,) = clip(metric.groups, [slopes], 1.0)
+    clipped = group.clipped(slopes, 1.0)
     assert group.norms(clipped["diagonal"]).tolist() == pytest.approx([1.0] * len(units))

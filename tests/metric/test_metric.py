@@ -353,10 +353,11 @@ def test_bounds_are_a_pair(bounds):
         Metric(mlp(), bounds=bounds)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("argument", ["dtype", "apply_dtype"])
-def test_integer_factors_are_refused(argument):
-    with pytest.raises(ValueError, match=f"{argument}: a metric is made of floating-point numbers, got torch.int8"):
-        Metric(mlp(), **{argument: torch.int8})
+def test_factors_that_no_gradient_fits_in_are_refused(argument, dtype):
+    with pytest.raises(ValueError, match=f"{argument}: expected bfloat16, float32 or float64, .*, got {dtype}"):
+        Metric(mlp(), **{argument: dtype})
 
 
 # -- memory and state --------------------------------------------------------------------------------------------------
@@ -479,3 +480,17 @@ def test_a_state_does_not_depend_on_the_memory_order(kind):
     again = Metric(plain, structure=kind)
     again.load_state_dict(second.state_dict())
     assert all(part.equal(first.named_factors()[name]) for name, part in again.named_factors().items())
+
+
+@pytest.mark.parametrize("kind", sorted(STRUCTURES))
+def test_a_weight_without_entries(kind):
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(0, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.b(x) + self.a(x[:, :0])
+
+    geometry = flat_geometry(Empty(), F.cross_entropy, structure=kind, steps=3)
+    assert geometry.refresh((torch.randn(6, 4), torch.randint(3, (6,)))).accepted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dense_blocks import applied_to_basis, dense_blocks
 from llqr.metric import STRUCTURES, Block, Flat, Structure
-from llqr.metric.structure import ROW, clip, wide_product
+from llqr.metric.structure import ROW, wide_product
 from references import relative_error
 
 KINDS = sorted(STRUCTURES.keys() - {"identity"})  # those that learn
@@ -198,11 +198,6 @@ def test_pull_back_is_the_gradient(kind, k, m, n, seed):
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
-def clipped_alone(group, gradients, limit):
-    (clipped,) = clip([group], [gradients], limit)
-    return clipped
-
-
 @pytest.mark.parametrize("limit", [0.3, 2.0, 1e6])
 @pytest.mark.parametrize("kind", STACKED)
 def test_clip_bounds_every_factor_of_every_block(kind, limit):
@@ -211,7 +206,7 @@ def test_clip_bounds_every_factor_of_every_block(kind, limit):
         name: factor * torch.tensor([0.01, 1.0, 9.0]).reshape(3, *[1] * (factor.ndim - 1))
         for name, factor in random_factors(group).items()
     }
-    clipped = dict(group.named(clipped_alone(group, gradients, limit)))
+    clipped = dict(group.named(group.clipped(gradients, limit)))
     for name, gradient in group.named(gradients):
         norm = float(gradient.norm())
         torch.testing.assert_close(clipped[name], gradient * min(1.0, limit / norm), rtol=1e-12, atol=0)
@@ -222,7 +217,7 @@ def test_clip_of_a_diagonal_bounds_weight_and_bias_together(limit):
     group = group_of("diagonal")
     gradients = {"diagonal": 4 * random_packed(group)}
     pieces = dict(zip((b.name for b in group.blocks), flat_blocks(group, gradients["diagonal"]), strict=True))
-    clipped = dict(zip(pieces, flat_blocks(group, clipped_alone(group, gradients, limit)["diagonal"]), strict=True))
+    clipped = dict(zip(pieces, flat_blocks(group, group.clipped(gradients, limit)["diagonal"]), strict=True))
     for layer in (["0.weight", "0.bias"], ["1.weight", "1.bias"], ["scale"]):
         norm = float(torch.cat([pieces[name] for name in layer]).norm())
         for name in layer:
@@ -232,7 +227,7 @@ def test_clip_of_a_diagonal_bounds_weight_and_bias_together(limit):
 def test_clip_of_a_scalar_bounds_every_layer():
     group = group_of("scalar")
     gradient = torch.tensor([-7.0, 0.2, 6.0], dtype=torch.float64)
-    clipped = clipped_alone(group, {"scalar": gradient}, 5.0)["scalar"]
+    clipped = group.clipped({"scalar": gradient}, 5.0)["scalar"]
     assert clipped.tolist() == pytest.approx([-5.0, 0.2, 5.0], rel=1e-14)
 
 
@@ -240,7 +235,7 @@ def test_clip_of_a_scalar_bounds_every_layer():
 def test_clip_leaves_a_zero_gradient_alone(kind):
     group = group_of(kind)
     gradients = {name: torch.zeros_like(factor) for name, factor in group.identity(torch.float64, CPU).items()}
-    for part in clipped_alone(group, gradients, 5.0).values():
+    for part in group.clipped(gradients, 5.0).values():
         assert part.count_nonzero() == 0
 
 

@@ -111,7 +111,8 @@ class Linearizer:
             if not self._checked:
                 model.product(model.gradient)
         except RuntimeError as error:
-            if "implemented" not in str(error) or "implemented for '" in str(error):  # the latter names a dtype
+            lacking = "forward AD" in str(error) or "implemented" in str(error)
+            if not lacking or "implemented for '" in str(error):  # the latter names a dtype
                 raise
             reason = str(error).splitlines()[0]
             raise RuntimeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +17,7 @@ from llqr.curvature.quadratic import QuadraticModel
 from llqr.inner.objective import Evaluation, Extrapolation, Objective
 from llqr.metric import Factors, Metric
 from llqr.metric.layout import Packed
-from llqr.metric.structure import clip, flattened
+from llqr.metric.structure import flattened
 from llqr.schedule import Schedule
 
 #: One step of the inner loop. "first" reads the objective at the start and moves; "product" moves, with a product with
@@ -141,8 +142,9 @@ class Descent(Solver):
         self._move(objective.at(self.factors, self._products, product=product))
 
     def _move(self, here: Evaluation) -> None:
-        slopes = here.slopes(finite=True)
-        self._update(flattened(clip(self.metric.groups, slopes, self.inner.clip, here.objective.side_by_side)))
+        pairs = zip(self.metric.groups, here.slopes(finite=True), strict=True)
+        each = [partial(group.clipped, slopes, self.inner.clip) for group, slopes in pairs]
+        self._update(flattened(here.objective.side_by_side(each)))
 
     @abstractmethod
     def _update(self, slopes: list[Tensor]) -> None: ...
@@ -231,7 +233,9 @@ class PreconditionedCG(Solver):
         here = objective.at(self.factors)
         before, linear = here.value, dot(objective.g, here.Ug)
         quadratic = dot(here.residual, here.Ug) + linear
-        multiple = torch.where((linear > 0) & (quadratic > 0), linear / quadratic, 1.0)
+        # Blocks that are left as they are would not follow a multiple.
+        follow = all(group.shapes() for group in self.metric.whole.groups)
+        multiple = torch.where((linear > 0) & (quadratic > 0) & follow, linear / quadratic, 1.0)
         torch._foreach_mul_(self._flat, [multiple.to(u) for u in self._flat])
         for residual, g in zip(here.residual, objective.g, strict=True):
             residual.mul_(multiple.to(g)).addcmul_(g, (multiple - 1).to(g))

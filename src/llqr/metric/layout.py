@@ -121,7 +121,7 @@ def _is_fused(owner_name: str, local: str, owner: nn.Module | None, tensor: Tens
 
 def _matrix_shape(tensor: Tensor, owner: nn.Module | None) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
-    if len(shape) < 2:
+    if len(shape) < 2 or 0 in shape:
         return (prod(shape),)
     if not isinstance(owner, Convolution):
         # A positional table (1, rows, dim) is (rows, dim), a class token (1, 1, dim) is (1, dim).

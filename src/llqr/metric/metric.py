@@ -90,8 +90,10 @@ class Metric:
         if bounds is not None and not 0 < bounds[0] <= 1 <= bounds[1]:
             raise ValueError(f"bounds: need 0 < u_min <= 1 <= u_max so that the identity is inside, got {bounds}")
         for argument, value in (("dtype", dtype), ("apply_dtype", apply_dtype)):
-            if value is not None and not value.is_floating_point:
-                raise ValueError(f"{argument}: a metric is made of floating-point numbers, got {value}")
+            if value not in (None, torch.bfloat16, torch.float32, torch.float64):
+                raise ValueError(
+                    f"{argument}: expected bfloat16, float32 or float64, which gradients fit in, got {value}"
+                )
         if parameters is None:
             parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.bounds = bounds
@@ -176,8 +178,12 @@ class Metric:
         return [{name: new[name].to(old[name].dtype) for name in old} for old, new in pairs]
 
     def normalised(self, factors: Sequence[Factors], g: Mapping[str, Tensor]) -> list[Factors]:
-        """The factors of a multiple of `U` for which `g.Ug = g.g`; unchanged if `g.Ug` is not positive."""
-        Ug, names = self.apply(g, factors), dict.fromkeys(block.parameter for block in self.blocks)
+        """The factors of a multiple of `U` for which `g.Ug = g.g`; unchanged if `g.Ug` is not positive.
+
+        Blocks that are left as they are have it already.
+        """
+        learned = [block for group in self.groups if group.shapes() for block in group.blocks]
+        Ug, names = self.apply(g, factors), dict.fromkeys(block.parameter for block in learned)
         own = [g[name] for name in names]
         ratio = self.dot(own, own) / self.dot(own, [Ug[name] for name in names])
         number = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)

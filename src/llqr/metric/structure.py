@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -18,7 +18,6 @@ Factors = dict[str, Tensor]
 Bounds = tuple[float, float] | None
 #: `r -> ` the gradient of `<r, U g>` in every factor.
 Pull = Callable[[Tensor], Factors]
-Each = Sequence[Callable[[], Factors]]
 META = torch.device("meta")
 
 #: Layers whose size is a multiple of this are scaled together, in one kernel that looks up one number per row. Widths
@@ -237,6 +236,12 @@ class Structure(ABC):
         """A factor's gradient with every such part multiplied by its number."""
         return gradient * numbers.view(-1, *[1] * (gradient.ndim - 1))
 
+    def clipped(self, gradients: Factors, limit: float) -> Factors:
+        """Bound the norm of every such part (a block's factor, a layer of a diagonal) by `limit`."""
+        limit = max(limit, torch.finfo(torch.float32).tiny)
+        shrink = {name: (limit / self.norms(gradient)).clamp_max_(1.0) for name, gradient in gradients.items()}
+        return {name: self.scaled(gradient, shrink[name]) for name, gradient in gradients.items()}
+
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
         """Views of the factors, one block at a time, under names that do not depend on the packing."""
         for i, block in enumerate(self.blocks):
@@ -343,29 +348,6 @@ class Flat(Structure):
 
 
 # -- what structures and solvers compute with --------------------------------------------------------------------------
-
-
-def clip(
-    groups: Sequence[Structure],
-    gradients: Sequence[Factors],
-    limit: float,
-    run: Callable[[Each], list[Factors]] | None = None,
-) -> list[Factors]:
-    """Bound the norm of every unit (a block's factor, a layer of a diagonal) by `limit`, in at least float32.
-
-    `run` calls a function for every group.
-    """
-    each = [partial(_clipped, *own, limit) for own in zip(groups, gradients, strict=True)]
-    return run(each) if run is not None else [clipped() for clipped in each]
-
-
-def _clipped(group: Structure, gradients: Factors, limit: float) -> Factors:
-    def clipped(gradient: Tensor) -> Tensor:
-        norms = group.norms(gradient)
-        shrink = norms.reciprocal().mul_(max(limit, torch.finfo(norms.dtype).tiny)).clamp_max_(1.0)
-        return group.scaled(gradient, shrink)
-
-    return {name: clipped(gradient) for name, gradient in gradients.items()}
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
