@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llqr.distributed.dtensors import any_sharded, refuse_fsdp1
-from llqr.schedule import check, plain
+from llqr.schedule import check, check_number, plain
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
@@ -61,7 +61,7 @@ def check_settings(
     probe: Any, transport: Any, model: Any, no_sync: Any, same_dropout: Any, buffers: str, measure: Any, max_norm: Any
 ) -> None:
     if max_norm is not None:
-        check("max_norm", max_norm, 0)
+        check_number("max_norm", max_norm, 0)
     if probe is not None and not hasattr(type(probe), "displacement"):
         raise TypeError(f"probe: expected a llqr.SAMProbe (or None), got {probe!r}")
     if buffers not in ("centre", "probe"):

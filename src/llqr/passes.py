@@ -65,7 +65,7 @@ class TwoPasses:
             warn(LIGHTNING)
             optimizer._run.warned = True
         self._forget_unscaled()
-        outside = take_over(self.parameters) if probing else None
+        outside = None if optimizer.probe is None else take_over(self.parameters)  # as strict in steps of one pass
         if probing and optimizer._same_dropout:
             self._random = RandomState(self.parameters)
         if probing and optimizer._buffers_of_probe:
@@ -107,9 +107,9 @@ class TwoPasses:
         if optimizer.measure:
             self.note(passes=2, displacement=length(eps, centre))
         if self._overflow and optimizer.probe is not None:
-            # NaN weights make the second pass overflow too, on every rank, so that the scaler skips the step.
+            # At the centre the second pass overflows again, for every rank, so that the scaler skips the step.
             optimizer.probe.undo()
-            torch._foreach_mul_(eps, float("nan"))
+            torch._foreach_zero_(eps)
         downhill = {p for group in optimizer.param_groups if group.get("maximize") for p in group["params"]}
         if downhill:
             torch._foreach_neg_([part for p, part in zip(centre.parameters, eps, strict=True) if p in downhill])
@@ -136,9 +136,8 @@ class TwoPasses:
     def point(self) -> Point:
         """The parameters that have a gradient, and these gradients without the loss scale."""
         optimizer = self._optimizer
-        parameters, grads = self.parameters, [g for p in self.parameters if (g := p.grad) is not None]
-        if len(grads) < len(parameters):
-            parameters = [p for p in parameters if p.grad is not None]
+        parameters = [p for p in self.parameters if p.grad is not None]
+        grads = [g for p in parameters if (g := p.grad) is not None]
         if optimizer.probe is not None or optimizer.geometry is not None:
             check_gradients(parameters, grads, optimizer.names)
         if self.scaler is not None and grads:
@@ -223,13 +222,13 @@ class TwoCalls(Wrapper):
         self._refresh(batch)
         with TwoPasses(self, None, grad_scaler) as passes:
             self._run.passes, passes.open = passes, True
-            g = passes.point() if self.probing else None
-            if g is not None and g.grads:
+            if self.probing and (g := passes.point()).grads:
                 passes.move(self._displacement(g), g)
             if not self._buffers_of_probe:
                 self._buffers.hold()
             if zero_grad:
                 clear(passes.parameters)
+                passes._forget_unscaled()
 
     @_disable_dynamo
     @torch.no_grad()
@@ -396,9 +395,6 @@ class Snapshot:
             for own, copies in self._pairs:
                 torch._foreach_copy_(own, list(copies))
         self._pairs, self.held = [], False
-
-    def __getstate__(self) -> dict[str, object]:
-        return Snapshot().__dict__
 
 
 def _cloned(tensors: list[Tensor]) -> Sequence[Tensor]:

@@ -277,8 +277,7 @@ def method_names() -> list[str]:
 def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **settings: Any) -> Optimizer:
     """A method by its name in the paper's tables, such as `sam`, `llqr-ngd+fsam` or `llqr-ngd-probe-only+sam`.
 
-    `settings` are those of the probe (`rho`, `lam`, ...) and of `Optimizer` (`model`, `no_sync`, `same_dropout`,
-    `buffers`).
+    `settings` are those of the probe (`rho`, `lam`, ...) and of `Optimizer` (`model`, `measure`, ...).
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from llqr.caller_warnings import warn
 from llqr.checks import check_parameters, check_saved, check_state_dict
+from llqr.distributed.dtensors import whole
 from llqr.schedule import plain
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Wrapper(torch.optim.Optimizer):
         own = adopted(own, ours) if adopt else own
         check_saved(own, ours, len(state["state"]))
         assert own is not None
-        before = {"state": self.base.state, "param_groups": self.base.param_groups}  # which loading replaces
+        before: dict[str, Any] = {"state": self.base.state, "param_groups": self.base.param_groups}  # replaced below
         self.base.load_state_dict(state)
         try:
             self._load_own(own)
@@ -166,6 +167,9 @@ class Wrapper(torch.optim.Optimizer):
             if self.probe is not None:
                 self.probe.load_state_dict(ours["probe"], self._order())
             raise
+        for group, mine in zip(self.param_groups, before["param_groups"] if adopt else (), strict=False):
+            if has_own_radius(mine):
+                group.setdefault("rho", mine["rho"])
         self._show_radius()
         saved, now = ((part["probe"] or {}).get("rho") for part in (own, ours))
         if saved is not None and now is not None and saved != now:
@@ -191,8 +195,9 @@ class Wrapper(torch.optim.Optimizer):
 
     @property
     def _makes_state(self) -> bool:
-        """Whether `torch.distributed.checkpoint` calls `step` to make the base's state: it sets every `lr` to 0."""
-        return not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+        """Whether `torch.distributed.checkpoint` calls `step` to make the base's state: `lr` and gradients are 0."""
+        still = not self.state and all(group.get("lr") == 0 for group in self.param_groups)
+        return still and not any(whole(p.grad.any()) for p in self._order() if p.grad is not None)
 
     def _check_centre(self, what: str) -> None:
         if self._run.passes is not None and self._run.passes.away:

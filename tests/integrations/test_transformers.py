@@ -271,3 +271,13 @@ def test_another_optimizer_passes_through(tmp_path):
     trainer(model, adamw(model), sentences(), tmp_path, 2).train()
     trainer(other, llqr.SAM(adamw(other), rho=0.0), sentences(), tmp_path, 2).train()
     assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "data"), [(language_model, tokens), (classifier, sentences)])
+def test_the_measured_loss_is_the_one_that_the_trainer_logs(model, data, tmp_path):
+    network = model()
+    opt = llqr.SAM(adamw(network), rho=0.1, measure=True)
+    run = trainer(network, opt, data(), tmp_path, accumulate=4)
+    run.train()
+    logged = [log["loss"] for log in run.state.log_history if "loss" in log]
+    assert float(opt.last["loss"]) == pytest.approx(logged[-1], rel=1e-3)  # logs are rounded

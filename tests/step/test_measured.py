@@ -68,6 +68,26 @@ def test_without_a_closure(form):
         assert measured(opt.last) == pytest.approx({"gradient_norm": expected["gradient_norm"], "displacement": 0.3})
 
 
+def test_passes_of_steps_that_were_not_repeated_do_not_count():
+    """Between probes a loop may call `step` alone."""
+    model, data = mlp(), batches(3)
+    opt = llqr.SAM(sgd(model), rho=0.3, start_after=2, measure=True)
+    passes = Passes(opt)
+
+    def forward_backward(x, y):
+        opt.zero_grad()
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for batch in data:
+        loss = passes.run(forward_backward, *batch)
+        if opt.probing:
+            passes.repeat_at_probe()
+        opt.step()
+    assert opt.last["loss"].equal(loss.detach())
+
+
 def test_passes_that_return_something_else_have_no_loss():
     model, (batch,) = mlp(), batches(1)
     opt = llqr.SAM(sgd(model), rho=0.3, measure=True)

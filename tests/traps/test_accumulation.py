@@ -91,10 +91,11 @@ def test_with_a_probe_they_are_refused_and_nothing_moves(method):
     assert opt.steps == 0
 
 
-def test_the_peers_idiom_is_refused_too():
+@pytest.mark.parametrize("start_after", [0, 10])
+def test_the_peers_idiom_is_refused_too(start_after):
     """A backward pass, then `step(closure)` with a closure that does not zero: half of it would be SAM."""
     model, data = mlp(), batches(2)
-    opt = llqr.SAM(sgd(model), rho=0.05)
+    opt = llqr.SAM(sgd(model), rho=0.05, start_after=start_after)
 
     def closure(batch):
         loss = cross_entropy(model(batch[0]), batch[1])

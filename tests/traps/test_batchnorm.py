@@ -238,3 +238,17 @@ def test_the_statistics_of_a_scripted_network():
         train(llqr.SAM(sgd(model), rho=0.05, model=model), model, data)
     assert int(scripted.state_dict()["1.num_batches_tracked"]) == 3
     torch.testing.assert_close(weights(scripted), weights(eager))  # scripted code is fused
+
+
+def test_a_copy_between_the_two_calls_restores_the_statistics_too():
+    """In a step without a probe, where copying is allowed: the weights are at the centre."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), torch.randn(8, 5)
+    opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05, start_after=10, model=model)
+    model(x).square().sum().backward()
+    opt.first_step()
+    model, opt = copy.deepcopy((model, opt))
+    before = model[1].running_mean.clone()
+    model(x).square().sum().backward()
+    opt.second_step()
+    assert model[1].running_mean.equal(before)

@@ -59,12 +59,13 @@ def test_gradients_left_by_the_caller_do_not_matter():
     assert_same_bits(weights(dirty), weights(fresh))
 
 
+@pytest.mark.parametrize("schedule", [{}, {"every": 2}, {"start_after": 2}])
 @pytest.mark.parametrize("make", [llqr.SAM, llqr.FriendlySAM])
-def test_a_closure_that_forgets_zero_grad_is_still_right(make):
+def test_a_closure_that_forgets_zero_grad_is_still_right(make, schedule):
     data = batches(3)
     careful, careless = mlp(), mlp()
-    train(make(sgd(careful), 0.05), careful, data)
-    opt = make(sgd(careless), 0.05)
+    train(make(sgd(careful), 0.05, **schedule), careful, data)
+    opt = make(sgd(careless), 0.05, **schedule)
     for x, y in data:
 
         def closure(x=x, y=y):

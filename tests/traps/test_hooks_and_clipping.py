@@ -206,3 +206,9 @@ def test_max_norm_clips_what_the_base_is_given(scaled_loss):
     assert_same_bits(ends[0][0], ends[1][0])
     assert min(ends[0][1]) > 0.5
     assert ends[0][1] == ends[1][1]
+
+
+@pytest.mark.parametrize("max_norm", [lambda step: 1.0, "1", -1.0])
+def test_a_max_norm_that_is_no_number_is_refused(max_norm):
+    with pytest.raises((TypeError, ValueError), match="max_norm"):
+        llqr.SAM(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), rho=0.05, max_norm=max_norm)

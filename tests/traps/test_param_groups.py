@@ -226,3 +226,12 @@ def test_a_geometry_of_another_model_is_refused():
     model.load_state_dict(copies, assign=True)
     with pytest.raises(ValueError, match="geometry: none"):
         llqr.LLQR(sgd(model), geometry)
+
+
+def test_a_radius_of_a_groups_own_stays_when_the_state_of_another_method_is_adopted():
+    model = mlp()
+    groups = [{"params": [p for p in model.parameters() if p.ndim > 1]}, {"params": [model[0].bias, model[2].bias]}]
+    plain = torch.optim.SGD([dict(group) for group in groups], lr=0.1)
+    opt = llqr.SAM(torch.optim.SGD([groups[0], groups[1] | {"rho": 0.0}], lr=0.1), rho=0.05)
+    opt.load_state_dict(plain.state_dict(), adopt=True)
+    assert [group["rho"] for group in opt.param_groups] == [0.05, 0.0]

@@ -37,6 +37,34 @@ def by_hand(model, data, probes):
         base.step()
 
 
+def test_a_start_that_is_no_whole_number():
+    """`0.1 * steps`: otherwise no step would ever be a multiple of `every` after it."""
+    probe = llqr.SAMProbe(rho=RHO, start_after=100.5, every=2)
+    assert [step for step in range(106) if probe.active(step)] == [100, 102, 104]
+
+
+def test_a_step_without_a_closure_at_a_learning_rate_of_zero_is_one():
+    """A warm-up from 0 begins with it; `torch.distributed.checkpoint` makes the base's state by such a step too."""
+    momenta, scaler = [], torch.amp.GradScaler("cpu", init_scale=64.0)
+    for closure_form in (True, False):
+        model, (batch,) = mlp(), batches(1)
+        opt = llqr.SAM(sgd(model, lr=0.0), rho=RHO, start_after=2, max_norm=0.1)
+
+        def closure(opt=opt, model=model, batch=batch):
+            opt.zero_grad()
+            scaler.scale(cross_entropy(model(batch[0]), batch[1])).backward()
+
+        if closure_form:
+            opt.step(closure, grad_scaler=scaler)
+        else:
+            closure()
+            opt.step(grad_scaler=scaler)
+        scaler.update()
+        assert opt.steps == 1
+        momenta.append({name: opt.state[p]["momentum_buffer"] for name, p in model.named_parameters()})
+    assert_same_bits(*momenta)
+
+
 @settings(max_examples=25, deadline=None)
 @given(every=st.integers(1, 5), start_after=st.integers(0, 4))
 def test_the_trajectory_is_that_of_a_loop_by_hand(every, start_after):

@@ -26,6 +26,8 @@ class Passes:
         optimizer: llqr's, or a framework's wrapper around one.
         ranks: how many processes train one model; if several, they learn one metric together, although the geometry
             was given the model without a DDP wrapper.
+        shares: whether each pass returns its share of the step's loss, as Hugging Face's do, and not its own loss; for
+            `opt.last`.
 
     Example:
         >>> import llqr
@@ -43,7 +45,7 @@ class Passes:
         1
     """
 
-    def __init__(self, optimizer: Any, ranks: int = 1) -> None:
+    def __init__(self, optimizer: Any, ranks: int = 1, *, shares: bool = False) -> None:
         self._optimizer = inner_optimizer(optimizer)
         learn_together(self._optimizer, ranks)
         if self._optimizer is not None:
@@ -51,6 +53,7 @@ class Passes:
             self._optimizer._step_supports_amp_scaling = False
         self._recorded: list[tuple[RandomState, Callable[..., object], tuple[Any, ...]]] = []
         self._losses: list[torch.Tensor] = []
+        self._steps, self._shares = 0, shares
         self.repeating = False
 
     def _record(self, forward_backward: Callable[..., object], *args: Any) -> None:
@@ -58,6 +61,9 @@ class Passes:
         if self._optimizer is None or self.repeating:
             return
         self.end()
+        if self._steps != self._optimizer.steps:  # a step that needed no repeat_at_probe
+            self.forget()
+            self._steps = self._optimizer.steps
         if not self._optimizer.probing:
             return
         self._recorded.append((RandomState(self._optimizer._order()), forward_backward, args))
@@ -131,7 +137,9 @@ class Passes:
                 with nullcontext() if i == len(recorded) else unsynced():
                     self.measure(forward_backward(*args), at_probe)
             for name, found in (("loss", losses), ("loss_at_probe", at_probe)):
-                passes.note(**{name: torch.stack(found).mean()} if found else {})
+                if found:
+                    together = torch.stack(found)
+                    passes.note(**{name: together.sum() if self._shares else together.mean()})
             passes.back()
             passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
         except BaseException:

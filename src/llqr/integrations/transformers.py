@@ -46,5 +46,6 @@ class TwoPassTrainer(Trainer):
     def _current_passes(self) -> Passes:
         """Those of the present optimizer, which the Trainer replaces whenever training begins."""
         if self._passes is None or self._passes[0] is not self.optimizer:
-            self._passes = self.optimizer, Passes(self.optimizer, self.accelerator.num_processes)
+            passes = Passes(self.optimizer, self.accelerator.num_processes, shares=True)
+            self._passes = self.optimizer, passes
         return self._passes[1]

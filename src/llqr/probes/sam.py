@@ -92,7 +92,7 @@ class SAMProbe:
         check("every", every, 1)
         self.rho = rho
         self.norm = norm
-        self.start_after = check_number("start_after", start_after, 0)
+        self.start_after = round(check_number("start_after", start_after, 0))
         self.every = every
 
     def active(self, step: int) -> bool:
