@@ -295,6 +295,18 @@ def test_images_held_out_are_training_images_that_no_batch_has():
     assert sum(len(labels) for _, labels in parts.train_batches(64, seed=0, last="keep")) == 1237
 
 
+@pytest.mark.parametrize("noise_seed", [0, 1])
+def test_labels_held_out_are_as_noisy_as_the_others(noise_seed):
+    options = {"validation": 400, "noise_seed": noise_seed}
+    noisy = data.load("digits", options=options | {"label_noise": 0.5})
+    right = data.load("digits").train
+    known = {image.numpy().tobytes(): int(label) for image, label in zip(right.images, right.labels, strict=True)}
+    for part in (noisy.train, noisy.valid):
+        pairs = zip(part.images, part.labels, strict=True)
+        wrong = [known[image.numpy().tobytes()] != int(label) for image, label in pairs]
+        assert abs(sum(wrong) / len(wrong) - 0.5) < 0.08
+
+
 def test_bad_requests_name_the_argument():
     with pytest.raises(ValueError, match=re.escape("data must be one of digits, cifar10,")):
         data.load("mnist")

@@ -113,8 +113,8 @@ class Augmentation:
 class ResidentOptions(Augmentation):
     """Options of a resident data set: its augmentation and the noise of its training labels.
 
-    ``validation`` training images are held out, the same ones in every run; evaluations measure on these, and the test
-    set is read once, at the end. Their labels are as noisy as those of the others.
+    ``validation`` training images are held out, the same ones in every run with these options; evaluations measure on
+    these, and the test set is read once, at the end. Their labels are as noisy as those of the others.
     """
 
     label_noise: float = 0.0
@@ -206,7 +206,9 @@ class ResidentData(ImageData):
         labels = corrupt_labels(train.labels, classes, options.label_noise, options.noise_seed)
         if options.validation >= len(train):
             raise ValueError(f"validation must leave some of the {len(train)} images, got {options.validation}.")
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        # With wrong labels another order than the one that chose these: otherwise all labels held out would be wrong.
+        seed = options.noise_seed + 1 if options.label_noise else 0
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
         held_out, rest = order[: options.validation], order[options.validation :].sort().values
         self.train = ImageSet(train.images[rest], labels[rest])
         self.valid, self.test = ImageSet(train.images[held_out], labels[held_out]), test
