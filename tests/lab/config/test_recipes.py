@@ -283,6 +283,11 @@ def test_the_same_experiment_in_two_tables_is_equal():
     assert plain.run("sam") != recipe.load("cifar100/resnet18").run("sam")
 
 
+def test_a_method_of_the_recipe_comes_before_a_short_name():
+    chosen = recipe.load("digits/mlp", ['methods.llqr+sam={base="adam"}'])
+    assert (chosen.run("llqr+sam").method, chosen.run("llqr+sam").base.name) == ("llqr+sam", "adam")
+
+
 def test_aliases_mean_the_natural_gradient():
     loaded = recipe.load("digits/mlp")
     assert loaded.run("llqr") == loaded.run("llqr-ngd")

@@ -37,6 +37,11 @@ ALIASES = {name: name.replace("llqr", "llqr-ngd", 1) for name in method_names() 
 """Short names of methods: the divergence is ngd unless another one is named."""
 
 
+def full_name(method: str, known: Iterable[str]) -> str:
+    """A method by its own name if it is ``known``, otherwise by the one that a short name stands for."""
+    return method if method in known else ALIASES.get(method, method)
+
+
 @dataclass(frozen=True)
 class Method:
     """One method as a choice of components; ``transport`` says whether the metric also acts on the outer update."""
@@ -90,7 +95,7 @@ class Recipe:
 
     def run(self, method: str, asked_by: str = "method") -> Run:
         """What the method of this name means here; ``asked_by`` is the option that named it."""
-        name = ALIASES.get(method, method)
+        name = full_name(method, self.methods)
         if name not in self.methods:
             raise ConfigurationError(unknown(asked_by, method, self.methods))
         chosen = self.methods[name]

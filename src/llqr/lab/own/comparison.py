@@ -13,7 +13,7 @@ from torch import nn
 from llqr.lab import machine
 from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
-from llqr.lab.config.recipe import ALIASES, Recipe
+from llqr.lab.config.recipe import Recipe, full_name
 from llqr.lab.errors import ConfigurationError, Stopped
 from llqr.lab.own import experiment as experiments
 from llqr.lab.own import is_file
@@ -73,7 +73,7 @@ class Comparison:
 
     def model(self, method: str, seed: int = 0) -> nn.Module:
         """Return the network that a run ended with."""
-        method = ALIASES.get(method, method)
+        method = full_name(method, [run.method for run in self.runs])
         chosen = [run for run in self.runs if (run.method, run.seed) == (method, seed)]
         if not chosen:
             raise ValueError(f"method, seed: expected those of a run, got {method!r}, {seed}")

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from llqr.lab.config import recipe
-from llqr.lab.config.recipe import ALIASES, Recipe
+from llqr.lab.config.recipe import Recipe, full_name
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known, unknown
@@ -276,8 +276,9 @@ def compare(table: PaperTable, reference: str) -> pd.DataFrame:
     Of the last evaluations. Both are missing for the reference itself and where it was not measured, and p for fewer
     than three seeds.
     """
-    reference = ALIASES.get(reference, reference)
-    check_known("--against", reference, dict.fromkeys(table.cells["method"]))
+    known = dict.fromkeys(table.cells["method"])
+    reference = full_name(reference, known)
+    check_known("--against", reference, known)
     found = table.measured.copy()
     others = {cell.row: cell for cell in found.itertuples() if cell.method == reference}
     pairs = [(cell, None if cell.method == reference else others.get(cell.row)) for cell in found.itertuples()]
