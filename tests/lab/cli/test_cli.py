@@ -89,6 +89,23 @@ def test_a_dry_run_prints_the_resolved_configuration_and_the_metrics_memory(llqr
     assert (code, "model.name = 'cnn'" in out, "data.root = 'some where'" in out) == (0, True, True)
 
 
+def test_what_is_named_twice_is_made_once(llqr):
+    twice = ("reproduce", "digits", "--row", "mlp", "--row", "mlp", "--methods", "sgdm,sam", "--seeds", "1")
+    code, out, _ = llqr(*twice, "--dry-run", "--json")
+    assert (code, [one["run"]["method"] for one in json.loads(out)]) == (0, ["sgdm", "sam"])
+    sweep = ("--sweep", "probes.sam.rho=0.1,0.2, 0.1", "--set", "data.options.validation=200")
+    code, out, _ = llqr("compare", "digits/mlp", "--methods", "sam", "--seeds", "1", *sweep, "--dry-run", "--json")
+    assert (code, [one["run"]["probe"]["rho"] for one in json.loads(out)]) == (0, [0.1, 0.2])
+
+
+def test_a_variant_is_made_of_the_rows_that_have_it(llqr):
+    code, out, _ = llqr("reproduce", "cifar100", "--variant", "rho-0.1", "--methods", "sam", "--dry-run", "--json")
+    assert (code, {one["recipe"] for one in json.loads(out)}) == (0, {"cifar100/resnet18@rho-0.1"})
+    for asked in (["--variant", "rho-1"], ["--variant", "rho-0.1", "--row", "vgg16-bn"]):
+        code, _, err = llqr("reproduce", "cifar100", *asked, "--dry-run")
+        assert (code, ": variant must be one of short, " in err) == (2, True)
+
+
 def test_a_dry_run_says_what_sizes_are_assumed_before_a_text_is_prepared(llqr):
     code, out, _ = llqr("reproduce", "iwslt14", "--row", "europarl-de-en", "--methods", "llqr", "--dry-run")
     assert code == 0

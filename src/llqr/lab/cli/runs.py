@@ -247,8 +247,7 @@ def reproduce(
     """
     how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
-    for name in _rows(table, row):
-        label = name if variant is None else f"{name}@{variant}"
+    for label in _rows(table, row or (), variant):
         chosen = how.load(label)
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
     commands = [how.train_command(one.recipe, one) for one in planned]
@@ -288,7 +287,7 @@ def _swept(text: str | None) -> list[list[str]]:
     key, equals, values = text.partition("=")
     if not key or not equals or not all(value.strip() for value in values.split(",")):
         raise ConfigurationError(f"--sweep must be KEY=VALUE,VALUE,..., got {text!r}.")
-    settings = [f"{key}={value.strip()}" for value in values.split(",")]
+    settings = dict.fromkeys(f"{key}={value.strip()}" for value in values.split(","))
     for setting in settings:
         check_folder_name("--sweep: each setting", setting)
     return [[setting] for setting in settings]
@@ -303,14 +302,14 @@ def _check_held_out(chosen: Recipe) -> None:
         )
 
 
-def _rows(table: str, chosen: Sequence[str] | None) -> list[str]:
-    """The recipes of a table, or of some of its rows."""
-    known = recipe.names()
-    rows = {name.partition("/")[2]: name for name in known if name.partition("/")[0] == table}
-    check_known("TABLE", table, dict.fromkeys(name.partition("/")[0] for name in known))
-    for row in chosen or ():
-        check_known("--row", row, rows)
-    return [rows[row] for row in chosen or rows]
+def _rows(table: str, chosen: Sequence[str], variant: str | None) -> list[str]:
+    """The recipes of some rows of a table, or of all that have the variant, each once."""
+    check_known("TABLE", table, dict.fromkeys(name.partition("/")[0] for name in recipe.names()))
+    known = recipe.rows(table)
+    for row in chosen:
+        check_known("--row", row, known)
+    at = "" if variant is None else f"@{variant}"
+    return [known[row] + at for row in dict.fromkeys(chosen or recipe.rows(table, variant))]
 
 
 def _make(

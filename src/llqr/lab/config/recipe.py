@@ -142,6 +142,13 @@ def build(table: Mapping[str, Any], where: str) -> Recipe:
     return made
 
 
+def rows(table: str, variant: str | None = None) -> dict[str, str]:
+    """The recipes of a table by row; only those that have the variant, or the first one, which says what it has."""
+    known = {name.partition("/")[2]: name for name in names() if name.startswith(f"{table}/")}
+    having = {row: name for row, name in known.items() if variant is None or variant in load(name).variants}
+    return having or dict(list(known.items())[:1])
+
+
 def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Load the recipe ``name``, ``name@variant``, or of a file, with ``key=value`` overrides applied last."""
     return build(resolve(str(name), overrides), str(name))

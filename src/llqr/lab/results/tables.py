@@ -91,10 +91,8 @@ def build(name: str, runs: Sequence[RunRecord]) -> PaperTable:
     if plain not in names():
         ours = dict.fromkeys(run.recipe for run in runs if run.recipe.partition("/")[0] not in names())
         raise ConfigurationError(unknown("TABLE", name, [*names(), *ours], ", or TABLE@VARIANT"))
-    known = [other for other in recipe.names() if other.startswith(f"{plain}/")]
-    # A variant's table has the rows of the recipes that have it. If none does, the first one says which ones there are.
-    chosen = [other for other in known if variant in recipe.load(other).variants] or known[:1] if at else known
-    recipes = {other.partition("/")[2]: recipe.load(f"{other}{at}{variant}") for other in chosen}
+    chosen = recipe.rows(plain, variant if at else None)
+    recipes = {row: recipe.load(f"{other}{at}{variant}") for row, other in chosen.items()}
     table = paper().get(plain, {"rows": {}, "seeds": None})
     printed = table["rows"]
     rows = [row for row in dict.fromkeys([*printed, *recipes]) if not at or row in recipes]
