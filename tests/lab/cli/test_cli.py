@@ -302,6 +302,10 @@ def test_a_sweep_chooses_by_the_last_evaluation_on_held_out_images(llqr, tmp_pat
     chosen = "sgdm: of 2, digits/mlp bases.sgdm.lr=0.1 has the best last validation accuracy"
     assert f"{chosen}, {results[1]['last']:.2f} (n = 1)." in out.splitlines()
     assert (tmp_path / "runs/report.html").exists()
+    two = ("compare", "digits/mlp-noisy", "digits/mlp-clean", *arguments[2:], *held_out)
+    code, out, _ = llqr(*two)
+    sentences = [line.partition(" bases")[0] for line in out.splitlines() if line.startswith("sgdm: of ")]
+    assert (code, sentences) == (0, ["sgdm: of 2, digits/mlp-noisy", "sgdm: of 2, digits/mlp-clean"])
     for wrong in ("rho", "rho=", "=1", "probes.sam.rho=0.1,,0.2"):
         code, _, err = llqr("compare", "digits/mlp", *QUICK, "--sweep", wrong)
         assert (code, "--sweep must be KEY=VALUE,VALUE,..." in err) == (2, True)

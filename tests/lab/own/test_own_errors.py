@@ -45,6 +45,8 @@ def test_names_that_do_not_exist(sentence):
     assert (code, "got 'lqr+sam'; did you mean llqr-ngd+sam?" in err) == (2, True)
     code, err = sentence(good, "mine.py", "--data-dir", "x")
     assert (code, "--data-dir belongs to built-in data sets" in err) == (2, True)
+    code, err = sentence(good, "mine.py", "--sweep", "probes.sam.rho=0.1,0.2")
+    assert (code, "give data.options.validation, such as" in err, "or valid= in an" in err) == (2, True, True)
     code, err = sentence(good, "mine.py", "--set", "training.epoch=3")
     assert (code, "mine: unknown key training.epoch" in err) == (2, True)
     code, err = sentence(good, "mine.py", "--set", "model.name=resnet18")

@@ -219,7 +219,9 @@ def compare(
     titled = [result | {"recipe": title} for result, title in zip(results, titles, strict=True)]
     _print(titled, how)
     if sweep is not None and not how.as_json:
-        print("\n".join(choices(titled)))
+        for label in dict.fromkeys(one.recipe for one in planned):
+            its = [result for one, result in zip(planned, titled, strict=True) if one.recipe == label]
+            print("\n".join(choices(its)))
     _report(planned, how, stop)
     _keep(planned, how)
 
@@ -295,10 +297,10 @@ def _swept(text: str | None) -> list[list[str]]:
 
 def _check_held_out(chosen: Recipe) -> None:
     run = chosen.run(chosen.columns[0])
-    if getattr(run.data_options, "validation", None) == 0:
+    if run.task_type.split_of(run) == "test":
         raise ConfigurationError(
             "--sweep chooses by data held out of the training set: give data.options.validation, such as "
-            "--set data.options.validation=5000."
+            "--set data.options.validation=5000, or valid= in an experiment of your own."
         )
 
 

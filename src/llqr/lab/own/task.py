@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -173,6 +173,10 @@ class OwnTask(Task):
         with torch.device("cpu"), seeded(0):
             model = of_seed(run.data.root, 0).new_model()
         return model.to("meta") if wanted.type == "meta" else model
+
+    @classmethod
+    def split_of(cls, run: Run) -> Literal["test", "valid"]:
+        return "test" if of_seed(run.data.root, 0).valid is None else "valid"
 
     @classmethod
     def steps_per_epoch(cls, run: Run) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,7 @@ class ClassificationTask(Task):
         self._last = run.training.last
         self._smoothing = run.task_options.label_smoothing
         self._format = torch.channels_last if run.training.channels_last else torch.contiguous_format
-        if validation_images(run):
-            self.split = "valid"
+        self.split = self.split_of(run)
         self._eval_batch_size = run.training.eval_batch_size
         self._evaluated = self._batches_of(self.split)
 
@@ -59,6 +58,10 @@ class ClassificationTask(Task):
     def steps_per_epoch(cls, run: Run) -> int:
         count, batch_size = data.source(run.data.name).train_count - validation_images(run), run.training.batch_size
         return count // batch_size if run.training.last == "drop" else -(-count // batch_size)
+
+    @classmethod
+    def split_of(cls, run: Run) -> Literal["test", "valid"]:
+        return "valid" if validation_images(run) else "test"
 
     @classmethod
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:

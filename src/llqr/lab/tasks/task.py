@@ -71,6 +71,11 @@ class Task(ABC):
         return None
 
     @classmethod
+    def split_of(cls, run: Run) -> Literal["test", "valid"]:
+        """The `split` of a run."""
+        return cls.split
+
+    @classmethod
     def remark(cls, run: Run) -> str:
         """What the sizes of a network depend on that is not known yet."""
         return ""
