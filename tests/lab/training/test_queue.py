@@ -84,6 +84,12 @@ def test_a_stop_reaches_every_process_and_the_same_call_does_the_rest(together, 
     assert together(FAIL, FINISH, FINISH) == [DONE] * 3
 
 
+def test_a_process_that_is_stopped_after_it_wrote_its_result_is_done(together, planned):
+    late = f"{FINISH}; {WAIT}"
+    with pytest.raises(Stopped, match="1 of 3 runs are done, left are digits/mlp sam seed 0, digits/mlp llqr-ngd seed"):
+        together(late, FINISH, FINISH, jobs=1, stop=StopWhen(planned[0].path / "waits"))
+
+
 def test_no_more_than_jobs_at_a_time(together, planned):
     started = planned[0].path.parents[1] / "running"
     one_at_a_time = f"import pathlib, time; p = pathlib.Path({str(started)!r}); p.mkdir(); time.sleep(0.1); p.rmdir()"

@@ -91,8 +91,7 @@ def carry_out_together(
                     continue
                 del running[one.path]
                 folder = RunFolder(one.path)
-                result = folder.result() if code == 0 else None
-                if result is not None:
+                if (result := folder.result()) is not None:  # also of one that was stopped after its last step
                     done(one, result, "done")
                 elif code != EXIT_CODES[Stopped] and not (stopping and code == -signal.SIGTERM):
                     why = folder.last_output() if code > 0 else f"killed by signal {-code}"
