@@ -163,6 +163,14 @@ def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
     )
 
 
+@pytest.mark.parametrize("command", [("compare", "digits/mlp"), ("reproduce", "digits", "--row", "mlp")])
+def test_runs_before_one_that_diverges_are_kept(llqr, tmp_path, command):
+    diverging = ("--methods", "sgdm,adam", "--seeds", "1", "--set", "bases.adam.lr=1e30", *QUICK)
+    code, _, err = llqr(*command, *diverging, "--keep", "a.jsonl")
+    assert (code, "a.jsonl: 1 added, 0 there already" in err) == (4, True)
+    assert json.loads((tmp_path / "a.jsonl").read_text())["run"]["method"] == "sgdm"
+
+
 def test_a_run_and_its_kept_line_name_the_commit_of_every_command(llqr, tmp_path, monkeypatch):
     monkeypatch.setattr("llqr.lab.stop.time.monotonic", itertools.count().__next__)
     monkeypatch.setenv("LLQR_COMMIT", "0123abc")

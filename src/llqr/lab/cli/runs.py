@@ -17,7 +17,7 @@ from llqr.lab.cli.options import PLAIN, with_options
 from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
-from llqr.lab.errors import ConfigurationError, RunsFailed, Stopped
+from llqr.lab.errors import ConfigurationError, Diverged, RunsFailed, Stopped
 from llqr.lab.names import check_folder_name, check_known, suggestion
 from llqr.lab.own import is_file
 from llqr.lab.progress import Display
@@ -245,7 +245,7 @@ def reproduce(
 ) -> None:
     """Make the runs of a table of the paper, except those that are finished.
 
-    With --keep: also keep the finished runs in that file, whether all are made or not, and print the table.
+    With --keep: also print the table.
     """
     how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
@@ -253,11 +253,7 @@ def reproduce(
         chosen = how.load(label)
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
     commands = [how.train_command(one.recipe, one) for one in planned]
-    try:
-        results = _make(planned, how, Stop(how.max_minutes), jobs, commands)
-    except (RunsFailed, Stopped):
-        _keep(planned, how)
-        raise
+    results = _make(planned, how, Stop(how.max_minutes), jobs, commands)
     if results is None:
         return
     _print(results, how)
@@ -321,7 +317,10 @@ def _make(
     jobs: int | None = None,
     commands: Sequence[list[str]] = (),
 ) -> list[dict[str, Any]] | None:
-    """Carry out the runs, with ``jobs`` by these commands, and return their results; or only say what they are."""
+    """Carry out the runs, with ``jobs`` by these commands, and return their results; or only say what they are.
+
+    If not all can be made, those that are finished are kept.
+    """
     execution = how.execution
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
@@ -335,12 +334,16 @@ def _make(
         print(shown)
         return None
     check_folder("--out", how.out)
-    with own_code(), stop, Display(len(planned), quiet=how.quiet) as display:
-        if jobs is None:
-            return carry_out(planned, execution, stop, display)
-        if jobs > 1 and execution.device.type == "cuda":
-            print(machine.share_gpu(), file=sys.stderr)
-        return carry_out_together(planned, commands, jobs, stop, display)
+    try:
+        with own_code(), stop, Display(len(planned), quiet=how.quiet) as display:
+            if jobs is None:
+                return carry_out(planned, execution, stop, display)
+            if jobs > 1 and execution.device.type == "cuda":
+                print(machine.share_gpu(), file=sys.stderr)
+            return carry_out_together(planned, commands, jobs, stop, display)
+    except (Diverged, RunsFailed, Stopped):
+        _keep(planned, how)
+        raise
 
 
 def _print(results: Sequence[dict[str, Any]], how: RunOptions) -> None:
