@@ -74,6 +74,15 @@ def test_what_is_there_already_is_passed_over_and_another_result_refused(tmp_pat
     assert results.add(find([tmp_path / "c"]), path) == (1, 0)
 
 
+def test_of_two_folders_with_the_same_run_one_is_kept(tmp_path):
+    for folder in ("a", "b"):
+        write_run(tmp_path / folder, "sgdm", 0)
+    assert results.add(find([tmp_path]), tmp_path / "kept.jsonl") == (1, 1)
+    write_run(tmp_path / "c", "sgdm", 0, best=50.0)
+    with pytest.raises(ConfigurationError, match=r"a/.* holds another result of digits/mlp sgdm seed 0 than .*c/"):
+        results.add(find([tmp_path]), tmp_path / "other.jsonl")
+
+
 def test_a_file_that_was_edited_by_hand_may_end_without_a_newline(tmp_path):
     path = tmp_path / "kept.jsonl"
     write_run(tmp_path, "sgdm", 0)

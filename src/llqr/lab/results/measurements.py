@@ -99,7 +99,7 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
 
     A run that is there with another result is refused: only the user can say which of the two is right.
     """
-    known_runs = {_identity(known): known for known in read_file(path)} if path.exists() else {}
+    known_runs = {_identity(known): known for known in (read_file(path) if path.exists() else ())}
     lines = []
     already = 0
     for run in runs:
@@ -107,11 +107,12 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
         known = known_runs.get(_identity(run))
         if known is None:
             lines.append(json.dumps(line))
+            known_runs[_identity(run)] = run
         elif known.result == line["result"]:
             already += 1
         else:
             raise ConfigurationError(
-                f"{known.origin} holds another result of {run.label}; delete that line if the new one is right."
+                f"{known.origin} holds another result of {run.label} than {run.origin}; delete the one that is wrong."
             )
     if lines:
         writing.make_folder(path.parent)
