@@ -106,12 +106,15 @@ def draw_curves(lines: Rows, panels: Sequence[str] = (), cadence: Any = None) ->
     ``panels`` are columns by "epoch", "step" or "time", such as "test_loss:time"; that needs a record of ``cadence``.
     """
     labels = _quantities(lines)
-    lines = [{**line, "error": [100 - one for one in line.get("accuracy", ())]} for line in lines]
+    if "accuracy" in lines[0]:
+        lines = [{**line, "error": [100 - one for one in line["accuracy"]]} for line in lines]
     named = _named(lines)
+    others = ("resumed", *measurements.REFRESH_COLUMNS)  # which do not have a number for every evaluation
+    known = [CHANGE, *(name for name, own in lines[0].items() if isinstance(own, list) and name not in others)]
     shown = [panel.partition(":")[::2] for panel in panels or [f"{column}:epoch" for column in labels]]
     figure, places = pictures.column([1.9] * len(shown))
     for axes, (column, by) in zip(places, shown, strict=True):
-        check_known("--panel", column, [CHANGE, *(name for name, own in lines[0].items() if isinstance(own, list))])
+        check_known("--panel", column, known)
         check_known("--panel: after the colon", by, ("epoch", "step", "time"))
         for number, (name, runs) in enumerate(named.items()):
             _runs(axes, column, by, name, number, [run for run in runs if column in run], cadence)
@@ -176,8 +179,11 @@ def time_of_sam(cadence: Row | None, run: Row, steps: Any) -> Any:
     geometry, probe = run["geometry"] or {}, run["probe"]
     timed = {(row["method"], row["interval"]): row["lasting_vs_sam"]["median"] for row in cadence["rows"]}
     base = "AdamW" if "adam" in run["base"]["name"] else "SGD"
-    names = ("LLQR", "LLQR+SAM") if geometry else (base, "SAM")
-    plain, probed = (timed[name, geometry.get("every")] for name in names)
+    every, names = geometry.get("every"), ("LLQR", "LLQR+SAM") if geometry else (base, "SAM")
+    if any((name, every) not in timed for name in names):
+        learned = f" with a refresh every {every} steps" if geometry else ""
+        raise ConfigurationError(f"--cadence has no time of {' or '.join(names)}{learned}.")
+    plain, probed = (timed[name, every] for name in names)
     if probe is None:
         return plain * steps
     second = np.maximum(0, steps - (probe.get("start_after") or 0)) / (probe.get("every") or 1)

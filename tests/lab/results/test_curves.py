@@ -104,6 +104,27 @@ def test_panels_by_step_and_by_time_show_what_is_asked_for(tmp_path, kept, capsy
     ):
         assert results("draw", path, "--to", tmp_path / "x.svg", "--panel", panel) == 2
         assert message in capsys.readouterr().err
+    learned = kept(curve("llqr-ngd"), name="learned.jsonl")
+    other = kept({key.replace("accuracy", "bleu"): value for key, value in curve().items()}, name="other.jsonl")
+    for file, panel in ((learned, "refresh_step:epoch"), (other, "error:epoch"), (path, "resumed:step")):
+        assert results("draw", file, "--to", tmp_path / "x.svg", "--panel", panel) == 2
+        assert "--panel must be one of refresh_change, epoch, step, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a file that `llqr bench --out` wrote"),
+        ('{"bench": "host", "complete": true, "rows": []}', "--cadence: a record must be one of cadence, got 'host'"),
+        ('{"bench": "cadence", "complete": true, "rows": []}', "--cadence has no time of SGD or SAM."),
+    ],
+)
+def test_times_of_another_kind_are_refused(tmp_path, kept, capsys, text, message):
+    path = kept(curve(run={"method": "sam", "geometry": None, "base": {"name": "sgd"}, "probe": {}}))
+    (tmp_path / "times.json").write_text(text)
+    options = ("--panel", "accuracy:time", "--cadence", tmp_path / "times.json")
+    assert results("draw", path, "--to", tmp_path / "x.svg", *options) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own():

@@ -1,6 +1,5 @@
 """The commands that show what was measured: `llqr report`, `llqr table` and `llqr results`."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.names import check_known
 from llqr.lab.report import markdown
 from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import PaperTable
@@ -192,5 +192,11 @@ def draw(
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is no file.")
-    plots.save_curves(files, to, method or (), panel or (), cadence and json.loads(cadence.read_text()))
+    timed = None
+    if cadence is not None:
+        from llqr.lab.bench import record  # which times networks, too
+
+        timed = record.read(cadence)
+        check_known("--cadence: a record", timed["bench"], ("cadence",))
+    plots.save_curves(files, to, method or (), panel or (), timed)
     print(to)
