@@ -299,6 +299,18 @@ def test_an_object_is_known_only_to_the_program_that_has_it():
         of_seed("gone#1", 0)
 
 
+def test_a_resumed_comparison_measures_its_own_experiment(tmp_path, monkeypatch):
+    """In another program, which compares another experiment first."""
+    here = given(methods=["sgdm"], out=tmp_path / "mine")
+    compare(**here)
+    monkeypatch.setattr("llqr.lab.own.experiment._held", {})
+    of_seed.cache_clear()
+    compare(**given(methods=["sgdm"], train=classes(24, 2), out=tmp_path / "other"))
+    found = compare(**here | {"samples": 96})
+    assert found.runs[0].analysis["samples"] == 32
+    assert len(found.model("sgdm")) == 3
+
+
 def test_an_experiment_may_be_given_as_one(tmp_path):
     experiment = Experiment(
         model=network, loss=nn.functional.cross_entropy, train=classes(), test=classes(16, 1), epochs=1, name="mine"

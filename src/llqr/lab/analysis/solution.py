@@ -14,6 +14,7 @@ from torch import nn
 from llqr import Geometry, Metric
 from llqr.lab import machine
 from llqr.lab.analysis import sharpness
+from llqr.lab.config.run import Run
 from llqr.lab.errors import DataError
 from llqr.lab.passes import Precision
 from llqr.lab.runs.folder import RunFolder
@@ -83,8 +84,11 @@ class Analyst:
         known = read_json(file) if file.exists() else None
         return known is None or self.samples not in (None, known["samples"])
 
-    def measure(self, folder: RunFolder) -> None:
-        """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing."""
-        task = self._tasks.load(folder.run(), folder.config()["seed"])
+    def measure(self, folder: RunFolder, run: Run | None = None) -> None:
+        """Write the folder's ``analysis.json``; a `DataError` if the checkpoint or the data are missing.
+
+        ``run`` says where the data are now, if not where the folder says.
+        """
+        task = self._tasks.load(run or folder.run(), folder.config()["seed"])
         samples = self.samples or task.samples_measured
         write_json(folder.path / "analysis.json", analyse(folder, task, self.device, samples))

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,6 +23,7 @@ from llqr.lab.progress import Display
 from llqr.lab.results.summary import summarise, welch
 from llqr.lab.runs import stored
 from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import plain
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
@@ -144,8 +145,10 @@ def compare(
     analyst = Analyst(where, samples)
     for one in planned:
         if analyst.needed(RunFolder(one.path)):
-            analyst.measure(RunFolder(one.path))
-    return Comparison([stored.read(one.path) for one in planned], folder, where)
+            analyst.measure(RunFolder(one.path), one.run)
+    # An experiment that is an object has another source in every program: that of now, not that of the first one.
+    made = ((stored.read(one.path), plain(one.to_dict())) for one in planned)
+    return Comparison([replace(run, config=run.config | asked) for run, asked in made], folder, where)
 
 
 def _recipe(
