@@ -210,7 +210,7 @@ def test_sharpness_and_refreshes_are_shown(found):
     refreshes = found.table("method", "refreshes")["llqr-ngd+sam"]
     shown = ("refreshes", "rejected", "seconds each", "of the time", "change of J", "engine", "MiB of U")
     assert [refreshes[key]["text"] for key in shown] == [
-        "4", "2", "0.500", "50.0 %", "-50.00 %", "forward", "1.00",
+        "4", "1", "0.500", "50.0 %", "-50.00 %", "forward", "1.00",
     ]  # fmt: skip
 
 

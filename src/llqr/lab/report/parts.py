@@ -166,7 +166,7 @@ def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
             {
                 "method": method,
                 "refreshes": f"{len(found) / len(own):g}",
-                "rejected": int((~found["accepted"].astype(bool)).sum()),
+                "rejected": f"{(~found['accepted'].astype(bool)).sum() / len(own):g}",
                 "seconds each": f"{found['seconds'].mean():.3f}",
                 "of the time": f"{100 * spent['refresh'] / spent['train']:.1f} %",
                 "change of J": _number(found["of J"].median(), "{:.2f} %"),
@@ -179,7 +179,10 @@ def refreshes(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     effect, change = "Change of a gradient by U, |Ug − g| / |g| in %", "Change of J by a refresh, in % of its size"
     figures = {title: _by_step(reports, column) for title, column in ((effect, "change"), (change, "of J"))}
     drawn = {title: ranges(title, "step", "%", methods, lines) for title, lines in figures.items() if lines}
-    sentence = "J is the objective of a refresh; the change of g is |Ug − g| / |g| after the last accepted refresh."
+    sentence = (
+        "Refreshes of a run, on average. J is the objective of a refresh; the change of g is |Ug − g| / |g| after the "
+        "last accepted refresh."
+    )
     return Part("Refreshes of the metric", [sentence], [pd.DataFrame(rows)], drawn)
 
 
