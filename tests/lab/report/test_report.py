@@ -192,6 +192,17 @@ def test_a_number_that_is_not_finite_is_said_to_be_none(tmp_path):
     assert rows["sgdm"]["last test loss"]["text"] == "not finite"
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_times_of_a_shared_device_are_left_out(tmp_path):
+    shared = {"device": "cpu", "platform": "Linux", "cpus": 2, "threads": 1, "shared": True}
+    write_run(tmp_path, "sgdm", 0)
+    assert "time / sgdm" in page(tmp_path).table("method", "last accuracy")["sgdm"]
+    write_run(tmp_path, "sam", 0, config={"machine": shared})
+    found = page(tmp_path)
+    assert "time / sgdm" not in found.table("method", "last accuracy")["sgdm"]
+    assert "no times, because other programs used the device" in found.text
+
+
 def test_the_page_is_self_contained_and_names_the_folders_of_the_runs(found, unchanged):
     assert not found.external
     assert len(found.ids) == len(set(found.ids))

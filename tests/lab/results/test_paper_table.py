@@ -209,10 +209,12 @@ def test_times_of_a_shared_device_are_left_out(tmp_path):
     assert metric.time == pytest.approx(1.1)
 
 
-def test_a_run_on_a_shared_device_says_so(tmp_path):
+def test_a_run_on_a_shared_device_says_so(tmp_path, capsys):
     arguments = ["--set", "training.epochs=1", "--quiet", "--keep", tmp_path / "kept.jsonl", "--shared-device"]
     assert run_cli("train", "digits/mlp", "--method", "sgdm", "--out", tmp_path, *arguments) == 0
     assert [one.shared_device for one in results.read(tmp_path)] == [True]
+    printed = capsys.readouterr().out
+    assert ("last accuracy" in printed, "time / sgdm" in printed) == (True, False)
 
 
 def test_every_recipe_has_a_table():

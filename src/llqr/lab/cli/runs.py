@@ -354,7 +354,7 @@ def _print(results: Sequence[dict[str, Any]], how: RunOptions) -> None:
         print(json.dumps({"runs": results, "summaries": listed}, indent=1))
         return
     for _, rows in summaries.groupby("recipe", sort=False):
-        show(as_table(rows))
+        show(as_table(rows, timed=not how.shared_device))
 
 
 @own_code()

@@ -66,7 +66,7 @@ def results(runs: Sequence[StoredRun]) -> Part | None:
     found = summary.summarise(result for own in finished.values() for result in own)
     first = next(found.itertuples())
     result, metric = finished[first.method][0], first.metric
-    split = result.get("split", "test")
+    split, timed = result.get("split", "test"), not any(run.shared_device for run in runs)
     rows = []
     for one in found.itertuples():
         own = finished[one.method]
@@ -79,10 +79,13 @@ def results(runs: Sequence[StoredRun]) -> Part | None:
         row["passes / step"] = _number(own[0].get("passes_per_step"), "{:.2f}")
         p = None if one.method == first.method else summary.welch(one.last, first.last)
         row |= {"n": one.n, f"p against {first.method}": _number(p, "{:.2g}")}
-        row[f"s / {one.counted_in}"] = summary.TIMES[one.counted_in][1].format(one.seconds)
-        rows.append(row | {f"time / {first.method}": f"{one.relative_time:.2f}×"})
+        if timed:
+            row[f"s / {one.counted_in}"] = summary.TIMES[one.counted_in][1].format(one.seconds)
+            row[f"time / {first.method}"] = f"{one.relative_time:.2f}×"
+        rows.append(row)
     better = "larger" if result["larger_is_better"] else "smaller"
-    sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better; times without evaluation."
+    times = "times without evaluation" if timed else "no times, because other programs used the device"
+    sentence = f"Mean ± standard deviation over n seeds; a {better} {metric} is better; {times}."
     facts = dict.fromkeys(f"{metric}: {r['bleu']}." for own in finished.values() for r in own if "bleu" in r)
     return Part("Results", [sentence, *facts], [pd.DataFrame(rows)])
 

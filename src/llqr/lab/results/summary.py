@@ -70,16 +70,16 @@ def choices(results: Sequence[dict[str, Any]]) -> list[str]:
     return sentences
 
 
-def as_table(found: pd.DataFrame) -> Table:
+def as_table(found: pd.DataFrame, timed: bool = True) -> Table:
     """The rows of one recipe for a terminal; ± is the sample standard deviation over seeds."""
     first = next(found.itertuples())
     shown = {"last": f"last {first.metric}", "best": f"best {first.metric}", "test": f"test {first.metric} of the best"}
     if found["test_mean"].isna().all():
         del shown["test"]
-    headings = [*shown.values(), "n", f"s / {first.counted_in}", f"time / {first.method}"]
+    headings = [*shown.values(), "n", *([f"s / {first.counted_in}", f"time / {first.method}"] if timed else ())]
     table = Table("method", *(Column(text, justify="right") for text in headings), title=first.recipe, box=SIMPLE)
     for _, row in found.iterrows():
         means = [spread(row[f"{key}_mean"], row[f"{key}_std"]) for key in shown]
-        time = TIMES[row["counted_in"]][1].format(row["seconds"])
-        table.add_row(row["method"], *means, str(row["n"]), time, f"{row['relative_time']:.2f}x")
+        times = [TIMES[row["counted_in"]][1].format(row["seconds"]), f"{row['relative_time']:.2f}x"]
+        table.add_row(row["method"], *means, str(row["n"]), *(times if timed else ()))
     return table
