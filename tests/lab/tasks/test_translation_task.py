@@ -228,13 +228,6 @@ def test_a_text_that_is_not_prepared_is_named(tmp_path):
         loaded_recipe(tmp_path).run("adamw").load_task(CPU)
 
 
-def test_without_sacremoses_it_is_said_before_training(texts, monkeypatch):
-    monkeypatch.setattr("llqr.lab.text.prepared.moses", lambda tool, language: (_ for _ in ()).throw(
-        ModuleNotFoundError("sacremoses is not installed")))  # fmt: skip
-    with pytest.raises(DataError, match="sacremoses"):
-        loaded_recipe(texts).run("adamw").load_task(CPU)
-
-
 def test_a_run_is_not_resumed_with_other_data(texts, tmp_path):
     loaded = loaded_recipe(texts, "training.steps=4", "training.evaluate_every=2")
     (planned,) = plan(NAME, loaded, ["adamw"], [0], tmp_path)

@@ -1,7 +1,6 @@
 """Preparing text: fairseq's recipe step by step, counts, keys, and files that are complete or absent."""
 
 import random
-import sys
 
 import pytest
 import sacremoses
@@ -173,13 +172,3 @@ def test_a_damaged_file_is_named(source, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"out.pt is damaged: .*remove it and prepare the text again"):
             ParallelText.load(tmp_path / "out")
-
-
-def test_without_sacremoses_prepared_text_still_loads(source, tmp_path, monkeypatch):
-    prepare_folder(source, tmp_path / "out")
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    prepared.moses.cache_clear()
-    text = ParallelText.load(tmp_path / "out")
-    assert text.subwords.decode(text.valid.target[0].tolist())
-    with pytest.raises(ModuleNotFoundError, match=r"sacremoses, which is not installed; .*\.\[lab\]"):
-        text.detokenise(text.valid.target[0])

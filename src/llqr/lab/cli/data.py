@@ -39,7 +39,7 @@ def data(
     try:
         settings = PairSettings(languages, lowercase=lowercase, merges=merges)
         new = prepare_pairs(corpus.read(source, languages), settings, root)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"--source {source}: {error}") from error
     facts = prepared.read(root, mmap=True)
     for split, counts in facts["counts"].items():

@@ -1,5 +1,6 @@
 """Read the small image sets from their files into memory: CIFAR, TinyImageNet, and scikit-learn's digits."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,9 @@ import torch
 from torch import Tensor
 
 from llqr.lab.errors import DataError
-from llqr.lab.extras import extra
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import PIL.Image
 
 WHERE = "Give the folder that contains it with --data-dir, or as data.root in a recipe."
 
@@ -102,12 +102,12 @@ CIFAR100 = Cifar("CIFAR-100", 100, "cifar-100-binary", ["train.bin"], "test.bin"
 
 def read_digits(root: Path) -> tuple[ImageSet, ImageSet]:
     """1797 digits of 8 x 8 pixels from 0 to 16 that come with scikit-learn, in a fixed, stratified split."""
-    datasets, selection = (
-        extra(f"sklearn.{part}", "The digits come with scikit-learn") for part in ("datasets", "model_selection")
-    )
-    bunch = datasets.load_digits()
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
     images = bunch.images.astype(np.uint8)[..., None]
-    train_x, test_x, train_y, test_y = selection.train_test_split(
+    train_x, test_x, train_y, test_y = train_test_split(
         images, bunch.target, test_size=0.2, random_state=0, stratify=bunch.target
     )
     return ImageSet.of(train_x, train_y, 10, "digits"), ImageSet.of(test_x, test_y, 10, "digits")
@@ -146,19 +146,19 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
     return next(splits), next(splits)
 
 
-def decode(path: Path) -> "Image":
+def decode(path: Path) -> "PIL.Image.Image":
     """The image at ``path`` in RGB, fully read; errors name the file."""
-    pillow = extra("PIL.Image", "Reading image files needs Pillow")
+    from PIL import Image
+
     try:
         if not path.is_file():  # a pipe need not end
             raise ValueError("it is not a file")
-        with pillow.open(path) as image:
-            if image.width * image.height > pillow.MAX_IMAGE_PIXELS:
+        with Image.open(path) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise ValueError(f"it has {image.width} x {image.height} pixels")
-            found: Image = image.convert("RGB")
-            return found
+            return image.convert("RGB")
     # Pillow reports damage as OSError, SyntaxError or ValueError, depending on the format.
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is not a readable image: {error}.") from error
 
 

@@ -67,7 +67,7 @@ class ClassificationTask(Task):
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             source = data.load(run.data.name, run.data.root, run.data_options)
-        except (OSError, ValueError, ModuleNotFoundError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(str(error)) from error
         return cls(source, run, device)
 

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from llqr.lab import models
 from llqr.lab.data import Batches
 from llqr.lab.errors import DataError
-from llqr.lab.extras import extra
 from llqr.lab.models.beam import beam_search
 from llqr.lab.models.transformer import TranslationTransformer, differentiable_forward
 from llqr.lab.tasks.task import Batch, Task, TaskOptions
@@ -86,7 +85,6 @@ class TranslationTask(Task):
     samples_measured = 64  # each has many tokens
 
     def __init__(self, text: ParallelText, run: Run, device: torch.device) -> None:
-        text.detokenise([])  # if what BLEU needs is missing, fail now and not after hours
         self.text, self.device = text, device
         self._loss = TokenCrossEntropy(ignore_index=PAD, label_smoothing=run.task_options.label_smoothing)
         self._search, self._largest = run.task_options, run.training.eval_batch_size
@@ -124,7 +122,7 @@ class TranslationTask(Task):
     def load(cls, run: Run, device: torch.device, seed: int) -> Self:
         try:
             return cls(ParallelText.load(run.data_path), run, device)
-        except (OSError, ValueError, ModuleNotFoundError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(str(error)) from error
 
     @property
@@ -212,5 +210,6 @@ def bleu(references: Sequence[str], lowercase: bool) -> Any:
 
     Its signature says which BLEU it is: tokenisation, case, smoothing and the version of sacrebleu.
     """
-    sacrebleu = extra("sacrebleu", "BLEU comes from sacrebleu")
-    return sacrebleu.metrics.BLEU(lowercase=lowercase, references=[list(references)])
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(lowercase=lowercase, references=[list(references)])

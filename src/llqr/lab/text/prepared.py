@@ -24,7 +24,6 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
-from llqr.lab.extras import extra
 from llqr.lab.text import subwords
 from llqr.lab.text.corpus import SPLITS, Corpus
 from llqr.lab.text.subwords import EOS, Subwords
@@ -133,7 +132,9 @@ class ParallelText:
 @lru_cache
 def moses(tool: str, language: str) -> Any:
     """A tokeniser or detokeniser by Moses' rules."""
-    return getattr(extra("sacremoses", "Tokenisation needs sacremoses"), tool)(lang=language)
+    import sacremoses
+
+    return getattr(sacremoses, tool)(lang=language)
 
 
 # -- preparation -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llqr.lab.extras import extra
+import tokenizers
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ("<the padding>", "<sentence begins>", "<sentence ends>", "<unknown token>")
@@ -56,7 +56,7 @@ class Subwords:
 
     @classmethod
     def read(cls, written: str) -> "Subwords":
-        return cls(_tokenizers().Tokenizer.from_str(written))
+        return cls(tokenizers.Tokenizer.from_str(written))
 
 
 def learn(texts: Sequence[str], merges: int) -> Subwords:
@@ -64,7 +64,7 @@ def learn(texts: Sequence[str], merges: int) -> Subwords:
     words = {word for text in texts for word in text.split()}
     last = sorted({word[-1] + END_OF_WORD for word in words})
     symbols = [*sorted({character for word in words for character in word}), *last]
-    trainer = _tokenizers().trainers.BpeTrainer(
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=len(symbols) + merges,
         min_frequency=MIN_FREQUENCY,
         show_progress=False,
@@ -82,14 +82,9 @@ def learn(texts: Sequence[str], merges: int) -> Subwords:
 
 
 def _build(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    library = _tokenizers()
     unknown = SPECIAL[UNK] if numbers else None
-    model = library.models.BPE(numbers, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
-    tokenizer = library.Tokenizer(model)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = library.decoders.BPEDecoder(suffix=END_OF_WORD)
+    model = tokenizers.models.BPE(numbers, merges, unk_token=unknown, end_of_word_suffix=END_OF_WORD)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
     return tokenizer
-
-
-def _tokenizers() -> Any:
-    return extra("tokenizers", "Subwords need tokenizers")
