@@ -168,7 +168,7 @@ def train(
     """Train one method of a recipe with one seed, or resume a run that was stopped."""
     chosen = how.load(name)
     wanted = chosen.run(method or chosen.columns[0], "--method").method
-    planned = plan(_filed_under(name), chosen, [wanted], [seed], how.out)
+    planned = plan(_filed_under(name, chosen), chosen, [wanted], [seed], how.out)
     results = _make(planned, how, Stop(how.max_minutes))
     if results is not None:
         _print(results, how)
@@ -200,12 +200,13 @@ def compare(
     commands: list[list[str]] = []
     titles: list[str] = []
     for name in names:
-        label = _filed_under(name)
-        if any(one.recipe == label for one in planned):
-            raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
+        others = {one.recipe for one in planned}
         for setting in _swept(sweep):
             own = replace(how, overrides=[*(how.overrides or ()), *setting], out=how.out.joinpath(*setting))
             chosen = own.load(name)
+            label = _filed_under(name, chosen)
+            if label in others:
+                raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
             if sweep is not None:
                 _check_held_out(chosen)
             runs = plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), own.out)
@@ -267,13 +268,10 @@ def reproduce(
             show_table(tables.build(shown, measurements.read(how.keep.parent)).of_rows(row or ()))
 
 
-@own_code()
-def _filed_under(name: str) -> str:
+def _filed_under(name: str, chosen: Recipe) -> str:
     """The name of a recipe in the paths of its runs: that of a file without folder and ending."""
     if is_file(name):
-        from llqr.lab.own import recipe as own
-
-        return own.label(name)
+        return chosen.data.name
     plain, at, variant = name.partition("@")
     return (Path(plain).stem if plain.endswith(".toml") else plain) + at + variant
 

@@ -133,10 +133,10 @@ def compare(
     """
     if not isinstance(seeds, int) or seeds < 1:
         raise ConfigurationError(f"seeds must be how many, at least 1, got {seeds!r}.")
-    label, chosen = _recipe(experiment, settings or {}, given)
+    chosen = _recipe(experiment, settings or {}, given)
     folder = Path(tempfile.mkdtemp(prefix="llqr-")) if out is None else Path(out)
     where = machine.choose_device(device)
-    planned = plan(label, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
+    planned = plan(chosen.data.name, chosen, chosen.listed(methods or None, "methods"), range(seeds), folder)
     with Stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
@@ -153,15 +153,14 @@ def compare(
 
 def _recipe(
     experiment: Experiment | str | Path | None, settings: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[str, Recipe]:
+) -> Recipe:
     if isinstance(experiment, str | Path):
         name = str(experiment)
         if given or not is_file(name):
             raise ConfigurationError(f"experiment must be a Python file by itself, got {name!r}.")
-        loaded = recipes.load(name, settings=settings)  # first, because the file may have changed since it was imported
-        return recipes.label(name), loaded
+        return recipes.load(name, settings=settings)
     if experiment is not None and given:
         raise ConfigurationError("experiment must be given by itself, without arguments of Experiment.")
     made = experiment or Experiment(**given)
     label = made.name or "experiment"
-    return label, recipes.of_experiment(made, label, experiments.hold(made, label), recipes.as_layers(settings))
+    return recipes.of_experiment(made, label, experiments.hold(made, label), recipes.as_layers(settings))

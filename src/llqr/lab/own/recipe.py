@@ -34,20 +34,18 @@ RADII: dict[str, dict[str, Any]] = {
 GEOMETRIES: dict[str, dict[str, Any]] = {"ngd": {"ema": 0.95}, "newton": {"ema": 0.9}}
 
 
-def label(name: str) -> str:
-    """Return what the runs are filed under: the name of the experiment, or that of its file."""
-    source = experiments.source_of(name)
-    file, _, function = source.rpartition(":")
-    own = Path(file).stem + ("" if function == experiments.FUNCTION else f"-{function}")
-    return experiments.of_seed(source, 0).name or own
-
-
 def load(name: str, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe of a file; ``key=value`` overrides or ``settings`` by dotted keys come last."""
+    """Return the recipe of a file; ``key=value`` overrides or ``settings`` by dotted keys come last.
+
+    Its ``data.name`` is what runs are filed under: the name of the experiment, or that of its file.
+    """
     layers = [*map(parse_override, overrides), *as_layers(settings or {})]
     source = experiments.source_of(name)
     experiments.import_file(source)
-    return of_experiment(experiments.of_seed(source, 0), label(name), source, layers)
+    experiment = experiments.of_seed(source, 0)
+    file, _, function = source.rpartition(":")
+    own = Path(file).stem + ("" if function == experiments.FUNCTION else f"-{function}")
+    return of_experiment(experiment, experiment.name or own, source, layers)
 
 
 def as_layers(settings: Mapping[str, Any]) -> list[Table]:
