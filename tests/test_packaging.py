@@ -1,6 +1,5 @@
 """What a user installs: wheel and sdist, in fresh environments, without the repository and without a network."""
 
-import json
 import os
 import re
 import subprocess
@@ -134,8 +133,7 @@ def test_with_the_laboratory_the_command_works_from_the_wheel(built, tmp_path):
     whole = Environment(tmp_path / "whole", built[1])
     (whole.packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
     assert whole.run("llqr", "--version", cwd=tmp_path).stdout.split() == [llqr.__version__]
-    found = json.loads(whole.run("llqr", "recipes", "--json", cwd=tmp_path).stdout)
-    assert "digits/mlp" in {recipe["name"] for recipe in found}
+    assert "digits/mlp" in whole.run("llqr", "recipes", cwd=tmp_path).stdout.splitlines()
     short = ["--methods", "sgdm,llqr+sam", "--seeds", "1", "--set", "training.epochs=1", "--quiet", "--out", "runs"]
     done = whole.run("llqr", "compare", "digits/mlp", *short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

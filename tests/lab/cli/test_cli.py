@@ -21,24 +21,14 @@ def _reports_without_plots(monkeypatch):
 
 
 def test_storage_prints_the_papers_numbers(llqr):
-    code, out, _ = llqr("storage", "--json")
-    assert code == 0
-    row = next(one for one in json.loads(out) if one["model"] == "ViT-B/16")
-    assert (row["model"], row["structure"], row["precond_params"], row["total_mib"]) == (
-        "ViT-B/16",
-        "e-kfac",
-        387826882,
-        1809.67,
-    )
-    assert "387,826,882" in llqr("storage")[1]
+    code, out, _ = llqr("storage")
+    row = next(line.split() for line in out.splitlines() if "ViT-B/16" in line)
+    assert (code, row[:2], row[4], row[6]) == (0, ["ViT-B/16", "e-kfac"], "387,826,882", "1,809.67")
 
 
 def test_recipes_are_listed(llqr):
-    code, out, _ = llqr("recipes", "--json")
-    assert code == 0
-    assert [one["name"] for one in json.loads(out)] == recipe.names()
     code, out, _ = llqr("recipes")
-    assert (code, "label-noise/0.6" in out) == (0, True)
+    assert (code, [line for line in out.splitlines() if not line.startswith(" ")]) == (0, recipe.names())
 
 
 @pytest.mark.parametrize(
@@ -241,7 +231,7 @@ def test_tensorboard_gets_the_logged_numbers(llqr, tmp_path):
         (2, "--seed", ["train", "digits/mlp", "--seed", "x"]),
         (2, "less than or equal to 18446744073709551615", ["train", "digits/mlp", "--seed", str(2**64)]),
         (2, "recipe must be", ["train", "digits/nothing"]),
-        (2, "got 'digits/mlp-noisey@short'; did you mean digits/mlp-noisy?", ["train", "digits/mlp-noisey@short"]),
+        (2, "got 'digits/mlp-noisey'; did you mean digits/mlp-noisy?", ["train", "digits/mlp-noisey@short"]),
         (2, "no such file", ["train", "missing.toml"]),
         (2, "--method must be one of sgdm", ["train", "digits/mlp", "--method", "sgd"]),
         (2, "--methods must be one of sgdm", ["compare", "digits/mlp", "--methods", "sam,sgd"]),

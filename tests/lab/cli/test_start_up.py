@@ -1,4 +1,4 @@
-"""What happens before a command runs: help without torch, completion in the shell."""
+"""What happens before a command runs: help without torch."""
 
 import subprocess
 import sys
@@ -36,19 +36,3 @@ def test_ctrl_c_in_a_command_is_exit_code_130(llqr, monkeypatch):
 
     monkeypatch.setattr("llqr.lab.results.storage.rows", interrupt)
     assert llqr("storage") == (130, "", "llqr: interrupted.\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("llqr re", "reproduce report results recipes"),
-        ("llqr train digits/", "digits/mlp digits/mlp-clean digits/mlp-noisy"),
-        ("llqr train cifar100/resnet18@s", "cifar100/resnet18@short"),
-    ],
-)
-def test_the_shell_completes_commands_and_names(llqr, monkeypatch, line, offered):
-    words = line.split()
-    monkeypatch.setattr(sys, "argv", ["llqr"])
-    for name, value in {"_LLQR_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": len(words) - 1}.items():
-        monkeypatch.setenv(name, str(value))
-    assert llqr() == (0, "\n".join(offered.split()) + "\n", "")

@@ -472,7 +472,7 @@ def test_a_file_of_ones_own_extends_a_built_in_one(tmp_path):
         ("title = ", r"mine.toml: Invalid value"),
         (
             'extends = "cifar10/resnet19"',
-            r"mine.toml: extends must be a .toml file or one that `llqr recipes` lists, got 'cifar10/resnet19'; "
+            r"mine.toml: extends must be one that `llqr recipes` lists or a .toml file, got 'cifar10/resnet19'; "
             r"did you mean cifar10/resnet18\?$",
         ),
         ("extends = 3", r"mine.toml: extends must be the name of a recipe, got 3"),

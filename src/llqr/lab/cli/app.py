@@ -62,7 +62,7 @@ class LazyCommands(TyperGroup):
             raise Interrupted("interrupted.") from None
 
 
-app = typer.Typer(cls=LazyCommands, help=HELP, no_args_is_help=True, **PLAIN | {"add_completion": True})
+app = typer.Typer(cls=LazyCommands, help=HELP, no_args_is_help=True, **PLAIN)
 
 
 def show_version(wanted: bool) -> None:

@@ -17,7 +17,6 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Plot = Annotated[
     Path | None,
     typer.Option("--plot", help="Also draw it: a file ending in .svg (follows light and dark)."),

@@ -18,7 +18,7 @@ from llqr.lab.cli.terminal import show
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe
 from llqr.lab.errors import ConfigurationError, Diverged, RunsFailed, Stopped
-from llqr.lab.names import check_folder_name, check_known, suggestion
+from llqr.lab.names import check_folder_name, check_known
 from llqr.lab.own import is_file
 from llqr.lab.progress import Display
 from llqr.lab.results.summary import as_table, choices, summarise
@@ -40,18 +40,7 @@ def own_code() -> Iterator[None]:
         raise ConfigurationError(f"the experiment called sys.exit({error.code!r}) before it was done.") from error
 
 
-def complete_recipes(incomplete: str) -> list[str]:
-    """Complete recipes and, after an @, their variants."""
-    plain, at, _ = incomplete.partition("@")
-    known = [f"{plain}@{variant}" for variant in recipe.load(plain).variants] if at else recipe.names()
-    return [name for name in known if name.startswith(incomplete)]
-
-
 WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py or file.py:function."
-RecipeName = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", help=WHAT, autocompletion=complete_recipes),
-]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -60,8 +49,7 @@ Jobs = Annotated[
     ),
 ]
 Methods = Annotated[
-    str | None,
-    typer.Option(help="Methods, separated by commas (default: those of the recipe's table)."),
+    str | None, typer.Option(help="Methods, separated by commas (default: those of the recipe's table).")
 ]
 
 
@@ -106,7 +94,7 @@ class RunOptions:
         ),
     ] = False
     quiet: options.Quiet = False
-    as_json: options.Json = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the resolved configuration and the memory of the metric.")
     ] = False
@@ -132,12 +120,6 @@ class RunOptions:
             if self.data_dir is not None:
                 raise ConfigurationError(f"--data-dir belongs to built-in data sets, and {name} brings its own.")
             return own.load(name, overrides)
-        plain, known = name.partition("@")[0], recipe.names()
-        if plain not in known and not plain.endswith(".toml"):
-            raise ConfigurationError(
-                "recipe must be one that `llqr recipes` lists, a .toml file or file.py, "
-                f"got {name!r}{suggestion(plain, known)}"
-            )
         root = [] if self.data_dir is None else [f"data.root={json.dumps(str(self.data_dir))}"]
         return recipe.load(name, [*overrides, *root])
 
@@ -157,11 +139,8 @@ app = typer.Typer(**PLAIN)
 @app.command()
 @with_options
 def train(
-    name: RecipeName,
-    method: Annotated[
-        str | None,
-        typer.Option(help="The method (default: the first of the recipe's table)."),
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help=WHAT)],
+    method: Annotated[str | None, typer.Option(help="The method (default: the first of the recipe's table).")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of everything random in the run.")] = 0,
     how: RunOptions = DEFAULTS,
 ) -> None:
@@ -178,10 +157,7 @@ def train(
 @app.command()
 @with_options
 def compare(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.", autocompletion=complete_recipes),
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="RECIPE...", help=f"{WHAT} Any number of them.")],
     methods: Methods = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds, counted from 0.")] = 3,
     jobs: Jobs = None,
@@ -230,13 +206,7 @@ def compare(
 @app.command()
 @with_options
 def reproduce(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE",
-            help="A table of the paper; `llqr recipes` lists them.",
-        ),
-    ],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the paper; `llqr recipes` lists them.")],
     row: Annotated[list[str] | None, typer.Option(help="Only this row of the table, any number of times.")] = None,
     variant: Annotated[str | None, typer.Option(help="A variant of the recipes, such as short.")] = None,
     methods: Methods = None,

@@ -64,7 +64,7 @@ def locate(name: str, asked_by: str = "recipe", beside: Path = Path()) -> Path:
     if name.endswith(".toml"):
         raise ConfigurationError(f"{asked_by}: {name}: there is no such file.")
     raise ConfigurationError(
-        f"{asked_by} must be a .toml file or one that `llqr recipes` lists, got {name!r}{suggestion(name, names())}"
+        f"{asked_by} must be one that `llqr recipes` lists or a .toml file, got {name!r}{suggestion(name, names())}"
     )
 
 
