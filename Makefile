@@ -48,8 +48,8 @@ tables: $(STAMP)
 
 # The pictures of the site, from results/, and the terminal of the demo.
 figures: $(STAMP)
-	$(BIN)/llqr bench plot $(addprefix results/bench/,cadence-vit-every-5.json scaling-vit.json refresh-vit-b-few.json peers.json) \
-		--to docs/figures/bench
+	$(BIN)/python docs/figures/bench.py $(addprefix results/bench/,cadence-vit-every-5.json scaling-vit.json \
+		refresh-vit-b-few.json peers.json)
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
 	$(BIN)/llqr results draw results/curves/cifar100-resnet18@rho-0.1-seed*.jsonl --method sam --method llqr-ngd+sam \
 		--to docs/figures/cifar100-rho-0.1.svg

@@ -59,10 +59,3 @@ def read(file: Path) -> dict[str, Any]:
     if bench not in BENCHES:
         raise ConfigurationError(f"{file}: there is no `llqr bench {bench}` any more.")
     return record
-
-
-def measured_on(record: Mapping[str, Any]) -> str:
-    """The device and the version of torch, in words."""
-    machine = record["machine"]
-    device = machine.get("gpu") or f"{machine['cpus']} CPU cores"
-    return f"{device}, torch {record['versions']['torch']}"

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from llqr import Runtime
-from llqr.lab import machine, pictures, plots
+from llqr.lab import machine
 from llqr.lab.bench import cadence, host, memory, peers, record, refresh, scaling
 from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
@@ -233,19 +233,3 @@ def host_command(repeats: Repeats = 20, output: Output = OUTPUT) -> None:
     torch.set_num_threads(1)
     setup = Setup([host.NETWORK], 64, Precision("fp32", torch.device("cpu")))
     output.write("host", setup, host.measure(setup, repeats), repeats=repeats, burst=BURST)
-
-
-@bench_app.command("plot")
-def plot_command(
-    records: Annotated[
-        list[Path], typer.Argument(metavar="FILES...", help="Measurements that a command of bench wrote with --out.")
-    ],
-    to: Annotated[Path, typer.Option(help="The folder for the pictures, which get the names of the files.")],
-) -> None:
-    """Draw recorded measurements."""
-    for file in records:
-        target = to / f"{file.stem}.svg"
-        pictures.check("--to", target)
-        found = record.read(file)
-        plots.save_bench(found, target, record.measured_on(found), pictures.digest(file))
-        print(target)
