@@ -53,9 +53,6 @@ figures: $(STAMP)
 	$(BIN)/llqr table cifar100 --plot docs/figures/cifar100.svg > /dev/null
 	$(BIN)/llqr results draw results/curves/cifar100-resnet18@rho-0.1-seed*.jsonl --method sam --method llqr-ngd+sam \
 		--to docs/figures/cifar100-rho-0.1.svg
-	$(BIN)/llqr results draw results/curves/cifar100-resnet18@rho-0.1-seed*.jsonl --method sam --method llqr-ngd+sam \
-		--panel error:epoch --panel test_loss:time --cadence results/bench/cadence-resnet18-side-2304.json \
-		--to docs/figures/cifar100-error-loss.svg
 	$(BIN)/llqr results draw results/curves/iwslt14-europarl-de-en-seed0.jsonl --panel BLEU:step --panel token_error:step \
 		--to docs/figures/europarl.svg
 	for drawing in idea price terminal; do $(BIN)/python docs/figures/$$drawing.py || exit 1; done

@@ -84,9 +84,7 @@ def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, col
 CHANGE = "refresh_change"
 
 
-def save_curves(
-    files: Sequence[Path], path: Path, methods: Sequence[str] = (), panels: Sequence[str] = (), cadence: Any = None
-) -> None:
+def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = (), panels: Sequence[str] = ()) -> None:
     """Draw the curves of these files, or only those of some methods."""
     lines = [line for file in files for line in measurements.read_curves(file)]
     known = list(dict.fromkeys(line["run"]["method"] for line in lines))
@@ -95,42 +93,42 @@ def save_curves(
     chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")
-    title = ", ".join([chosen[0]["recipe"], *_named(chosen)])
-    pictures.save(draw_curves(chosen, panels, cadence), path, title, ", ".join(map(pictures.digest, files)))
+    title = ", ".join([chosen[0]["recipe"], *named(chosen)])
+    pictures.save(draw_curves(chosen, panels), path, title, ", ".join(map(pictures.digest, files)))
 
 
 @pictures.styled
-def draw_curves(lines: Rows, panels: Sequence[str] = (), cadence: Any = None) -> "Figure":
+def draw_curves(lines: Rows, panels: Sequence[str] = ()) -> "Figure":
     """One panel per quantity, one line per run, one colour per method and setting.
 
-    ``panels`` are columns by "epoch", "step" or "time", such as "test_loss:time"; that needs a record of ``cadence``.
+    ``panels`` are columns by "epoch" or "step", such as "test_loss:step".
     """
     labels = _quantities(lines)
     if "accuracy" in lines[0]:
         lines = [{**line, "error": [100 - one for one in line["accuracy"]]} for line in lines]
-    named = _named(lines)
+    groups = named(lines)
     others = ("resumed", *measurements.REFRESH_COLUMNS)  # which do not have a number for every evaluation
     known = [CHANGE, *(name for name, own in lines[0].items() if isinstance(own, list) and name not in others)]
     shown = [panel.partition(":")[::2] for panel in panels or [f"{column}:epoch" for column in labels]]
     figure, places = pictures.column([1.9] * len(shown))
     for axes, (column, by) in zip(places, shown, strict=True):
         check_known("--panel", column, known)
-        check_known("--panel: after the colon", by, ("epoch", "step", "time"))
-        for number, (name, runs) in enumerate(named.items()):
-            _runs(axes, column, by, name, number, [run for run in runs if column in run], cadence)
+        check_known("--panel: after the colon", by, ("epoch", "step"))
+        for number, (name, runs) in enumerate(groups.items()):
+            _runs(axes, column, by, name, number, [run for run in runs if column in run])
         label = column if column.startswith((lines[0]["split"], "train")) else f"{lines[0]['split']} {column}"
         axes.set_ylabel(pictures.literal(labels.get(column, label.replace("_", " "))))
         # Without the first steep quarter, beside which the differences at the end could not be seen.
         late = [value for line in lines if column != CHANGE for value in line[column][len(line[column]) // 4 :]]
         if len(late) > 9 * len(lines) and (seen := [value for value in late if value is not None]):
             pictures.focus(axes, seen)
-        axes.set_xlim(0, None if by == "time" else max(line[by][-1] for line in lines))
+        axes.set_xlim(0, max(line[by][-1] for line in lines))
         if axes is places[-1] or len({by for _, by in shown}) > 1:
-            axes.set_xlabel("time, in epochs of SAM" if by == "time" else by)
+            axes.set_xlabel(by)
     pictures.legend_above(figure, places[0], columns=1)
     stopped = [
         f"{name}, seed {run['seed']}, stopped at epoch {run['epoch'][-1]:g}"
-        for name, runs in named.items()
+        for name, runs in groups.items()
         for run in runs
         if not run["finished"]
     ]
@@ -138,13 +136,13 @@ def draw_curves(lines: Rows, panels: Sequence[str] = (), cadence: Any = None) ->
     return figure
 
 
-def _named(lines: Rows) -> dict[str, list[Row]]:
+def named(lines: Rows) -> dict[str, list[Row]]:
     """The curves by what they are called: runs of one name differ in nothing but their seed."""
-    named: dict[str, list[Row]] = {}
+    found: dict[str, list[Row]] = {}
     for method, own in grouped(lines, lambda line: line["run"]["method"]).items():
         for line, setting in zip(own, settings_apart([line["run"] for line in own]), strict=True):
-            named.setdefault(f"{method}, {setting}" if setting else method, []).append(line)
-    return named
+            found.setdefault(f"{method}, {setting}" if setting else method, []).append(line)
+    return found
 
 
 def _quantities(lines: Rows) -> dict[str, str]:
@@ -159,35 +157,15 @@ def _quantities(lines: Rows) -> dict[str, str]:
     return {evaluated: label, "train_loss": "training loss", **change}
 
 
-def _runs(axes: "Axes", column: str, by: str, name: str, number: int, runs: Rows, cadence: Any) -> None:
+def _runs(axes: "Axes", column: str, by: str, name: str, number: int, runs: Rows) -> None:
     colour, dashes = pictures.look(number)
     for place, run in enumerate(runs):
         x = np.array(run["refresh_step" if column == CHANGE else "step"], dtype=float)
-        x = time_of_sam(cadence, run["run"], x) if by == "time" else x
         x = x if by == "step" else x * run["epoch"][-1] / run["step"][-1]
         y = np.array(run[column], dtype=float)  # null, for a number that is not finite, becomes NaN
         label = "_" if place else pictures.literal(fill(name, WIDEST))
         marker = "o" if len(x) < 10 else None
         axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.1, marker=marker, markersize=3, label=label)
-
-
-def time_of_sam(cadence: Row | None, run: Row, steps: Any) -> Any:
-    """How long these steps take, in steps of SAM, by a record of `llqr bench cadence`: runs that share a device cannot
-    be timed themselves. A step between two probes takes as long as one without a probe."""
-    if cadence is None:
-        raise ConfigurationError("--cadence is needed for a panel by time.")
-    geometry, probe = run["geometry"] or {}, run["probe"]
-    timed = {(row["method"], row["interval"]): row["lasting_vs_sam"]["median"] for row in cadence["rows"]}
-    base = "AdamW" if "adam" in run["base"]["name"] else "SGD"
-    every, names = geometry.get("every"), ("LLQR", "LLQR+SAM") if geometry else (base, "SAM")
-    if any((name, every) not in timed for name in names):
-        learned = f" with a refresh every {every} steps" if geometry else ""
-        raise ConfigurationError(f"--cadence has no time of {' or '.join(names)}{learned}.")
-    plain, probed = (timed[name, every] for name in names)
-    if probe is None:
-        return plain * steps
-    second = np.maximum(0, steps - (probe.get("start_after") or 0)) / (probe.get("every") or 1)
-    return plain * steps + (probed - plain) * second
 
 
 # -- the figures of a report -------------------------------------------------------------------------------------------

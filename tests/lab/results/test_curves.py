@@ -1,8 +1,10 @@
 """Kept curves: what they hold, how they are drawn, and what is refused."""
 
 import json
+import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fake_runs import write_run
@@ -85,22 +87,17 @@ def test_the_picture_has_every_run_and_says_which_ones_stopped(tmp_path, kept, c
     assert "llqr-ngd" not in text
 
 
-def test_panels_by_step_and_by_time_show_what_is_asked_for(tmp_path, kept, capsys):
-    """By time, a late and sparse probe costs nothing before it starts, and a second pass in one step of two then."""
-    run = {"method": "late", "geometry": {"every": 500}, "base": {"name": "sgd"}}
-    line = curve(run=run | {"probe": {"start_after": 20, "every": 2}})
-    rows = [{"method": "LLQR", "interval": 500, "lasting_vs_sam": {"median": 0.6}}]
-    rows += [{"method": "LLQR+SAM", "interval": 500, "lasting_vs_sam": {"median": 1.2}}]
-    error, loss = plots.draw_curves([line], ["error:step", "train_loss:time"], {"rows": rows}).axes
+def test_panels_show_what_is_asked_for(tmp_path, kept, capsys):
+    line = curve()
+    error, loss = plots.draw_curves([line], ["error:step", "train_loss:epoch"]).axes
     assert [list(axes.get_lines()[0].get_ydata()) for axes in (error, loss)] == [[13, 12, 11, 10], line["train_loss"]]
     assert list(error.get_lines()[0].get_xdata()) == [10, 20, 30, 40]
-    assert loss.get_lines()[0].get_xdata().tolist() == pytest.approx([0.6, 1.2, 2.1, 3.0])
-    assert (error.get_ylabel(), loss.get_xlabel()) == ("test error", "time, in epochs of SAM")
+    assert list(loss.get_lines()[0].get_xdata()) == [1, 2, 3, 4]
+    assert (error.get_ylabel(), loss.get_xlabel()) == ("test error", "epoch")
     path = kept(line)
     for panel, message in (
         ("bleu:step", "--panel must be one of"),
-        ("accuracy:hours", "must be one of epoch, step, time"),
-        ("accuracy:time", "--cadence is needed for a panel by time"),
+        ("accuracy:hours", "must be one of epoch, step"),
     ):
         assert results("draw", path, "--to", tmp_path / "x.svg", "--panel", panel) == 2
         assert message in capsys.readouterr().err
@@ -111,20 +108,16 @@ def test_panels_by_step_and_by_time_show_what_is_asked_for(tmp_path, kept, capsy
         assert "--panel must be one of refresh_change, epoch, step, " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not a file that `llqr bench --out` wrote"),
-        ('{"bench": "host", "complete": true, "rows": []}', "--cadence: a record must be one of cadence, got 'host'"),
-        ('{"bench": "cadence", "complete": true, "rows": []}', "--cadence has no time of SGD or SAM."),
-    ],
-)
-def test_times_of_another_kind_are_refused(tmp_path, kept, capsys, text, message):
-    path = kept(curve(run={"method": "sam", "geometry": None, "base": {"name": "sgd"}, "probe": {}}))
-    (tmp_path / "times.json").write_text(text)
-    options = ("--panel", "accuracy:time", "--cadence", tmp_path / "times.json")
-    assert results("draw", path, "--to", tmp_path / "x.svg", *options) == 2
-    assert message in capsys.readouterr().err
+def test_a_late_and_sparse_probe_takes_no_time_before_it_starts(tmp_path):
+    """And a second pass in one step of two then."""
+    script = runpy.run_path(str(ROOT / "docs/figures/price.py"))
+    rows = [{"method": "LLQR", "interval": 500, "lasting_vs_sam": {"median": 0.6}}]
+    rows += [{"method": "LLQR+SAM", "interval": 500, "lasting_vs_sam": {"median": 1.2}}]
+    (tmp_path / "times.json").write_text(json.dumps({"rows": rows}))
+    time_of_sam = script["time_of_sam"]
+    time_of_sam.__globals__["CADENCE"] = tmp_path / "times.json"
+    run = {"geometry": {"every": 500}, "base": {"name": "sgd"}, "probe": {"start_after": 20, "every": 2}}
+    assert time_of_sam(run, np.array([10, 20, 30, 40])).tolist() == pytest.approx([6, 12, 21, 30])
 
 
 def test_runs_with_other_settings_have_a_name_and_a_look_of_their_own():

@@ -18,7 +18,6 @@ from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
-from llqr.lab.names import check_known
 from llqr.lab.report import markdown
 from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import PaperTable
@@ -182,21 +181,12 @@ def draw(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
     to: Annotated[Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark).")],
     method: Annotated[list[str] | None, typer.Option(help="Only the runs of this method; may be repeated.")] = None,
-    panel: Annotated[
-        list[str] | None, typer.Option(help="Such as error:epoch, test_loss:time or BLEU:step; may be repeated.")
-    ] = None,
-    cadence: Annotated[Path | None, typer.Option(help="Times of steps, by `llqr bench cadence --out`.")] = None,
+    panel: Annotated[list[str] | None, typer.Option(help="Such as error:epoch or BLEU:step; may be repeated.")] = None,
 ) -> None:
     """Draw kept curves: what was evaluated, the training loss, and how much the metric changed a gradient."""
     pictures.check("--to", to)
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is no file.")
-    timed = None
-    if cadence is not None:
-        from llqr.lab.bench import record  # which times networks, too
-
-        timed = record.read(cadence)
-        check_known("--cadence: a record", timed["bench"], ("cadence",))
-    plots.save_curves(files, to, method or (), panel or (), timed)
+    plots.save_curves(files, to, method or (), panel or ())
     print(to)
