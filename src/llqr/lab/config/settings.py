@@ -257,14 +257,7 @@ class GeometrySettings:
 
     def metric(self, model: nn.Module) -> Metric:
         """An unlearned metric as these settings lay it out, for its size."""
-        return Metric(
-            model,
-            structure=self.structure,
-            bounds=self.bounds,
-            dtype=self.runtime.dtype,
-            apply_dtype=self.runtime.apply_dtype,
-            max_side=self.runtime.max_side,
-        )
+        return self.build(model, nn.functional.cross_entropy).metric
 
     def fallbacks(self, metric: Metric) -> dict[str, str]:
         """The matrices whose factors would be too large, and how they are stored instead of as ``structure`` says."""
