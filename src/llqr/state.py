@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -257,6 +258,10 @@ class OwnState(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, (list(self.content.items()),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnState:
+        """Still one value: `async_save` stores a copy."""
+        return OwnState.of(copy.deepcopy(self.content, memo))
 
 
 def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequence[Tensor]) -> State:

@@ -87,6 +87,23 @@ def test_a_raw_state_that_has_lost_the_momenta_is_refused(tmp_path):
         run.opt.load_state_dict(state["optimizer"])
 
 
+def saved_in_the_background(rank, world, folder):
+    """`async_save` stores a copy of the state: how the training ends that goes on from it."""
+    found = {}
+    for raw in (False, True):
+        run = Run(rank, world).advance(4)
+        checkpoint.async_save(run._state(raw), checkpoint_id=str(folder / f"{raw}")).result()
+        found[raw] = Run(rank, world).load(folder / f"{raw}", raw=raw).advance(3).weights()
+    return found
+
+
+def test_a_checkpoint_that_was_saved_in_the_background_loads(tmp_path):
+    (found,) = on_ranks(1, tmp_path, partial(saved_in_the_background, folder=tmp_path))
+    expected = Run().advance(7).weights()
+    for weights in found.values():
+        assert all(weight.equal(expected[name]) for name, weight in weights.items())
+
+
 @pytest.mark.parametrize("base", Run.BASES)
 def test_one_process_resumes_from_a_raw_state(base, tmp_path):
     Run(base=base).advance(4).save(tmp_path, raw=True)
