@@ -64,6 +64,12 @@ class Ranks:
         terms = torch.ones((), device=device) if local.terms is None else local.terms
         weight = terms.double() / self._sum(terms.double())
         multiply, curvature_weight = local.product, None if self.summed else weight
+        some = terms > 0
+
+        def counted(named: Named) -> Named:
+            """Of a rank without terms, whose mean is 0 / 0, nothing."""
+            return {name: torch.where(some.to(part.device), part, 0) for name, part in named.items()}
+
         failed = False  # for good: an inner step alone leaves out what is NaN
 
         def product(v: Mapping[str, Tensor]) -> Named:
@@ -71,7 +77,7 @@ class Ranks:
             whole = v if self.placement is None else self.placement.to_whole(v)
             own: Named | None = None
             try:
-                own = None if failed else multiply(whole)
+                own = None if failed else counted(multiply(whole))
             except Exception as error:  # whatever it is, the other ranks are waiting
                 failed = True
                 warn(f"refresh: a product failed on this rank ({error}); no rank uses it")
@@ -80,8 +86,8 @@ class Ranks:
             del whole
             return self._mean(own, curvature_weight)
 
-        loss = self._sum(local.loss * weight.to(local.loss))
-        return QuadraticModel(loss, self._mean(local.gradient, weight), product, terms)
+        loss = self._sum(torch.where(some, local.loss, 0) * weight.to(local.loss))
+        return QuadraticModel(loss, self._mean(counted(local.gradient), weight), product, terms)
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
