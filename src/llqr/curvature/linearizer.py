@@ -93,9 +93,9 @@ class Linearizer:
     def linearise(self, problem: Problem) -> QuadraticModel:
         """The quadratic model of a problem; of several ranks, that of their joined batch."""
         if not self._checked:
+            self._warn_of_own_metrics()
             self.agreed(lambda: check_first_batch(problem, self.divergence))
         if self.engine == "auto":
-            self._warn_of_own_metrics()
             self.engine = self._chosen(problem)
         model = self.ranks.joined(lambda: self._local(problem), self.device)
         self._checked = True  # on all ranks or, if one of them has failed, on none
