@@ -235,13 +235,15 @@ class Geometry:
         self.metric.follow(self.parameters)
         if not self.due:
             return
-        if batch is None and self.batches is None:
-            raise ValueError(
-                f"batch: a refresh is due at step {self._step}; pass batch=(inputs, targets) to step, first_step or "
-                "repeat_at_probe, or set geometry.batches; in Lightning, Hugging Face and Accelerate, see "
-                "llqr.integrations"
-            )
-        self.refresh(batch)
+        self.refresh(self._missing if batch is None and self.batches is None else batch)
+
+    def _missing(self) -> Batch:
+        """Raises where the ranks agree on their batches, so that none waits for one that has none."""
+        raise ValueError(
+            f"batch: a refresh is due at step {self._step}; pass batch=(inputs, targets) to step, first_step or "
+            "repeat_at_probe, or set geometry.batches; in Lightning, Hugging Face and Accelerate, see "
+            "llqr.integrations"
+        )
 
     @_disable_dynamo
     def refresh(self, batch: Batch | Callable[[], Batch] | None = None) -> Refresh:
