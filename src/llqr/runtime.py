@@ -51,3 +51,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         check_runtime(self, ENGINES)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Runtime:
+        """Nothing in it changes, and a process group cannot be copied."""
+        return self
