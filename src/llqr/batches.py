@@ -35,6 +35,7 @@ class BatchSource:
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._began_at: Tensor | None = None
+        self._left: list[Tensor] = []  # states of generators
 
     def draw_from(self, source: Batches | None) -> None:
         """Draw from this source, starting at a position that was loaded before if there is one."""
@@ -47,7 +48,7 @@ class BatchSource:
             # is a position of torchdata's StatefulDataLoader.
             vars(own).update(_iterator=None, persistent_workers=False, next_iter_state=None)
             self._own = own
-        self._iterator, self._position, self._began_at = None, 0, None
+        self._iterator, self._position, self._began_at, self._left = None, 0, None, []
         if source is not None and self._saved is not None:
             self.load(self._saved)
             self._saved = None
@@ -58,15 +59,32 @@ class BatchSource:
         Leaves the random state as it was. Adds the seed to it while it draws, or a function would draw the same batch
         again and again.
         """
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _put_back(self._generators()):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), self._own_generators():
             _vary(device, seed)
             return self._next_batch(device) if function is None else function()
 
     def _generators(self) -> list[torch.Generator]:
-        """Of a loader, which the training loop draws from too."""
-        holders = self._own, getattr(self._own, "sampler", None)
-        found = [getattr(holder, "generator", None) for holder in holders]
+        """Of a loader and its samplers, which the training loop draws from too."""
+        holders: list[Any] = [self._own]
+        while (inner := getattr(holders[-1], "batch_sampler", None)) is not None:
+            holders.append(inner)
+        holders += [getattr(holder, "sampler", None) for holder in holders]
+        found = dict.fromkeys(getattr(holder, "generator", None) for holder in holders)
         return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """These generators go on where the last draw here left them; at the end they are the training loop's again."""
+        generators = self._generators()
+        theirs = [generator.get_state() for generator in generators]
+        for generator, state in zip(generators, self._left, strict=False):
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            self._left = [generator.get_state() for generator in generators]
+            for generator, state in zip(generators, theirs, strict=True):
+                generator.set_state(state)
 
     def _next_batch(self, device: torch.device) -> Batch:
         if self._own is None:
@@ -126,16 +144,6 @@ class BatchSource:
     def __getstate__(self) -> dict[str, Any]:
         """Without the iterator, which cannot be copied in general."""
         return self.__dict__ | {"_iterator": None}
-
-
-@contextmanager
-def _put_back(generators: list[torch.Generator]) -> Iterator[None]:
-    states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import llqr
 from llqr.batches import BatchSource
@@ -292,18 +292,53 @@ def test_what_is_no_source_is_named():
         geometry.refresh()
 
 
-def test_refreshes_leave_a_loaders_own_generator_alone():
+def seeded():
+    return torch.Generator().manual_seed(1)
+
+
+LOADERS = {
+    "shuffle": lambda data: DataLoader(data, batch_size=4, shuffle=True, generator=seeded()),
+    "sampler": lambda data: DataLoader(data, batch_size=4, sampler=RandomSampler(data, generator=seeded())),
+    "batch sampler": lambda data: DataLoader(
+        data, batch_sampler=BatchSampler(RandomSampler(data, generator=seeded()), 4, drop_last=False)
+    ),
+    "lazy": lambda data: DataLoader(  # draws 32 numbers at a time
+        data, batch_size=4, sampler=RandomSampler(data, replacement=True, num_samples=96, generator=seeded())
+    ),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_refreshes_leave_a_loaders_own_generator_alone(loader):
     def order(refreshes):
-        data = TensorDataset(torch.arange(24.0).view(-1, 1), torch.randint(3, (24,)))
-        loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        training = loader(TensorDataset(torch.arange(24.0).view(-1, 1), torch.randint(3, (24,))))
         geometry = llqr.Geometry(nn.Linear(1, 3), nn.functional.cross_entropy)
-        geometry.batches = loader
+        geometry.batches = training
         seen = []
         for _ in range(2):
-            for x, _ in loader:
+            for x, _ in training:
                 if refreshes:
                     geometry.refresh()
                 seen.append(x.flatten().tolist())
         return seen
 
     assert order(refreshes=True) == order(refreshes=False)
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_batches_of_a_loader_with_its_own_generator_resume(loader):
+    def drawn(resume):
+        torch.manual_seed(0)
+        training = loader(TensorDataset(torch.arange(24.0).view(-1, 1)))
+        source, seen, trained = BatchSource(), [], iter(training)
+        source.draw_from(training)
+        for step in range(20):
+            next(trained, None)
+            if resume and step == 9:
+                state, source = source.state(), BatchSource()
+                source.draw_from(loader(training.dataset))
+                source.load(state)
+            seen.append(source.draw(None, torch.device("cpu"), step)[0].flatten().tolist())
+        return seen
+
+    assert drawn(resume=True) == drawn(resume=False)
