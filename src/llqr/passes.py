@@ -226,9 +226,9 @@ class TwoCalls(Wrapper):
                 passes.move(self._displacement(g), g)
             if not self._buffers_of_probe:
                 self._buffers.hold()
+            passes._forget_unscaled()
             if zero_grad:
                 clear(passes.parameters)
-                passes._forget_unscaled()
 
     @_disable_dynamo
     @torch.no_grad()

@@ -151,7 +151,8 @@ def test_unscale_and_clip_before_the_step_is_not_unscaled_twice(unscaled):
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("clipped", [False, True])
-def test_two_call_form(clipped, every):
+@pytest.mark.parametrize("zero_grad", [False, True])  # the closure zeroes
+def test_two_call_form(zero_grad, clipped, every):
     data = batches(3)
     plain, scaled = mlp(), mlp()
     opt, other, grad_scaler = (*(llqr.SAM(sgd(model), rho=0.2, every=every) for model in (plain, scaled)), scaler())
@@ -165,7 +166,7 @@ def test_two_call_form(clipped, every):
         if clipped:
             grad_scaler.unscale_(other)
             nn.utils.clip_grad_norm_(scaled.parameters(), 1e6)
-        other.first_step(grad_scaler=grad_scaler, zero_grad=True)
+        other.first_step(grad_scaler=grad_scaler, zero_grad=zero_grad)
         closure()
         other.second_step(grad_scaler=grad_scaler)
         grad_scaler.update()
