@@ -63,6 +63,12 @@ def test_names_are_not_case_sensitive_and_settings_pass_through():
     assert llqr.build("asam", sgd(model), rho=0.5, eta=0.5, start_after=7).probe.start_after == 7
 
 
+def test_transport_may_be_said_beside_a_name():
+    model = mlp()
+    opt = llqr.build("llqr+sam", sgd(model), geometry=quick_geometry(model), rho=0.05, transport=False)
+    assert not opt.transport
+
+
 @pytest.mark.parametrize("name", ["samm", "", "llqr-foo+sam", "llqr+adam", "sam+llqr", "llqr+", "llqr-ngd-newton+sam"])
 def test_an_unknown_name_lists_the_known_ones(name):
     with pytest.raises(ValueError, match="name: unknown method") as error:

@@ -302,7 +302,8 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
     if kind not in PROBES:
         return Optimizer(base, None, geometry, **settings)
     of_optimizer = {key: settings.pop(key) for key in OWN_SETTINGS if key in settings}
-    return Optimizer(base, PROBES[kind](**settings), geometry, transport="probe-only" not in plain, **of_optimizer)
+    of_optimizer.setdefault("transport", "probe-only" not in plain)
+    return Optimizer(base, PROBES[kind](**settings), geometry, **of_optimizer)
 
 
 def _without_divergence(name: str) -> tuple[str, str]:
