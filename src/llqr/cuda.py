@@ -129,7 +129,7 @@ class CapturedMetric:
             pairs = list(zip(self._factors, metric.factors(), strict=True))
             for own, learned in pairs:
                 copy_each(list(own.values()), list(learned.values()))
-            metric.assign([{name: _held(own[name], learned[name]) for name in own} for own, learned in pairs])
+            metric.assign([{n: f if f.dtype == new[n].dtype else new[n] for n, f in own.items()} for own, new in pairs])
             self._learned = metric.factors()
         blocks = [block for group in metric.groups for block in group.blocks]
         copy_each(self._places, [block.piece(grads[block.parameter]) for block in blocks])
@@ -153,11 +153,6 @@ class CapturedMetric:
     def __reduce__(self) -> tuple[type[CapturedMetric], tuple[Metric]]:
         """Copies have no graph, which cannot be copied, and capture their own."""
         return CapturedMetric, (self._metric,)
-
-
-def _held(own: Tensor, learned: Tensor) -> Tensor:
-    """What the metric keeps of the factor of a graph and the learned one, which has the same numbers."""
-    return own if own.dtype == learned.dtype else learned
 
 
 def capture(compute: Callable[[], Named]) -> tuple[Callable[[], None], Named]:

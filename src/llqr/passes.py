@@ -84,6 +84,7 @@ class TwoPasses:
         """The second pass: the gradients at `theta + eps`, with the random numbers of the first; back to `theta`."""
         assert self._closure is not None
         self.move(eps, centre)
+        self._forget_unscaled()
         eps.clear()  # the second pass, in which most memory is held, does not need it
         buffers = self._optimizer._buffers
         buffers.restore() if self._optimizer._buffers_of_probe else buffers.hold()
@@ -117,7 +118,6 @@ class TwoPasses:
         optimizer._run.passes = self
         self._forget_copies()
         torch._foreach_add_(weights, eps)
-        self._forget_unscaled()
 
     def back(self) -> None:
         """Weights and buffers go back to the centre, bit by bit, if they are not there already."""

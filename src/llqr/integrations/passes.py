@@ -124,8 +124,8 @@ class Passes:
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
             # Before the probe starts there is no second pass, and the step takes the present gradients as they are.
-            scaler, probing = grad_scaler if optimizer.probing else None, optimizer.probing
-            optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=probing)
+            scaler = grad_scaler if optimizer.probing else None
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=optimizer.probing)
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)
