@@ -265,6 +265,12 @@ def test_the_controls_of_the_sparse_form_are_those_measured():
         difference = statistics.mean(late) - statistics.mean(other)
         p = ttest_ind(late, other, equal_var=False).pvalue
         assert re.search(rf"{difference:.2f} (above it|below `late-2`|below it) \(p = {p:.2g}", _plain_text(page))
+    same_radius = statistics.mean(last("price", "sam-late-2-rho-0.3"))
+    above, wider = statistics.mean(late) - same_radius, same_radius - statistics.mean(sparse)
+    assert f"It is {above:.2f} above SAM in the same steps at the same radius" in _plain_text("README.md")
+    whole = statistics.mean(late) - statistics.mean(sparse)
+    said = f"the larger radius brings {wider:.2f} of the {whole:.2f}, and `late-2` is {above:.2f} above it"
+    assert said in _plain_text("docs/gain.md")
 
 
 def test_fine_tuning_is_what_was_measured():

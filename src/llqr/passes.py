@@ -85,7 +85,8 @@ class TwoPasses:
         assert self._closure is not None
         self.move(eps, centre)
         self._forget_unscaled()
-        eps.clear()  # the second pass, in which most memory is held, does not need it
+        for done in (eps, centre.grads):  # the second pass, in which most memory is held, needs neither
+            done.clear()
         buffers = self._optimizer._buffers
         buffers.restore() if self._optimizer._buffers_of_probe else buffers.hold()
         clear(self.parameters)

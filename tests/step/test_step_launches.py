@@ -14,20 +14,30 @@ from traps.training import cross_entropy
 MOST = {"sgdm": 4, "sam": 23, "fsam": 25, "asam": 27, "fishersam": 27, "llqr": 5, "llqr+sam": 24}
 
 
-def network(depth, width=8):
-    """The statistics of a BatchNorm have two dtypes: running means, and a count of batches."""
+def network(depth, width=8, kernel=None):
+    """The statistics of a BatchNorm have two dtypes: running means, and a count of batches.
+
+    With a `kernel` its layers are convolutions in channels_last, of images of one pixel.
+    """
     torch.manual_seed(0)
-    layers = [(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(depth)]
-    return nn.Sequential(*(layer for three in layers for layer in three), nn.Linear(width, 3))
+    norm = nn.BatchNorm1d if kernel is None else nn.BatchNorm2d
+    between = [] if kernel is None else [nn.Flatten()]
+
+    def linear():
+        return nn.Linear(width, width) if kernel is None else nn.Conv2d(width, width, kernel, padding=kernel // 2)
+
+    layers = [(linear(), norm(width), nn.ReLU()) for _ in range(depth)]
+    model = nn.Sequential(*(layer for three in layers for layer in three), *between, nn.Linear(width, 3))
+    return model.to(memory_format=torch.preserve_format if kernel is None else torch.channels_last)
 
 
-def of_one_step(method, depth, **settings):
+def of_one_step(method, depth, kernel=None, **settings):
     """The operators of a step whose passes only assign precomputed gradients."""
-    model = network(depth)
+    model = network(depth, kernel=kernel)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     if method.startswith("llqr"):
         geometry = flat_geometry(model, cross_entropy, steps=1, engine="double-backward")
-        geometry.refresh((torch.randn(6, 8), torch.randint(3, (6,))))
+        geometry.refresh((torch.randn(6, 8, *([] if kernel is None else [1, 1])), torch.randint(3, (6,))))
         settings["geometry"] = geometry
     settings |= {"rho": 0.05} if "sam" in method else {}
     opt = llqr.build(method, base, model=model, **settings)
@@ -49,10 +59,12 @@ def test_a_few_kernels(method):
     assert 0 < of_one_step(method, 20).total <= MOST[method]
 
 
+@pytest.mark.parametrize("kernel", [None, 3])
 @pytest.mark.parametrize("norm", [norm for norm in NORMS if not norm.startswith("layer-")])
 @pytest.mark.parametrize("method", [method for method in MOST if method not in ("sgdm", "llqr")])
-def test_a_deeper_network_launches_no_more(method, norm):
-    assert of_one_step(method, 2, norm=norm).by_name == of_one_step(method, 9, norm=norm).by_name
+def test_a_deeper_network_launches_no_more(method, norm, kernel):
+    few, many = (of_one_step(method, depth, kernel, norm=norm) for depth in (2, 9))
+    assert few.by_name == many.by_name
 
 
 def test_lists_of_several_dtypes_would_be_copied_one_by_one():

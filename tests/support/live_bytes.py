@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):
-    """While it is entered: `peak`, the most bytes at once that were not there before, `known` left out."""
+    """`now`, the bytes of what was made while it was entered and is alive, and `peak`, the most; `known` left out."""
 
     def __init__(self, known):
         super().__init__()
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._watched = {}
-        self._now = 0
+        self.now = 0
         self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -22,7 +22,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in pytree.tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._watch(tensor.untyped_storage())
-        self.peak = max(self.peak, self._now)
+        self.peak = max(self.peak, self.now)
         return made
 
     def _watch(self, storage):
@@ -31,8 +31,8 @@ class LiveBytes(TorchDispatchMode):
             return
 
         def gone(_):
-            self._now -= size
+            self.now -= size
             del self._watched[place]
 
         self._watched[place] = weakref.ref(storage, gone)
-        self._now += size
+        self.now += size

@@ -1,6 +1,7 @@
 """Fused attention and `torch.compile` have no forward mode or double backward: a fallback is used, with one warning."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llqr
+from live_bytes import LiveBytes
 
 from .training import assert_same_bits, batches, closure_of, cross_entropy, mlp, quick_geometry, sgd, train, weights
 
@@ -45,6 +47,20 @@ def test_fused_attention_falls_back_and_says_so_once():
     assert len(said) == 1
     assert "finite-differences" in str(said[0].message)
     assert "flash" in str(said[0].message)
+
+
+def test_engines_that_were_refused_leave_nothing_behind():
+    """Their activations go at once, not when Python next collects cycles: on ViT-B they are gigabytes."""
+    model, (batch, *_) = Attention(), batches(1)
+    geometry = quick_geometry(model, "kfac", engine="auto")
+    refused = pytest.warns(llqr.RefreshWarning, match="finite-differences")
+    gc.disable()
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), refused, LiveBytes([*model.parameters(), *batch]) as live:
+            geometry.refresh(batch)
+    finally:
+        gc.enable()
+    assert live.now == geometry.memory()["allocated"] > 0
 
 
 def test_the_fallback_learns_what_exact_products_learn():

@@ -176,14 +176,16 @@ def test_the_metric_descends_in_every_step(every):
     assert_same_bits(weights(ours), weights(plain))
 
 
-def test_the_displacement_is_freed_before_the_second_pass():
+@pytest.mark.parametrize("method", ["sam", "asam", "fsam", "llqr+sam"])
+def test_displacement_and_first_gradient_are_freed_before_the_second_pass(method):
     model = mlp()
-    opt = llqr.LLQRSAM(sgd(model), quick_geometry(model), rho=RHO)
+    geometry = quick_geometry(model) if method.startswith("llqr") else None
+    opt = llqr.build(method, sgd(model), geometry=geometry, model=model, rho=RHO)
     displacement, made, alive = opt.probe.displacement, [], []
 
-    def watched(*args):
-        eps = displacement(*args)
-        made.extend(weakref.ref(part) for part in eps)
+    def watched(g, *others):
+        eps = displacement(g, *others)
+        made.extend(weakref.ref(part) for part in (*eps, *g.grads))
         return eps
 
     opt.probe.displacement = watched

@@ -139,23 +139,30 @@ def automatic(problem: Problem) -> tuple[str, ...]:
 
 def choose_engine(problem: Problem, divergence: Divergence, scale: Scale | None = None) -> tuple[str, list[str]]:
     """The first engine that this model supports, and why those before it were refused."""
-    refused = []
-    tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
+    refused: list[str] = []
     for name in automatic(problem):
-        derivatives = ENGINES[name]
-        try:
-            curvature = Curvature(problem, divergence, derivatives, scale)
-            gradient = curvature.gradient()
-            curvature.product(gradient)
-            if derivatives.exact and curvature.asymmetry(gradient) > tolerance:
-                raise RuntimeError("its forward and backward derivatives of this model disagree")
-        except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError, UnconnectedError):  # type: ignore[attr-defined]
-            raise  # a bad batch, a device in trouble or a model without a gradient: no other engine would help
-        except RuntimeError as error:
-            if "allocate memory" in str(error):  # the same on a CPU, where it has no class of its own
-                raise
-            refused.append(f"{name}: {str(error).splitlines()[0]}")
-            cause = error
-        else:
+        reason = _refusal(problem, divergence, ENGINES[name], scale)
+        if reason is None:
             return name, refused
-    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused)) from cause
+        refused.append(f"{name}: {reason}")
+    raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused))
+
+
+def _refusal(
+    problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None
+) -> str | None:
+    """Why an engine does not suit a model; None if it does. Keeps no exception, which would keep the graph alive."""
+    try:
+        curvature = Curvature(problem, divergence, derivatives, scale)
+        gradient = curvature.gradient()
+        curvature.product(gradient)
+        tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)
+        if derivatives.exact and curvature.asymmetry(gradient) > tolerance:
+            return "its forward and backward derivatives of this model disagree"
+    except (torch.linalg.LinAlgError, torch.OutOfMemoryError, torch.AcceleratorError, UnconnectedError):  # type: ignore[attr-defined]
+        raise  # a bad batch, a device in trouble or a model without a gradient: no other engine would help
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # the same on a CPU, where it has no class of its own
+            raise
+        return str(error).splitlines()[0]
+    return None

@@ -72,7 +72,9 @@ def _squares(measure: Measure, v: list[Tensor], d: list[Tensor], point: Point) -
 def _metric_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
     """In few kernels, however many parameters there are."""
     products = torch._foreach_mul(_widened(v), _widened(d))
-    return torch.cat([product.to(products[0].device).flatten() for product in products]).sum()
+    # As they are in memory: `flatten` would put each convolution in channels_last into another order first.
+    flat = [product.as_strided((product.numel(),), (1,)) for product in products]
+    return torch.cat([part.to(flat[0].device) for part in flat]).sum()
 
 
 def _euclidean_total(v: Sequence[Tensor], d: Sequence[Tensor]) -> Tensor:
