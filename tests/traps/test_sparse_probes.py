@@ -1,7 +1,6 @@
 """`every=k`: a probe in one step of k, one pass in the others; the trajectory is that of a loop written by hand."""
 
 import copy
-import weakref
 
 import pytest
 import torch
@@ -174,28 +173,3 @@ def test_the_metric_descends_in_every_step(every):
     train(opt, ours, data)
     train(llqr.LLQR(sgd(plain), quick_geometry(plain)), plain, data)
     assert_same_bits(weights(ours), weights(plain))
-
-
-@pytest.mark.parametrize("method", ["sam", "asam", "fsam", "llqr+sam"])
-def test_displacement_and_first_gradient_are_freed_before_the_second_pass(method):
-    model = mlp()
-    geometry = quick_geometry(model) if method.startswith("llqr") else None
-    opt = llqr.build(method, sgd(model), geometry=geometry, model=model, rho=RHO)
-    displacement, made, alive = opt.probe.displacement, [], []
-
-    def watched(g, *others):
-        eps = displacement(g, *others)
-        made.extend(weakref.ref(part) for part in (*eps, *g.grads))
-        return eps
-
-    opt.probe.displacement = watched
-    (batch,) = batches(1)
-    closure = closure_of(opt, model, batch)
-
-    def counting():
-        alive.append(sum(ref() is not None for ref in made))
-        return closure()
-
-    opt.step(counting, batch=batch)
-    assert made
-    assert alive == [0, 0]
