@@ -26,6 +26,7 @@ class Point:
     """Parameters and their gradients at the centre of a step.
 
     Attributes:
+        grads: without the loss scale; the list is emptied before the second pass, to free them.
         names: the parameters' names, where they are known; layers and biases are told by them.
         radii: the radius of each parameter whose group has its own `"rho"`.
         sharding: given if parameters are sharded; gradients are then this rank's parts.
