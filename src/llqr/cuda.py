@@ -92,8 +92,8 @@ class CapturedLoop:
         self._linearise.replay()
         for kind in self._plan:
             self._graphs[kind].replay()
-        values = self._values
-        return Solution(self._solver.factors, values["first"], values["last"], self._objective.quadratic)
+        values, model = self._values, self._objective.quadratic
+        return Solution(self._solver.factors, values["first"], values["last"], model.loss, model.gradient)
 
 
 class CapturedMetric:

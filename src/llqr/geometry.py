@@ -324,7 +324,7 @@ class Geometry:
 
         if not (self.inner.normalise and metric.stored()):
             return constrained(metric.average(factors, beta))
-        g = solution.quadratic.gradient
+        g = solution.gradient
         # Before, so that old and new weigh what `beta` says; after, because products of averages and what was outside
         # the bounds are others then.
         averaged = constrained(metric.average(metric.normalised(factors, g), beta))

@@ -97,7 +97,7 @@ def examine(
 
     Returns the report of a refresh that leads to the factors `candidate`, and what these do to every layer.
     """
-    g, loss = solution.quadratic.gradient, solution.quadratic.loss.double()
+    g, loss = solution.gradient, solution.loss.double()
     names, products = metric.placement.listed(list(g), _inner_products(g, metric.apply(g, candidate)))
     factors = [factor for own in candidate for factor in own.values()]
     # A sum of magnitudes is finite if all entries are: in float64 it does not overflow.

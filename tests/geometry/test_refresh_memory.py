@@ -32,3 +32,29 @@ def test_a_refresh_holds_few_vectors(structure, engine, product_every):
     weights = sum(parameter.nbytes for parameter in model.parameters())
     known = 6 if product_every > 1 else 0
     assert 3 + known < live.peak / weights < MOST[structure] + known
+
+
+def wide():
+    """A model whose activations on the batch are much larger than its weights, and the bytes of one pass's."""
+    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(32, 32), nn.Tanh())), nn.Linear(32, 2))
+    batch = torch.randn(4096, 32), torch.randint(2, (4096,))
+    return model, batch, 16 * 4096 * 32 * 4  # what each Tanh keeps; linear layers keep their inputs, which are the same
+
+
+@pytest.mark.parametrize("divergence", ["ngd", "newton"])
+def test_activations_are_free_once_the_factors_are_learned(divergence):
+    """A report may be for somebody who measures, on the same device."""
+    model, batch, activations = wide()
+    held = []
+    geometry = flat_geometry(
+        model, F.cross_entropy, divergence=divergence, steps=2, on_refresh=lambda _: held.append(live.now)
+    )
+    live = LiveBytes([*model.parameters(), *batch])
+    gc.collect()
+    gc.disable()
+    try:
+        with live:
+            geometry.refresh(batch)
+    finally:
+        gc.enable()
+    assert held[0] < activations / 4

@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd
 
 from llqr.checks import check_inner
 from llqr.curvature.divergence import Scale
-from llqr.curvature.quadratic import QuadraticModel
+from llqr.curvature.quadratic import Named
 from llqr.inner.objective import Evaluation, Extrapolation, Objective
 from llqr.metric import Factors, Metric
 from llqr.metric.layout import Packed
@@ -273,27 +273,31 @@ SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (HeavyBall
 
 @dataclass(frozen=True)
 class Solution:
-    """Factors after the inner loop, and the objective at its start and end (device scalars, not yet read)."""
+    """Factors after the inner loop, and the objective at its start and end (device scalars, not yet read).
+
+    Of the quadratic model it has the loss and the gradient: the product would hold the activations.
+    """
 
     factors: list[Factors]
     before: Tensor
     after: Tensor
-    quadratic: QuadraticModel
+    loss: Tensor
+    gradient: Named
 
 
 def solve(objective: Objective, inner: Inner, lr: float) -> Solution:
     """Minimise `J` over the factors of `U`, from the metric's current ones; does not change the metric itself."""
-    metric = objective.metric
+    metric, model = objective.metric, objective.quadratic
     if not metric.stored():  # the identity throughout
         value = objective.exact.at(metric.factors()).value
-        return Solution(metric.factors(), value, value, objective.quadratic)
+        return Solution(metric.factors(), value, value, model.loss, model.gradient)
     solver = SOLVERS[inner.solver](metric, inner, lr)
     values: dict[Step, Tensor] = {}
     for step in inner.plan():
         reading = perform(step, solver, objective)
         if reading is not None:
             values[step] = reading
-    return Solution(solver.factors, values["first"], values["last"], objective.quadratic)
+    return Solution(solver.factors, values["first"], values["last"], model.loss, model.gradient)
 
 
 def perform(step: Step, solver: Solver, objective: Objective) -> Tensor | None:
