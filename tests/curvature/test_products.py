@@ -63,6 +63,24 @@ def test_products_equal_the_dense_reference(name, engine, divergence):
     assert relative_error(flat(curvature.gradient), dense_gradient(drawn.model, drawn.loss_fn, drawn.batch)) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("engine", "passes"),
+    [("forward", 2), ("double-backward", 2), ("finite-differences", 3), ("one-sided-differences", 3)],
+)
+def test_a_product_in_pieces_runs_no_pass_for_nothing(engine, passes):
+    """One pass of every piece for the way back, and what `J v` takes."""
+    drawn = case("mlp")
+    parameters, calls = trainable(drawn.model), []
+    drawn.model.register_forward_hook(lambda *_: calls.append(1))
+    with frozen(drawn.model, torch.device("cpu")), torch.no_grad():
+        problem = Problem(drawn.model, drawn.loss_fn, drawn.batch, parameters, micro_batch=2)
+        curvature = quadratic_model(problem, NGD, engine)
+        calls.clear()
+        curvature.product(curvature.gradient)
+    assert len(problem.pieces) > 1
+    assert len(calls) == passes * len(problem.pieces)
+
+
 @pytest.mark.parametrize("name", ["mlp", "translator"])
 def test_the_summed_gauss_newton_matrix_is_the_fisher_matrix(name):
     """Two ways to the same reference: `N J^T Q J` by autograd, and the softmax covariance written out."""

@@ -58,3 +58,20 @@ def test_activations_are_free_once_the_factors_are_learned(divergence):
     finally:
         gc.enable()
     assert held[0] < activations / 4
+
+
+@pytest.mark.parametrize("engine", ["forward", "finite-differences"])
+def test_pieces_of_a_batch_are_linearised_one_by_one(engine):
+    """Beside what a refresh of one piece alone holds there are only the outputs and vectors of the weights' size."""
+    model, batch, activations = wide()
+    peaks = []
+    for rows in (512, 4096):
+        geometry = flat_geometry(model, F.cross_entropy, engine=engine, micro_batch=512, steps=2)
+        own = tuple(part[:rows] for part in batch)
+        geometry.refresh(own)
+        gc.collect()
+        with LiveBytes([*model.parameters(), *batch]) as live:
+            geometry.refresh(own)
+        peaks.append(live.peak)
+    one, all_pieces = peaks
+    assert all_pieces - one < activations / 16  # half of a piece

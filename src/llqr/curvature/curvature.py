@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -32,7 +32,9 @@ class Curvature:
     ) -> None:
         self._problem, self._divergence, self._derivatives = problem, divergence, derivatives
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
-        self._kept = self._linearised(problem.pieces[0]) if len(problem.pieces) == 1 else None
+        self._kept: Derivatives | None = None
+        if len(problem.pieces) == 1:
+            self._kept = self._network(problem.pieces[0])
         with torch.no_grad():
             pieces = [self._kept.outputs] if self._kept else problem.outputs_of_pieces()
         self._rows = [piece.shape[0] for piece in pieces] if len(pieces) > 1 else None
@@ -54,7 +56,8 @@ class Curvature:
 
     def gradient(self) -> Named:
         """`g = J^T w`."""
-        gradient = _sum(f.vjp(w) for f, w in zip(self._networks(), self._cut(self._slope), strict=True))
+        parts = zip(self._problem.pieces, self._cut(self._slope), strict=True)
+        gradient = _sum(self._network(piece).vjp(w) for piece, w in parts)
         for name, part in gradient.items():
             if part.layout != torch.strided:
                 raise TypeError(f"model: the gradient of parameter {name!r} is sparse, which a metric does not support")
@@ -62,11 +65,15 @@ class Curvature:
 
     def product(self, v: Mapping[str, Tensor]) -> Named:
         """`H v`."""
-        Jv = _joined([f.jvp(v) for f in self._networks()])
+        Jv = self._forward(v)
         # Scaled here, where the tensors are small, and not after they are pulled back to the parameters.
         QJv = self._scale * self._q(Jv)
-        parts = zip(self._networks(), self._cut(QJv), self._cut(self._slope), strict=True)
-        return _sum(self._pulled(f, u, w, v) for f, u, w in parts)
+        parts = zip(self._problem.pieces, self._cut(QJv), self._cut(self._slope), strict=True)
+        return _sum(self._pulled(self._network(piece), u, w, v) for piece, u, w in parts)
+
+    def _forward(self, v: Mapping[str, Tensor]) -> Tensor:
+        """`J v`."""
+        return _joined([self._network(piece).jvp(v) for piece in self._problem.pieces])
 
     def _pulled(self, f: Derivatives, u: Tensor, w: Tensor, v: Mapping[str, Tensor]) -> Named:
         """`J^T u`; for Newton also `scale * (d^2/dtheta^2 <w, f(theta)>) v`."""
@@ -82,16 +89,14 @@ class Curvature:
         Forward mode differentiates through `torch.no_grad` and straight-through tricks, which the backward pass treats
         as constant.
         """
-        Jg = _joined([f.jvp(gradient) for f in self._networks()])
-        along = float((Jg.double() * self._slope.double()).sum())
+        along = float((self._forward(gradient).double() * self._slope.double()).sum())
         square = sum(float(part.double().square().sum()) for part in gradient.values())
         return abs(along - square) / square if square else 0.0
 
-    def _networks(self) -> Iterator[Derivatives]:
-        """The network linearised on each piece of the batch."""
-        return iter([self._kept]) if self._kept else map(self._linearised, self._problem.pieces)
-
-    def _linearised(self, piece: object) -> Derivatives:
+    def _network(self, piece: object) -> Derivatives:
+        """The network linearised on a piece of the batch; never held in a variable, or there would be two at a time."""
+        if self._kept:
+            return self._kept
         problem = self._problem
         f = partial(problem.outputs, inputs=piece)
         compiled = partial(f, compiled=True) if "torch._dynamo" in sys.modules else None

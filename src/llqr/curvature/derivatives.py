@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -46,9 +47,16 @@ class Derivatives(ABC):
     ) -> None:
         self.f, self.compiled, self.precision = f, compiled or f, precision
         self.theta = {name: parameter.detach().requires_grad_() for name, parameter in theta.items()}
+
+    @cached_property
+    def _graph(self) -> Tensor:
+        """The outputs with their graph, made when they are first needed: `J v` of most engines does without."""
         with torch.enable_grad():
-            self._graph = f(self.theta)
-        self.outputs = self._graph.detach()
+            return self.f(self.theta)
+
+    @property
+    def outputs(self) -> Tensor:
+        return self._graph.detach()
 
     def vjp(self, u: Tensor, *, create_graph: bool = False) -> Named:
         """`J^T u`."""
@@ -179,7 +187,7 @@ class OneSidedDifferences(CentralDifferences):
         with torch.no_grad():
             if self._here is None:  # compiled code rounds differently
                 self._here = self.outputs if self.compiled is self.f else self.compiled(self._constant())
-            return (self.compiled(self._moved(v, h)) - self._here) / h.to(self.outputs.dtype)
+            return (self.compiled(self._moved(v, h)) - self._here) / h.to(self._here.dtype)
 
     def second(self, w: Tensor) -> Product:
         here = self.vjp(w)
