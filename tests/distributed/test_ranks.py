@@ -1,7 +1,9 @@
 """The metric of several ranks is that of one process on the joined batch; a rank that fails leaves none waiting."""
 
 import contextlib
+import gc
 import warnings
+import weakref
 from dataclasses import replace
 from itertools import cycle
 
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from geometries import flat_geometry
-from llqr.distributed.ranks import RankError
+from llqr.distributed.ranks import RankError, Ranks
 from llqr.metric import STRUCTURES
 from processes import on_ranks
 
@@ -188,3 +190,24 @@ def test_a_rank_that_fails_leaves_none_waiting_and_all_with_the_same_metric(tmp_
     assert first["same"]
     assert second["same"]
     assert all(factor.equal(second["metric"][name]) for name, factor in first["metric"].items())
+
+
+def test_what_a_failed_action_held_is_free_when_its_error_is():
+    """The ranks go on with the old metric: activations may not wait for the garbage collector."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    gc.collect()
+    gc.disable()
+    try:
+        held = []
+
+        def action():
+            activations = torch.ones(3)
+            held.append(weakref.ref(activations))
+            raise torch.linalg.LinAlgError("no")
+
+        with contextlib.suppress(torch.linalg.LinAlgError):
+            Ranks(dist.group.WORLD).all_or_none(action, torch.device("cpu"))
+        assert held[0]() is None
+    finally:
+        gc.enable()
+        dist.destroy_process_group()

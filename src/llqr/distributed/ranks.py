@@ -111,7 +111,10 @@ class Ranks:
         singular = isinstance(failure, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
         worst = self.largest(0 if failure is None else 1 if singular else 2, device)
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # with it, the error and this frame would hold each other, and what the action held
         if worst == 1:
             raise torch.linalg.LinAlgError("on another rank")  # type: ignore[attr-defined]
         if worst == 2:
