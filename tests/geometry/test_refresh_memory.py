@@ -75,3 +75,19 @@ def test_pieces_of_a_batch_are_linearised_one_by_one(engine):
         peaks.append(live.peak)
     one, all_pieces = peaks
     assert all_pieces - one < activations / 16  # half of a piece
+
+
+@pytest.mark.parametrize("settings", [{"micro_batch": 8}, {"engine": "finite-differences", "divergence": "newton"}])
+def test_low_precision_copies_of_the_weights_last_for_one_pass(settings):
+    """Autocast keeps them until its outermost context ends, which here is that of the whole refresh."""
+    model = nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128))
+    batch = torch.randn(32, 128), torch.randint(128, (32,))
+    peaks = []
+    for steps in (2, 6):
+        geometry = flat_geometry(model, F.cross_entropy, autocast=torch.bfloat16, steps=steps, **settings)
+        geometry.refresh(batch)
+        gc.collect()
+        with LiveBytes([*model.parameters(), *batch]) as live:
+            geometry.refresh(batch)
+        peaks.append(live.peak)
+    assert peaks[0] == peaks[1]

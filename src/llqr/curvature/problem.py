@@ -94,6 +94,7 @@ class Problem:
         finally:
             for (held, name, _), own in zip(self._places, before, strict=True):
                 held[name] = own
+            torch.clear_autocast_cache()  # of weights that no other pass uses; or it would grow all through a refresh
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 f"forward: expected a tensor of outputs, got {type(outputs).__name__}; give the geometry a "
