@@ -204,7 +204,10 @@ class Geometry:
             g, factors = self._linearised(drawn).gradient, self.metric.apply_factors()  # also chooses the engine
             if self.runtime.capture or self.runtime.compile:
                 self._solved(drawn)
-            runs = {"refresh": lambda: self._solved(drawn), "apply": lambda: self.metric.apply(g, factors)}
+            runs = {
+                "refresh": lambda: self._averaged(self._solved(drawn)),
+                "apply": lambda: self.metric.apply(g, factors),
+            }
             return costs(runs, self.linearizer.device)
 
     @property

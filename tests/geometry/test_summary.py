@@ -143,6 +143,16 @@ def test_an_estimate_learns_nothing(every):
     assert all(factor.equal(ends[1][name]) for name, factor in ends[0].items())
 
 
+def test_an_estimate_is_of_the_whole_refresh(monkeypatch):
+    """Keeping large matrices inside bounds may take longer than the inner loop."""
+    drawn = case("mlp")
+    geometry = flat_geometry(drawn.model, F.cross_entropy, structure="kfac", steps=1, bounds=(0.1, 10.0))
+    projected = []
+    monkeypatch.setattr(geometry.metric, "constrain", lambda factors: projected.append(1) or factors)
+    geometry.estimate(drawn.batch)
+    assert projected
+
+
 def test_a_run_too_short_for_the_metric_is_announced():
     drawn = case("mlp")
 
