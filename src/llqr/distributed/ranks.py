@@ -102,24 +102,18 @@ class Ranks:
         """What `action` returns, if it succeeds on all ranks; otherwise an error on all of them."""
         if self.alone or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return action()  # it worked on all ranks when it was warmed up
-        results: list[T] = []
-        failure: Exception | None = None
         try:
-            results.append(action())
+            result = action()
         except Exception as error:
-            failure = error
-        singular = isinstance(failure, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-        worst = self.largest(0 if failure is None else 1 if singular else 2, device)
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # with it, the error and this frame would hold each other, and what the action held
+            singular = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+            self.largest(1 if singular else 2, device)
+            raise
+        worst = self.largest(0, device)
         if worst == 1:
             raise torch.linalg.LinAlgError("on another rank")  # type: ignore[attr-defined]
         if worst == 2:
             raise RankError("refresh: another rank failed, see its error")
-        return results[0]
+        return result
 
     def _sum(self, number: Tensor) -> Tensor:
         assert self.group is not None
