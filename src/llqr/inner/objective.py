@@ -144,11 +144,8 @@ class Objective:
         return [Ug for Ug, _ in traced], [pull for _, pull in traced]
 
     def _traced(self, group: Structure, own: Factors, operand: Tensor, g: Tensor) -> tuple[Tensor, Pull]:
-        if self.precision is None or not group.multiplies:
-            Ug, pull = group.trace(own, operand)
-            return Ug.to(g.dtype), pull
-        Ug, narrow = group.trace({name: self._lowered(group, factor) for name, factor in own.items()}, operand)
-        return Ug.to(g.dtype), lambda r: narrow(self._lowered(group, r))
+        Ug, pull = group.trace({name: self._lowered(group, factor) for name, factor in own.items()}, operand)
+        return Ug.to(g.dtype), lambda r: pull(self._lowered(group, r))
 
     def _lowered(self, group: Structure, tensor: Tensor) -> Tensor:
         return tensor.to(self.precision) if self.precision is not None and group.multiplies else tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -219,7 +219,9 @@ class Metric:
         pieces: Named = {}
         for group, own in zip(self.groups, factors, strict=True):
             if own and not grads.keys().isdisjoint(group.parameters):
-                pieces |= zip(group.names, _applied(group, own, grads), strict=True)
+                with _own_precision(group.device):
+                    Ug = group.apply_each(own, [_piece(block, grads) for block in group.blocks])
+                pieces |= zip(group.names, Ug, strict=True)
         return dict(grads) | assembled(self.blocks, pieces, grads)
 
     def apply_packed(
@@ -239,8 +241,7 @@ class Metric:
 
         each = [partial(applied, *part) for part in zip(self.groups, factors, packed, strict=True)]
         sizes = [group.stored() for group in self.groups]
-        kind = packed[0].device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        with _own_precision(packed[0].device):
             Ug = [compute() for compute in each] if branches is None else branches.run(each, sizes)
         return self.unpack(Ug, like)
 
@@ -331,13 +332,10 @@ def _piece(block: Block, grads: Mapping[str, Tensor]) -> Tensor:
     return torch.zeros(block.native, dtype=block.dtype, device=block.device)
 
 
-def _applied(group: Structure, own: Factors, grads: Mapping[str, Tensor]) -> list[Tensor]:
-    """`U g` of a group. The caller's autocast does not reach the metric, which chooses its own dtype."""
-    kind, pieces = group.device.type, [_piece(block, grads) for block in group.blocks]
-    if not torch.is_autocast_enabled(kind):
-        return group.apply_each(own, pieces)
-    with torch.autocast(kind, enabled=False):
-        return group.apply_each(own, pieces)
+def _own_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """The caller's autocast does not reach the metric, which chooses its own dtype."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _plain_names(named: Mapping[str, T]) -> dict[str, T]:
