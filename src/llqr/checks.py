@@ -208,9 +208,7 @@ def check_runtime(runtime: Runtime, engines: Collection[str]) -> None:
             raise ValueError(f"{name}: expected {kind}, got {number!r}")
     if runtime.micro_batch is not None:
         if runtime.engine == "linearised":
-            raise ValueError(
-                f"micro_batch: not with engine={runtime.engine!r}, which keeps a whole batch's activations"
-            )
+            raise ValueError("micro_batch: not with engine='linearised', which keeps a whole batch's activations")
         if runtime.capture:
             raise ValueError("capture: not with micro_batch")
 

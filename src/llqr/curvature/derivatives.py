@@ -180,14 +180,16 @@ class CentralDifferences(Derivatives):
 class OneSidedDifferences(CentralDifferences):
     """`J v = (f(theta + h v) - f(theta)) / h`: half the passes of a central difference, less exact."""
 
-    _here: Tensor | None = None
+    @cached_property
+    def _here(self) -> Tensor:
+        """`f(theta)` by the same code as what it is subtracted from: compiled code rounds differently."""
+        return self.outputs if self.compiled is self.f else self.compiled(self._constant())
 
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         h = self._step(v)
         with torch.no_grad():
-            if self._here is None:  # compiled code rounds differently
-                self._here = self.outputs if self.compiled is self.f else self.compiled(self._constant())
-            return (self.compiled(self._moved(v, h)) - self._here) / h.to(self._here.dtype)
+            here = self._here
+            return (self.compiled(self._moved(v, h)) - here) / h.to(here.dtype)
 
     def second(self, w: Tensor) -> Product:
         here = self.vjp(w)

@@ -123,17 +123,13 @@ class Owned(Placement):
         self._blocks, self._parameters, self._row, self._column = metric.blocks, parameters, row, column
         self._owner = owner = owners(metric.groups, self.shards)
         self._own = [block for block in metric.blocks if owner[block.name] == self._shard]
+        self.names = [block.name for block in self._own]
         ends = [0] * self.shards
         self._offsets: dict[str, int] = {}  # of every block in its owner's segment
         for block in metric.blocks:
             self._offsets[block.name] = ends[owner[block.name]]
             ends[owner[block.name]] += -(-block.size // ALIGNED) * ALIGNED
         self._width = max(ends)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the blocks that this rank owns."""
-        return [block.name for block in self._own]
 
     def to_owner(self, named: Mapping[str, Tensor]) -> Named:
         return _pieces(self._own, named)

@@ -130,7 +130,6 @@ class Descent(Solver):
 
     def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
         super().__init__(metric, inner, lr)
-        self._on_cuda = all(factor.is_cuda for factor in self._flat)
         self._products = Extrapolation(metric.quick_dot) if inner.product_every > 1 else None
 
     def step(self, objective: Objective) -> Tensor:
@@ -187,7 +186,8 @@ class Adam(Descent):
 
     def __init__(self, metric: Metric, inner: Inner, lr: float | Tensor) -> None:
         super().__init__(metric, inner, lr)
-        self._optimizer = torch.optim.Adam(self._flat, lr=lr, capturable=self._on_cuda, fused=self._on_cuda)
+        on_cuda = all(factor.is_cuda for factor in self._flat)
+        self._optimizer = torch.optim.Adam(self._flat, lr=lr, capturable=on_cuda, fused=on_cuda)
 
     def _update(self, slopes: list[Tensor]) -> None:
         for factor, slope in zip(self._flat, slopes, strict=True):

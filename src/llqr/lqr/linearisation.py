@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, jacrev
+from torch.func import grad, jacrev
 
 from llqr.lqr.stages import Stage, run_stages, state_dim
 
@@ -121,8 +121,8 @@ def _loss_gradient(loss_of_state: Callable[[Tensor], Tensor], x: Tensor) -> tupl
         raise ValueError("`loss_fn` must return a scalar tensor, such as the mean loss over the batch.")
     if not bool(torch.isfinite(loss)):
         raise ValueError(f"`loss_fn` returned {float(loss)} on this batch; the quadratic model needs a finite loss.")
-    gradient, value = grad_and_value(loss_of_state)(x)
-    return gradient, value
+    gradient: Tensor = grad(loss_of_state)(x)
+    return gradient, loss
 
 
 def _unpack_batch(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
