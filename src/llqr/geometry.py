@@ -430,7 +430,6 @@ class FixedGeometry:
     due = False
     model = None
     batches = None
-    shards = 1
 
     def __init__(self, metric: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]]) -> None:
         self._apply = dict(metric)

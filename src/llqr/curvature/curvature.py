@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from llqr.curvature.batch import counted_terms
 from llqr.curvature.derivatives import ENGINES, Derivatives, Product, UnconnectedError
 from llqr.curvature.divergence import Divergence, Scale, check_scale
 from llqr.curvature.problem import Problem
@@ -44,7 +45,7 @@ class Curvature:
             loss = problem.loss(z)
             (self._slope,) = torch.autograd.grad(loss, z)
         self.loss = loss.detach()
-        self.terms = problem.terms(outputs)
+        self.terms = counted_terms(problem.loss_fn, problem.targets, outputs)
         self._q = divergence.output_hessian(problem.loss, outputs)
         self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
         self._second: Product | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from llqr.curvature.batch import Batch, Loss, call_model, counted_terms, pieces_of, split_batch, tensors_of
+from llqr.curvature.batch import Batch, Loss, call_model, pieces_of, split_batch, tensors_of
 from llqr.distributed.dtensors import whole
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -113,16 +113,6 @@ class Problem:
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError("loss_fn: expected one number, the mean loss over the batch")
         return loss
-
-    def terms(self, outputs: Tensor) -> Tensor:
-        """How many terms the mean loss averages: targets that are not ignored, or the batch size."""
-        # Targets in the shape of the outputs are no classes, even if they are whole numbers: every sample is a term.
-        of_outputs = isinstance(self.targets, Tensor) and self.targets.shape == outputs.shape
-        counted = counted_terms(self.loss_fn, self.targets)
-        if counted is not None and (hasattr(self.loss_fn, "terms") or not of_outputs):
-            return counted.to(outputs.dtype)
-        rows = outputs.shape[0] if outputs.ndim else 1
-        return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
