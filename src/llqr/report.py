@@ -33,7 +33,7 @@ class RefreshError(RuntimeError):
 
 
 class RefreshWarning(UserWarning):
-    """A refresh was rejected, or computed with an approximate engine."""
+    """A refresh was rejected, is approximate, changes next to nothing, or learns from a loss that looks wrong."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Refresh:
         change: `|Ug - g| / |g|` on the inner gradient, for the metric that the refresh leads to.
         cosine: of the angle between `g` and `Ug`.
         gain: `|Ug| / |g|`.
+        engine: what multiplied by `H`.
         seconds: what the host spent on it.
 
     Example:

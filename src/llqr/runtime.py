@@ -31,7 +31,7 @@ class Runtime:
         max_side: blocks with a factor side above this fall back to a cheaper structure, with a warning.
         max_failures: rejected refreshes in a row before an error.
         process_group: the ranks that learn one metric together, each on its own batch (default: those of the DDP
-            wrapper around the model; without one, every process learns its own).
+            wrapper around the model; without one, every process learns its own). With FSDP2 always those of its mesh.
 
     Example:
         >>> Runtime(micro_batch=32).engine
