@@ -34,10 +34,9 @@ def test_the_metric_changes_inside_its_bounds():
     assert 3.5 < float(seen.max()) < 4.001
 
 
-def test_the_problem_is_smooth_and_not_convex():
+def test_the_problem_is_not_convex():
     problem = RobustRegression.random(samples=64, dim=3)
     theta = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(torch.func.grad(problem.loss)(theta), problem.gradient(theta))
     hessian = torch.func.hessian(problem.loss)
     assert float(torch.linalg.eigvalsh(hessian(10 * theta))[0]) < 0
 

@@ -1,13 +1,15 @@
 """The result of a toy experiment: numbers and figures, and how they are saved."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from torch import Tensor
+
+from llqr.lab.runs.json_files import flatten
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,10 @@ def save(result: ToyResult, folder: Path, command: str) -> None:
     (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
 
 
-def single_numbers(numbers: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def single_numbers(numbers: Mapping[str, Any]) -> list[str]:
     """Lines such as `claims.SAM leaves: 1` of every number that is not part of a list."""
-    for name, value in numbers.items():
-        value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        if isinstance(value, Mapping):
-            yield from single_numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{name}: {value:.4g}"
+    plain = json.loads(json.dumps(numbers, default=_plain))
+    return [f"{name}: {value:.4g}" for name, value in flatten(plain) if isinstance(value, int | float)]
 
 
 def _plain(value: Any) -> Any:

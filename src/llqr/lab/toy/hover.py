@@ -15,7 +15,6 @@ from llqr.theory import (
     Method,
     amplification,
     hovering_envelope,
-    iterate,
     perceived_sharpness,
     simulate,
     two_cycle_amplitude,
@@ -47,7 +46,6 @@ def hover(
     eta: float,
     rho: float,
     steps: int = 2000,
-    start: float = 1.0,
 ) -> Hovering:
     """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, and measure the final amplitude."""
     bar, eps = (np.ascontiguousarray(a, dtype=np.float64).ravel() for a in np.broadcast_arrays(lambda_bar, lambda_eps))
@@ -59,17 +57,16 @@ def hover(
         raise ValueError(f"method must be 'sam' or 'llqr+sam' to hover, got {method!r}.")
     sharpness = torch.from_numpy(bar + eps)
     metric = torch.from_numpy(bar).unsqueeze(-1)
-    points = iterate(
+    run = simulate(
         method,
         lambda z: 0.5 * sharpness * z.squeeze(-1) ** 2,
-        torch.full((len(bar), 1), start, dtype=torch.float64),
+        torch.ones((len(bar), 1), dtype=torch.float64),
         lr=eta,
         steps=steps,
         rho=rho,
         metric=lambda gradient: gradient / metric,
     )
-    *_, last = points
-    return Hovering(bar, eps, last.abs().squeeze(-1).numpy().copy(), predicted)
+    return Hovering(bar, eps, run.positions[-1, :, 0].abs().numpy(), predicted)
 
 
 def run_hover() -> ToyResult:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from scipy.signal import lfilter
 
 from llqr.lab.pictures import styled, written_out
 from llqr.lab.toy.drawing import COLOURS, GREEN, LABELS, MARKERS, band, method_handles, panels, ring_map, shared_legend
@@ -32,29 +33,15 @@ class NoisyMode:
 def simulate_mode(
     eta: float, lam: float, d: float, tau: float, *, steps: int = 1_000_000, chains: int = 8, seed: int = 0
 ) -> NoisyMode:
-    """`steps` steps of the recursion in each of `chains` chains, started at stationarity.
-
-    Blocks of the linear recursion are evaluated at once: within a block `z_k = q^k z_0 + sum_j q^(k-1-j) w_j`, with
-    `w = -eta eps / d`, is a triangular matrix applied to the noise.
-    """
+    """`steps` steps of the recursion `z <- q z - eta eps / d` in each of `chains` chains, started at stationarity."""
     e, l, denominator = (float(value) for value in stable(eta, lam, d))
     q = 1 - e * l / denominator
-    block = min(256, steps)
-    lag = np.subtract.outer(np.arange(block), np.arange(block))
-    response = np.where(lag >= 0, q ** np.maximum(lag, 0), 0.0)
-    carry = q ** np.arange(1, block + 1)
     rng = np.random.default_rng(seed)
-    z = rng.standard_normal(chains) * np.sqrt(float(stationary_variance(eta, lam, d, tau)))
-    squares = motions = 0.0
-    blocks = -(-steps // block)
-    for _ in range(blocks):
-        kick = -e / denominator * float(tau) * rng.standard_normal((block, chains))
-        path = response @ kick + carry[:, None] * z
-        moves = np.diff(path, axis=0, prepend=z[None])
-        squares += float((path**2).mean())
-        motions += float((moves**2).mean())
-        z = path[-1]
-    return NoisyMode(squares / blocks, motions / blocks)
+    start = rng.standard_normal((1, chains)) * np.sqrt(float(stationary_variance(eta, lam, d, tau)))
+    kicks = -e / denominator * tau * rng.standard_normal((steps, chains))
+    path, _ = lfilter([1.0], [1.0, -q], kicks, axis=0, zi=q * start)
+    moves = np.diff(path, axis=0, prepend=start)
+    return NoisyMode(float((path**2).mean()), float((moves**2).mean()))
 
 
 def run_noise(anisotropy: float = 1.0, seeds: int = 32, steps: int = 1200) -> ToyResult:

@@ -70,13 +70,12 @@ def select(
     growth: float = 1.5,
     sharp_fraction: float = 0.5,
     cycles: int = 8000,
-    seed: int = 0,
 ) -> Selection:
     """Run `cycles` cycles at each noise scale; a cycle picks a sharp well with probability `sharp_fraction`."""
     scales = positive("sigma", sigma).ravel()
     if not 0 < sharp_fraction < 1:
         raise ValueError(f"sharp_fraction must lie strictly between 0 and 1, got {sharp_fraction!r}.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     columns = []
     for scale in scales:
         sharp = rng.random(cycles) < sharp_fraction
@@ -121,7 +120,6 @@ def exit_times(
     *,
     seeds: int = 64,
     settings: ExitSettings = ExitSettings(),
-    seed: int = 0,
 ) -> ExitTimes:
     """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 
@@ -133,7 +131,7 @@ def exit_times(
     cells = radii.size
     landscape = settings.landscape(settings.lambda_bar)
     deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
     times = exit_steps(
         method,
