@@ -1,5 +1,6 @@
 """Records of `llqr bench` as the pictures of the site: `python docs/figures/bench.py results/bench/peers.json ...`."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from llqr.lab import pictures
-from llqr.lab.bench import record
 from llqr.lab.grouping import grouped
 from llqr.lab.results.tables import paper
 
@@ -169,6 +169,14 @@ def save(found: Row, path: Path, source: str) -> None:
     pictures.save(figure, path, title, source)
 
 
+def read(file: Path) -> Row:
+    """A measurement that a command recorded completely with ``--out``."""
+    found: Row = json.loads(file.read_text())
+    if not found["complete"]:
+        raise SystemExit(f"{file}: the command was interrupted.")
+    return found
+
+
 if __name__ == "__main__":
     for file in map(Path, sys.argv[1:]):
-        save(record.read(file), Path(__file__).with_suffix("") / f"{file.stem}.svg", pictures.digest(file))
+        save(read(file), Path(__file__).with_suffix("") / f"{file.stem}.svg", pictures.digest(file))

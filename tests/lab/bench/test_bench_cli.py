@@ -9,7 +9,6 @@ import torch
 from typer.testing import CliRunner
 
 import llqr
-from llqr.lab.bench import record
 from llqr.lab.cli.bench import bench_app
 from llqr.lab.errors import ConfigurationError
 from tiny_workloads import CNN, MLP
@@ -52,9 +51,12 @@ def test_a_measurement_is_drawn_from_its_file(tmp_path):
     kept = tmp_path / "scaling.json"
     result = bench("scaling", *SHARED, *COMMANDS["scaling"], "--out", str(kept))
     assert result.exit_code == 0, result.output
-    save = runpy.run_path(str(Path(__file__).parents[3] / "docs/figures/bench.py"))["save"]
-    save(record.read(kept), tmp_path / "scaling.svg", "")
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs/figures/bench.py"))
+    script["save"](script["read"](kept), tmp_path / "scaling.svg", "")
     assert "seconds of a refresh" in (tmp_path / "scaling.svg").read_text()
+    kept.write_text(kept.read_text().replace('"complete": true', '"complete": false'))
+    with pytest.raises(SystemExit, match="was interrupted"):
+        script["read"](kept)
 
 
 def test_a_refresh_states_its_error(tmp_path):

@@ -1,6 +1,5 @@
 """A measurement as a file: every row, with its command, commit and machine."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ import torch
 
 from llqr.lab import machine as machines
 from llqr.lab.bench import cadence, host, memory, peers, refresh, scaling
-from llqr.lab.errors import ConfigurationError
 from llqr.lab.results.measurements import without_places
 from llqr.lab.runs.json_files import write_json
 from llqr.lab.runs.provenance import made_now
-from llqr.lab.writing import make_folder
 
 Row = dict[str, Any]
 BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, host, memory, peers, refresh, scaling)}
@@ -30,8 +27,6 @@ class Record:
         self._out = out
         self._head = {"bench": bench, **made_now(machines.describe(device)), "config": dict(config)}
         self._head["command"] = without_places(self._head["command"])
-        if out is not None:
-            make_folder(out.parent)
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
@@ -45,17 +40,3 @@ class Record:
     def _write(self, **end: Any) -> None:
         if self._out is not None:
             write_json(self._out, self._head | {"rows": self.rows} | end)
-
-
-def read(file: Path) -> dict[str, Any]:
-    """A measurement that a command of today recorded completely with ``--out``."""
-    try:
-        record: dict[str, Any] = json.loads(file.read_text())
-        complete, bench = record["complete"], record["bench"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{file} is not a file that `llqr bench --out` wrote.") from error
-    if not complete:
-        raise ConfigurationError(f"{file}: the command was interrupted.")
-    if bench not in BENCHES:
-        raise ConfigurationError(f"{file}: there is no `llqr bench {bench}` any more.")
-    return record
