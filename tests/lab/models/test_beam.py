@@ -51,11 +51,11 @@ def best_first(found: list[tuple[list[int], float]]) -> list[Hypothesis]:
     return [Hypothesis(tokens, score) for tokens, score in sorted(found, key=lambda pair: -pair[1])]
 
 
-def exhaustive(model, source, max_length, penalty, min_length) -> list[Hypothesis]:
+def exhaustive(model, source, max_length, penalty) -> list[Hypothesis]:
     """All possible sequences."""
     words = [token for token in range(model.vocabulary) if token not in (PAD, EOS)]
     found = []
-    for length in range(min_length, limit(source, max_length) + 1):
+    for length in range(1, limit(source, max_length) + 1):
         for sequence in itertools.product(words, repeat=length):
             steps = [*enumerate(sequence), (length, EOS)]
             total = sum(float(log_probabilities(model, source, sequence[:at])[token]) for at, token in steps)
@@ -63,14 +63,14 @@ def exhaustive(model, source, max_length, penalty, min_length) -> list[Hypothesi
     return best_first(found)
 
 
-def step_by_step(model, source, beam, max_length, penalty, min_length) -> list[Hypothesis]:
+def step_by_step(model, source, beam, max_length, penalty) -> list[Hypothesis]:
     """fairseq's rules, written with lists."""
     going_on, finished, last = [((), 0.0)], [], limit(source, max_length)
     for step in range(last + 1):
         candidates = []
         for prefix, total in going_on:
             for token, logp in enumerate(log_probabilities(model, source, prefix).tolist()):
-                allowed = token == EOS if step == last else token != EOS or step >= min_length
+                allowed = token == EOS if step == last else token != EOS or step > 0
                 if token != PAD and allowed:
                     candidates.append((total + logp, prefix, token))
         candidates = sorted(candidates, reverse=True)[: 2 * beam]
@@ -93,32 +93,27 @@ settings_of_a_search = {
     "seed": st.integers(0, 10_000),
     "sharpness": st.sampled_from([0.3, 1.0, 4.0]),
     "penalty": st.sampled_from([0.0, 0.6, 1.0, 2.0]),
-    "min_length": st.integers(0, 2),
 }
 
 
 @pytest.mark.slow
 @given(**settings_of_a_search)
-def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty, min_length):
+def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty):
     """Three tokens can follow: 40 sequences of up to three tokens, of which at most 36 are candidates at a time."""
     model = decoder(seed, vocabulary=5, sharpness=sharpness)
     source = sources(5, 2, 3)
-    found = beam_search(
-        model, source, beam=40, length_penalty=penalty, max_length=(0.5, 1.5), min_length=min_length, **SPECIAL
-    )
+    found = beam_search(model, source, beam=40, length_penalty=penalty, max_length=(0.5, 1.5), **SPECIAL)
     for row, hypotheses in zip(source, found, strict=True):
-        assert_same(hypotheses, exhaustive(model, row, (0.5, 1.5), penalty, min_length))
+        assert_same(hypotheses, exhaustive(model, row, (0.5, 1.5), penalty))
 
 
 @given(**settings_of_a_search, beam=st.integers(1, 5), towards_the_end=st.sampled_from([-2.0, 0.0, 2.0]))
-def test_a_narrow_beam_matches_fairseq(seed, sharpness, penalty, min_length, beam, towards_the_end):
+def test_a_narrow_beam_matches_fairseq(seed, sharpness, penalty, beam, towards_the_end):
     model = decoder(seed, 7, sharpness, towards_the_end)
     source = sources(7, 3, 1, 4)
-    found = beam_search(
-        model, source, beam=beam, length_penalty=penalty, max_length=(1.2, 3), min_length=min_length, **SPECIAL
-    )
+    found = beam_search(model, source, beam=beam, length_penalty=penalty, max_length=(1.2, 3), **SPECIAL)
     for row, hypotheses in zip(source, found, strict=True):
-        assert_same(hypotheses, step_by_step(model, row, beam, (1.2, 3), penalty, min_length))
+        assert_same(hypotheses, step_by_step(model, row, beam, (1.2, 3), penalty))
 
 
 def test_the_examples_cover_both_ways_to_finish():

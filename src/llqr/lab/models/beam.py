@@ -39,7 +39,6 @@ def beam_search(
     beam: int = 5,
     length_penalty: float = 1.0,
     max_length: tuple[float, float] = (1.2, 10),
-    min_length: int = 1,
 ) -> list[list[Hypothesis]]:
     """The ``beam`` best hypotheses of every row of ``source`` (B, S), best first.
 
@@ -51,7 +50,6 @@ def beam_search(
         length_penalty: above 1 favours long hypotheses, 0 compares log-probabilities directly.
         max_length: ``(a, b)``: at most ``a S + b`` tokens before the end token, for a source of ``S`` tokens including
             its end token.
-        min_length: minimum number of tokens before the end token.
     """
     if model.training:
         raise ValueError("model must be in eval mode for a search, without dropout.")
@@ -73,12 +71,12 @@ def beam_search(
     for step in range(longest + 1):
         logp = model.decode(tokens, memory, cache).log_softmax(dim=2, dtype=dtype)
         logp = logp.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
-        # Exclude padding everywhere, all but the end token at the maximum length, and the end token too early.
+        # Exclude padding everywhere, all but the end token at the maximum length, and the end token at first.
         last = step >= limits
         logp[:, :, pad] = -torch.inf
         end = logp[:, :, eos].clone()
         logp.masked_fill_(last[:, None, None], -torch.inf)
-        logp[:, :, eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if step < min_length else end
+        logp[:, :, eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if step == 0 else end
 
         vocabulary = logp.shape[2]
         best, at = (scores.unsqueeze(2) + logp).flatten(1).topk(min(2, vocabulary) * beam)
