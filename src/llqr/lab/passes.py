@@ -85,14 +85,12 @@ class Pass:
 
     def __init__(self, task: Task, model: nn.Module, precision: Precision) -> None:
         self._task, self._model, self._precision = task, model, precision
-        self._batch: Batch | None = None
+        self._batch: Batch
 
     def load(self, batch: Batch) -> None:
         self._batch = batch
 
     def __call__(self) -> Tensor:
-        if self._batch is None:
-            raise RuntimeError("load() must be given a batch before a pass can run.")
         self._zero_gradients()
         return self._compute(self._batch)
 

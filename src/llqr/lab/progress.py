@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-SECONDS_BETWEEN_UPDATES = 0.1
 SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -24,7 +23,7 @@ class Display:
         self._all = self._bars.add_task("all runs", total=runs) if runs > 1 else None
         self._run: TaskID | None = None
         self._label = ""
-        self._shown = self._said = 0.0
+        self._said = 0.0
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -39,10 +38,8 @@ class Display:
         self._run = self._bars.add_task(label, total=total, completed=done)
 
     def advance(self, done: int) -> None:
-        """``done`` steps are done. Cheap: most calls only look at the clock."""
-        now = time.monotonic()
-        if self._run is not None and now - self._shown >= SECONDS_BETWEEN_UPDATES:
-            self._shown = now
+        """``done`` steps are done."""
+        if self._run is not None:
             self._bars.update(self._run, completed=done)
 
     def evaluated(self, position: str, metric: str, loss: float) -> None:

@@ -14,7 +14,6 @@ LABEL = "iwslt14/transformer_iwslt_de_en llqr-newton+fsam seed 0"
 def test_nothing_is_cut(width, monkeypatch):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(progress, "Console", lambda **options: console)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_UPDATES", 0)
     display = progress.Display(3)
     display.begin(LABEL, 50_000, 12_000)
     display.evaluated("step 34567", "BLEU 34.52", 3.1415)

@@ -78,7 +78,7 @@ def test_a_stop_in_the_middle_of_an_epoch_takes_effect_at_once(tmp_path):
     planned = planned_for(tmp_path, "sgdm")
     assert not resume(planned, StopAfter(6))
     state = torch.load(planned.path / "checkpoint.pt", weights_only=True)
-    assert (state["epoch"], state["batches"]["position"]) == (0, 6)
+    assert (state["batches"]["epoch"], state["batches"]["position"]) == (1, 6)
     assert not (planned.path / "log.jsonl").read_text()
 
 

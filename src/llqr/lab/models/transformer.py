@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from llqr.curvature.batch import call_model
 from llqr.lab.names import check_known
 
 NORMS = ("post", "pre")
@@ -105,15 +106,14 @@ class EncoderLayer(nn.Module):
         return x
 
 
-def differentiable_forward(model: nn.Module, inputs: Any) -> Tensor:
+def differentiable_forward(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)`` with all derivatives: a `forward` for `llqr.Geometry` that gives exact products.
 
     Attention is PyTorch's own composition of elementary operations; the fused kernels have no forward mode and no
     double backward, so that otherwise curvature products need finite differences.
     """
     with sdpa_kernel(SDPBackend.MATH):
-        out: Tensor = model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-        return out
+        return call_model(model, inputs)
 
 
 class Memory(NamedTuple):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from llqr.curvature.batch import call_model
 from llqr.lab.data import Batches
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Task(ABC):
 
     def forward(self, model: nn.Module, inputs: Any) -> Any:
         """What the loss is computed from."""
-        return model(inputs)
+        return call_model(model, inputs)
 
     def differentiable_forward(self, model: nn.Module, inputs: Any) -> Any:
         """The same as `forward` by operations that have all derivatives, which fast kernels may lack."""

@@ -143,10 +143,7 @@ class TranslationTask(Task):
         longest: int = max(like[0][0].shape[1], like[1].shape[1])
         return max(1, batch_size // longest)
 
-    def forward(self, model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Any:
-        return model(*inputs)
-
-    def differentiable_forward(self, model: nn.Module, inputs: Any) -> Tensor:
+    def differentiable_forward(self, model: nn.Module, inputs: Any) -> Any:
         return differentiable_forward(model, inputs)
 
     def size(self, batch: Batch) -> int:

@@ -254,7 +254,6 @@ class Training:
             "scheduler": self.scheduler.state_dict(),
             "batches": self.batches.state_dict(),
             "inner": None if self.inner is None else self.inner.state_dict(),
-            "epoch": self.optimizer.steps // len(self.batches),
             "current": vars(self.current),
             "best": self.best,
             "layer_effects": self.effects,
