@@ -14,8 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from llqr.lab.errors import ConfigurationError
-from llqr.lab.writing import check_file, make_folder, write_text
+from llqr.lab.writing import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,14 +76,14 @@ def dark_rules() -> str:
     return "\n".join(rules)
 
 
-def styled(draw: "Callable[Arguments, Figure]", style: Any = STYLE) -> "Callable[Arguments, Figure]":
+def styled(draw: "Callable[Arguments, Figure]") -> "Callable[Arguments, Figure]":
     """Run ``draw`` inside the style, so that everything it adds to the figure gets it."""
 
     @wraps(draw)
     def drawn(*arguments: Arguments.args, **options: Arguments.kwargs) -> "Figure":
         import matplotlib as mpl
 
-        with mpl.rc_context(style):
+        with mpl.rc_context(STYLE):
             return draw(*arguments, **options)
 
     return drawn
@@ -134,15 +133,6 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def check(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot become a picture, before anything is measured; ``option`` named it."""
-    if path is None:
-        return
-    if path.suffix != ".svg":
-        raise ConfigurationError(f"{option} must end in .svg, got {path}.")
-    check_file(option, path)
-
-
 def inline(figure: "Figure", title: str) -> str:
     """An SVG element for a page, without XML header and without ids that would clash with those of other pictures."""
     picture = _svg(figure, title)
@@ -153,7 +143,6 @@ def inline(figure: "Figure", title: str) -> str:
 
 def save(figure: "Figure", path: Path, title: str, source: str = "") -> None:
     """Write a picture; ``title`` is its text alternative and ``source`` says what it was drawn from."""
-    make_folder(path.parent)
     style = f"<style>{FONT}\n@media (prefers-color-scheme: dark) {{\n{dark_rules()}\n}}</style>"
     made = _svg(figure, title, Title=title, Source=source or None, Creator=None)
     write_text(path, re.sub(r"(<svg [^>]*>)", rf"\1\n{style}", made, count=1))

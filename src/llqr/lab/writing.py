@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZipFile
 
-from llqr.lab.errors import CannotWrite
+from llqr.lab.errors import CannotWrite, ConfigurationError
 
 
 @contextmanager
@@ -43,7 +43,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically, so that a reader never sees half a file."""
+    """Atomically, so that a reader never sees half a file; its folder is made if it is not there."""
+    make_folder(path.parent)
     with replacing(path) as file:
         file.write(text.encode())
 
@@ -73,8 +74,10 @@ def check_folder(option: str, folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def check_file(option: str, path: Path) -> None:
-    """Refuse a file that cannot be made, replaced or appended to."""
+def check_file(option: str, path: Path, ending: str = "") -> None:
+    """Refuse a file of another kind than its ``ending`` says, or that cannot be made, replaced or appended to."""
+    if not path.name.endswith(ending):
+        raise ConfigurationError(f"{option} must end in {ending}, got {path}.")
     with explained(path, option):
         check_folder(option, path.parent)
         if path.exists():

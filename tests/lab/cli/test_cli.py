@@ -148,9 +148,7 @@ def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
     assert llqr("compare", "digits/mlp", "--methods", "sgdm,sam", "--seeds", "1", *QUICK, "--keep", "a.jsonl")[0] == 0
     kept = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [one["run"]["method"] for one in kept] == ["sam", "sgdm"]
-    assert (
-        llqr("train", "digits/mlp", *QUICK, "--keep", "a.txt")[2] == "llqr: --keep must be a .jsonl file, got a.txt.\n"
-    )
+    assert llqr("train", "digits/mlp", *QUICK, "--keep", "a.txt")[2] == "llqr: --keep must end in .jsonl, got a.txt.\n"
 
 
 @pytest.mark.parametrize("command", [("compare", "digits/mlp"), ("reproduce", "digits", "--row", "mlp")])

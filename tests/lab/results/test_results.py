@@ -104,7 +104,7 @@ def test_the_command_adds_finished_runs_only(tmp_path, capsys):
     assert run_cli("results", "add", tmp_path / "runs/digits/mlp/sgdm/seed1", "--to", to) == 3
     assert "no finished run" in capsys.readouterr().err
     assert run_cli("results", "add", tmp_path / "runs", "--to", tmp_path / "a.txt") == 2
-    assert "--to must be a .jsonl file" in capsys.readouterr().err
+    assert "--to must end in .jsonl" in capsys.readouterr().err
 
 
 def test_an_unfinished_run_is_not_kept(tmp_path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from llqr.lab import machine, pictures, plots
+from llqr.lab import machine, plots
 from llqr.lab import report as pages
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.cli import options
@@ -96,7 +96,8 @@ def table(
         raise ConfigurationError("TABLE or --write must be given, and not both.")
     if not folder.is_dir():
         raise ConfigurationError(f"--results: there is no folder {folder}.")
-    pictures.check("--plot", picture)
+    if picture is not None:
+        check_file("--plot", picture, ".svg")
     runs = measurements.read(folder)
     if write is not None:
         if not write.is_file():
@@ -154,7 +155,7 @@ def add(
     to: Annotated[Path, typer.Option(help="The file of JSON lines to append to, such as results/cifar100.jsonl.")],
 ) -> None:
     """Append finished runs to a file of results, as --keep does; runs that are there already are skipped."""
-    measurements.check_file("--to", to)
+    check_file("--to", to, ".jsonl")
     finished = [run for run in stored.find(runs) if run.result is not None]
     if not finished:
         raise DataError("RUNS holds no finished run.")
@@ -184,7 +185,7 @@ def draw(
     panel: Annotated[list[str] | None, typer.Option(help="Such as error:epoch or BLEU:step; may be repeated.")] = None,
 ) -> None:
     """Draw kept curves: what was evaluated, the training loss, and how much the metric changed a gradient."""
-    pictures.check("--to", to)
+    check_file("--to", to, ".svg")
     for file in files:
         if not file.is_file():
             raise ConfigurationError(f"FILES: {file} is no file.")

@@ -27,7 +27,7 @@ from llqr.lab.runs.planned import PlannedRun, describe, explain, plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out, carry_out_together
 from llqr.lab.training.loop import Execution
-from llqr.lab.writing import check_folder
+from llqr.lab.writing import check_file, check_folder
 
 
 @contextmanager
@@ -293,9 +293,7 @@ def _make(
     if how.capture is None and not all(one.run.task_type.captured for one in planned):
         execution = replace(execution, capture=False)
     if how.keep is not None:
-        from llqr.lab.results import measurements
-
-        measurements.check_file("--keep", how.keep)
+        check_file("--keep", how.keep, ".jsonl")
     if how.dry_run:
         with own_code():
             shown = json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned))

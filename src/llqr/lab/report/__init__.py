@@ -12,14 +12,13 @@ from llqr.lab.grouping import grouped
 from llqr.lab.report import parts
 from llqr.lab.report.parts import Part
 from llqr.lab.runs.stored import StoredRun, told_apart
-from llqr.lab.writing import make_folder, write_text
+from llqr.lab.writing import write_text
 
 __all__ = ["render", "write"]
 
 
 def write(runs: Sequence[StoredRun], out: Path, notes: dict[Path, str] | None = None) -> None:
     """Write the report on these runs to the file ``out``."""
-    make_folder(out.parent)
     try:
         page = render(runs, out.parent, notes)
     except ConfigurationError:

@@ -87,13 +87,6 @@ def without_places(command: str) -> str:
     )
 
 
-def check_file(option: str, path: Path) -> None:
-    """Refuse a file that is not of JSON lines, or cannot be appended to; ``option`` named it."""
-    if path.suffix != ".jsonl":
-        raise ConfigurationError(f"{option} must be a .jsonl file, got {path}.")
-    writing.check_file(option, path)
-
-
 def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
     """Append finished runs to a file; how many were new, and how many were there already.
 
@@ -166,7 +159,6 @@ def add_curves(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
             files[path] = {json.dumps(line["run"], sort_keys=True): json.dumps(line) for line in known}
         line = plain(curve_of(run))
         files[path][json.dumps(line["run"], sort_keys=True)] = json.dumps(line)
-    writing.make_folder(folder)
     for path, lines in files.items():
         writing.write_text(path, "".join(f"{line}\n" for line in lines.values()))
     return list(files)

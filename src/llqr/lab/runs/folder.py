@@ -73,7 +73,6 @@ class RunFolder:
 
     def begin(self, planned: PlannedRun, machine: Mapping[str, Any]) -> None:
         """Write down what is about to happen; a later command on the same run is added to the first one."""
-        make_folder(self.path)
         now = made_now(machine)
         if (self.path / "config.json").exists():
             config = self.config()
