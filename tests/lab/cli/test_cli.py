@@ -119,7 +119,7 @@ def test_compare_prints_a_row_per_method_and_leaves_the_runs(llqr, tmp_path):
         config = json.loads((folder / "config.json").read_text())
         assert (config["seed"], config["run"]["training"]["epochs"]) == (seed, 2)
         assert (config["versions"]["torch"], config["machine"]["device"]) == (torch.__version__, "cpu")
-        assert torch.load(folder / "checkpoint.pt", weights_only=True)["epoch"] == 2
+        assert torch.load(folder / "checkpoint.pt", weights_only=True)["batches"]["epoch"] == 2
     assert second["best_mean"] == pytest.approx(sum(best) / 2)
     assert second["best_std"] == pytest.approx(abs(best[0] - best[1]) / 2**0.5)
     code, out, _ = llqr(*arguments, "--out", "runs/demo")

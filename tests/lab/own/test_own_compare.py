@@ -294,6 +294,20 @@ def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options):
     assert once == pytest.approx(at_once)
 
 
+def test_the_test_loss_counts_the_targets_that_a_loss_says_it_counts():
+    """That of a language model leaves out the first place of a row, where some rows here have no target anyway."""
+    tokens = torch.randint(5, (16, 4), generator=torch.Generator().manual_seed(0))
+    targets = tokens.masked_fill(torch.arange(16)[:, None] >= torch.tensor([12, 16, 16, 8]), -100)
+    task = {"model": lambda: nn.Embedding(5, 5), "loss": library.ShiftedCrossEntropy()}
+    data = {"train": (tokens, targets), "test": (tokens, targets)}
+    found = [
+        compare(**given(**task, **data, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]
+        for size in (5, 16)
+    ]
+    in_parts, at_once = (run.result["test"]["loss"] for run in found)
+    assert in_parts == pytest.approx(at_once)
+
+
 def test_an_object_is_known_only_to_the_program_that_has_it():
     with pytest.raises(DataError, match=r"gone#1 was given to .* as an object, which only that program has"):
         of_seed("gone#1", 0)

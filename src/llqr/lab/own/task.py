@@ -21,7 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from llqr.curvature.batch import call_model, ignore_index, opened, samples_in, split_batch
+from llqr.curvature.batch import call_model, counted_terms, ignore_index, opened, samples_in, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.own.experiment import Experiment, of_seed, seeded
@@ -242,11 +242,13 @@ class OwnTask(Task):
 
     def _terms(self, inputs: Any, targets: Any) -> float:
         """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-        if isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex():
-            real = targets[targets != ignore_index(self.loss)]
-            weights = getattr(self.loss, "weight", None)
-            return float(weights[real].sum()) if isinstance(weights, Tensor) else len(real)
-        return self.size((targets, inputs))
+        counted = counted_terms(self.loss, targets)
+        if counted is None:
+            return self.size((targets, inputs))
+        weights = getattr(self.loss, "weight", None)
+        if isinstance(weights, Tensor):
+            counted = weights[targets[targets != ignore_index(self.loss)]].sum()
+        return float(counted)
 
     def _batches_of(self, name: str) -> Iterator[Batch]:
         """Iterate over all samples once, in the order of the data."""
