@@ -15,7 +15,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
@@ -123,13 +122,13 @@ def rate_diagram(
     rate: npt.ArrayLike,
     envelope: npt.ArrayLike,
     settings: PhaseSettings = PhaseSettings(),
-    lambda_bar: float = 0.5,
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 
     An optimizer has one learning rate, so each row of the diagram uses its own optimizer. `settings.eta` is not used,
     and each row runs long enough for the slope alone to carry an iterate out of the well.
     """
+    lambda_bar = 0.5
     rates, reach = positive("rate", rate), positive("envelope", envelope)
     mu = 1 + settings.lambda_eps / lambda_bar
     cells = []
@@ -232,21 +231,15 @@ def phase_figure(diagrams: Mapping[str, PhaseDiagram], r_eps: float, finite: Map
         draw_cells(axis, diagram.columns, diagram.rows, diagram.escaped)
         bar = diagram.rows
         line = r_eps * np.sqrt(bar) if method == "llqr+sam" else np.full_like(bar, r_eps)
-        axis.plot(line, bar, color="black", lw=1.8)
-        axis.plot(finite[method], bar, color="black", lw=1.4, ls="--")
+        lines = axis.plot(line, bar, color="black", lw=1.8, label="predicted: envelope = $r_\\epsilon$")
+        label = "with finite learning rate, slope and rim"
+        lines += axis.plot(finite[method], bar, color="black", lw=1.4, ls="--", label=label)
         axis.set(xscale="log", yscale="log", xlabel=r"probe radius $\rho$ (units of $r_\epsilon$)")
         written_out(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2, 4))
         written_out(axis.yaxis, (0.1, 0.2, 0.5, 1, 2))
         axis.set_title(f"{LABELS[method]}: {100 * diagram.agreement_off_line:.1f}% agree off the line")
     axes[0].set_ylabel(r"average curvature $\bar\lambda$")
-    shared_legend(
-        figure,
-        [
-            *cell_handles(),
-            Line2D([], [], color="black", lw=1.8, label="predicted: envelope = $r_\\epsilon$"),
-            Line2D([], [], color="black", lw=1.4, ls="--", label="with finite learning rate, slope and rim"),
-        ],
-    )
+    shared_legend(figure, [*cell_handles(), *lines])
     return figure
 
 
@@ -254,21 +247,16 @@ def phase_figure(diagrams: Mapping[str, PhaseDiagram], r_eps: float, finite: Map
 def rate_figure(diagram: PhaseDiagram, r_eps: float, finite: Array) -> Figure:
     figure, (axis,) = panels(1, width=4.6, height=3.5)
     draw_cells(axis, diagram.rows, diagram.columns, diagram.escaped.T)
-    axis.axhline(r_eps, color="black", lw=1.8)
+    axis.axhline(r_eps, color="black", lw=1.8, label="envelope = $r_\\epsilon$")
     known = finite > 0
-    axis.plot(diagram.rows[known], finite[known], color="black", lw=1.4, ls="--")
-    axis.axvline(2.0, color="black", lw=1.2, ls=":")
+    label = r"restoring radius $\times(1-\eta\mu/2)$"
+    axis.plot(diagram.rows[known], finite[known], color="black", lw=1.4, ls="--", label=label)
+    axis.axvline(2.0, color="black", lw=1.2, ls=":", label=r"$\eta\mu=2$")
     axis.set(xscale="log", yscale="log", xlabel=r"learning rate $\eta\mu$", ylim=diagram.columns[[0, -1]])
     written_out(axis.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2))
     written_out(axis.yaxis, (0.1, 0.2, 0.5, 1, 2, 4))
     axis.set_ylabel(r"envelope $\rho/\sqrt{\bar\lambda}$ (units of $r_\epsilon$)")
-    handles = [
-        *cell_handles(),
-        Line2D([], [], color="black", lw=1.8, label="envelope = $r_\\epsilon$"),
-        Line2D([], [], color="black", lw=1.4, ls="--", label=r"restoring radius $\times(1-\eta\mu/2)$"),
-        Line2D([], [], color="black", lw=1.2, ls=":", label=r"$\eta\mu=2$"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(handles=[*cell_handles(), *axis.lines], loc="outside lower center", ncols=3)
     return figure
 
 
