@@ -47,15 +47,13 @@ class Column(NamedTuple):
 def number_table(
     title: str, rows: Sequence[Mapping[str, Any]], words: Sequence[str], numbers: Sequence[Column]
 ) -> Table:
-    """Columns of words, aligned left, then columns of numbers, aligned right; nothing is wrapped.
+    """Columns of words, aligned left, then columns of numbers, aligned right.
 
     A row that was ``refused`` has no numbers, and says below the table why.
     """
-    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
-    for word in words:
-        table.add_column(word, no_wrap=True)
+    table = Table(*words, title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     for column in numbers:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(column.heading, justify="right")
     for row in rows:
         cells = ["refused"] if "refused" in row else [column.text(row) for column in numbers]
         table.add_row(*(row[word] or NOTHING for word in words), *cells)

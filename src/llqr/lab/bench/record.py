@@ -1,6 +1,6 @@
 """A measurement as a file: every row, with its command, commit and machine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,19 @@ Row = dict[str, Any]
 BENCHES = {module.__name__.rpartition(".")[2]: module for module in (cadence, host, memory, peers, refresh, scaling)}
 
 
-class Record:
+def recorded(
+    bench: str, config: Mapping[str, Any], device: torch.device, rows: Iterable[Row], out: Path
+) -> Iterator[Row]:
     """Rows as they come in; the file is rewritten after each one, so that an interrupted command leaves what it has.
 
-    ``complete`` says whether all rows are there.
+    ``complete`` says whether all rows are there. With those of `scaling` comes the fitted exponent.
     """
-
-    def __init__(self, bench: str, config: Mapping[str, Any], device: torch.device, out: Path | None) -> None:
-        self.rows: list[Row] = []
-        self._out = out
-        self._head = {"bench": bench, **made_now(machines.describe(device)), "config": dict(config)}
-        self._head["command"] = without_places(self._head["command"])
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self._write(complete=False)
-
-    def finish(self) -> None:
-        """Write down that this is all, and for `scaling` the fitted exponent."""
-        fitted = scaling.conclusion(self.rows) if self._head["bench"] == "scaling" else {}
-        self._write(complete=True, **fitted)
-
-    def _write(self, **end: Any) -> None:
-        if self._out is not None:
-            write_json(self._out, self._head | {"rows": self.rows} | end)
+    head = {"bench": bench, **made_now(machines.describe(device)), "config": config}
+    head["command"] = without_places(head["command"])
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        write_json(out, head | {"rows": found, "complete": False})
+        yield row
+    fitted = scaling.conclusion(found) if bench == "scaling" else {}
+    write_json(out, head | {"rows": found, "complete": True} | fitted)

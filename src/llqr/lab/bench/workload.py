@@ -86,13 +86,10 @@ class Passes:
     compile: bool = False
 
 
-EAGER = Passes()
-
-
 class Workload:
     """A network in training mode and one batch of random images; the same weights and images every time it is made."""
 
-    def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes = EAGER) -> None:
+    def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes = Passes()) -> None:
         self.network, self.precision, self.passes = network, precision, passes
         self.clock = Clock(precision.device)
         device, arguments = precision.device, network.arguments
@@ -144,7 +141,7 @@ class Setup:
     batch: int
     precision: Precision
 
-    def workload(self, network: Network, passes: Passes = EAGER) -> Workload:
+    def workload(self, network: Network, passes: Passes = Passes()) -> Workload:
         return Workload(network, self.batch, self.precision, passes)
 
     @property

@@ -77,16 +77,16 @@ class Output:
         """Measure, record and print; ``config`` is what was asked for besides the setup."""
         if self.out is not None:
             check_file("--out", self.out)
-        made = record.Record(bench, setup.to_dict() | config, setup.precision.device, self.out)
+            rows = record.recorded(bench, setup.to_dict() | config, setup.precision.device, rows, self.out)
         console = Console(stderr=True, quiet=self.quiet, highlight=False, soft_wrap=True)
+        found = []
         try:
             for row in rows:  # a command takes minutes
                 console.print(*(value for value in row.values() if isinstance(value, str) and value))
-                made.add(row)
+                found.append(row)
         except ValueError as error:  # the library refuses a setting, and names it
             raise ConfigurationError(str(error)) from error
-        made.finish()
-        show(record.BENCHES[bench].as_table(made.rows))
+        show(record.BENCHES[bench].as_table(found))
 
 
 @dataclass(frozen=True)
