@@ -46,7 +46,7 @@ class Batches(ABC):
         self.steps = count // batch_size if last == "drop" else -(-count // batch_size)
         self.epoch = 0  # number of epochs begun
         self.position = self.steps  # number of batches of this epoch already yielded
-        self._epoch_start: Tensor | None = self.generator.get_state() if self.shuffle else None
+        self._epoch_start = self.generator.get_state()
 
     def __len__(self) -> int:
         """The number of batches per epoch."""
@@ -100,8 +100,6 @@ class Batches(ABC):
         for key, own in self._described().items():
             if state[key] != own:
                 raise ValueError(f"The saved loader had {key}={state[key]!r}, this one has {own!r}.")
-        if not self.shuffle:
-            return
         saved = state["generator"].cpu()
         if saved.shape != self.generator.get_state().shape:
             raise ValueError(

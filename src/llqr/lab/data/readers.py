@@ -17,6 +17,8 @@ from llqr.lab.errors import DataError
 if TYPE_CHECKING:
     import PIL.Image
 
+Files = list[tuple[Path, int]]
+"""The images of one split, with their labels."""
 WHERE = "Give the folder that contains it with --data-dir, or as data.root in a recipe."
 
 
@@ -113,6 +115,17 @@ def read_digits(root: Path) -> tuple[ImageSet, ImageSet]:
     return ImageSet.of(train_x, train_y, 10, "digits"), ImageSet.of(test_x, test_y, 10, "digits")
 
 
+def find_files(folder: Path, classes: list[str], images: str = "*.JPEG") -> Files:
+    """Every image below ``folder``, which has one folder per class with files like ``images`` in it."""
+    files: Files = []
+    for label, name in enumerate(classes):
+        found = sorted((folder / name).glob(images))
+        if not found:
+            raise FileNotFoundError(f"{folder / name} holds no images {images}.")
+        files += [(path, label) for path in found]
+    return files
+
+
 def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
     """The training and the validation images of ``root/tiny-imagenet-200``, 64 x 64 pixels, 200 classes.
 
@@ -128,11 +141,7 @@ def read_tinyimagenet(root: Path) -> tuple[ImageSet, ImageSet]:
                 f"{WHERE}"
             )
     wnids = (folder / "wnids.txt").read_text().split()
-    train = [
-        (path, label)
-        for label, wnid in enumerate(wnids)
-        for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
-    ]
+    train = find_files(folder / "train", wnids, "images/*.JPEG")
     test = []
     for line in annotations.read_text().splitlines():
         name, wnid, *_ = [*line.split("\t"), ""]

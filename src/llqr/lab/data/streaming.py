@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from llqr.lab.data.batches import Batches, ImageData
-from llqr.lab.data.readers import decode
+from llqr.lab.data.readers import Files, decode, find_files
 from llqr.lab.machine import cores
 
 # The usual statistics of ImageNet, scaled to bytes.
@@ -25,8 +25,6 @@ IMAGENET_DEVIATION = 255 * torch.tensor([0.229, 0.224, 0.225])
 CENTRAL = 224 / 256
 
 Box = tuple[float, float, float, float]
-Files = list[tuple[Path, int]]
-"""The images of one split, with their labels."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,6 @@ class StreamingOptions:
                 f"shorter_side must be two lengths in order, of at least image_size = {self.image_size}, "
                 f"got {list(self.shorter_side)}."
             )
-
-
-def find_files(folder: Path, classes: list[str]) -> Files:
-    """Every image below ``folder``, which has one folder per class."""
-    files: Files = []
-    for label, name in enumerate(classes):
-        found = sorted((folder / name).glob("*.JPEG"))
-        if not found:
-            raise FileNotFoundError(f"{folder / name} holds no images *.JPEG.")
-        files += [(path, label) for path in found]
-    return files
 
 
 def random_resized_box(width: int, height: int, chance: random.Random) -> Box:

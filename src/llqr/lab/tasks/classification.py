@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +34,15 @@ class ClassificationTask(Task):
         self._source = source
         self._last = run.training.last
         self._smoothing = run.task_options.label_smoothing
-        self._format = torch.channels_last if run.training.channels_last else torch.contiguous_format
+        memory_format = torch.channels_last if run.training.channels_last else torch.contiguous_format
+        self._placement: dict[str, Any] = {"device": device, "memory_format": memory_format}
         self.split = self.split_of(run)
         self._eval_batch_size = run.training.eval_batch_size
         self._evaluated = self._batches_of(self.split)
 
     def _batches_of(self, split: str) -> Batches:
-        placement = {"device": self.device, "memory_format": self._format}
-        return self._source.test_batches(
-            self._eval_batch_size, **placement, **({} if split == "test" else {"split": split})
-        )
+        chosen = {} if split == "test" else {"split": split}
+        return self._source.test_batches(self._eval_batch_size, **self._placement, **chosen)
 
     @classmethod
     def data_options(cls, name: str) -> type:
@@ -72,13 +71,10 @@ class ClassificationTask(Task):
         return cls(source, run, device)
 
     def place(self, model: nn.Module) -> nn.Module:
-        # torch's stubs do not know that a memory format may stand without a tensor.
-        return model.to(self.device, memory_format=self._format)  # type: ignore[call-overload, no-any-return]
+        return model.to(**self._placement)
 
     def train_batches(self, batch_size: int, seed: int) -> Batches:
-        return self._source.train_batches(
-            batch_size, seed=seed, device=self.device, last=self._last, memory_format=self._format
-        )
+        return self._source.train_batches(batch_size, seed=seed, last=self._last, **self._placement)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.float(), targets, label_smoothing=self._smoothing)
