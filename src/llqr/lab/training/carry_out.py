@@ -84,7 +84,8 @@ def carry_out_together(
             while waiting and len(running) < jobs and not stopping:
                 one, command = waiting.pop(0)
                 running[one.path] = one, _start(command, RunFolder(one.path))
-                processes.callback(_end, running[one.path][1])  # after an error, or a second Ctrl-C
+                processes.callback(running[one.path][1].wait)
+                processes.callback(running[one.path][1].terminate)  # after an error, or a second Ctrl-C
             for one, process in list(running.values()):
                 code = process.poll()
                 if code is None:
@@ -113,11 +114,6 @@ def _start(command: list[str], folder: RunFolder) -> "subprocess.Popen[bytes]":
     make_folder(folder.path)
     with folder.output.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    process.wait()
 
 
 def _result(planned: PlannedRun) -> dict[str, Any] | None:
