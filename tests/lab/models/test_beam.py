@@ -11,9 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llqr.lab.models.beam import CHECK_EVERY, Hypothesis, beam_search
 from llqr.lab.models.transformer import TranslationTransformer
-
-PAD, BOS, EOS = 0, 1, 2
-SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS}
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 
 def decoder(seed: int, vocabulary: int, sharpness: float = 1.0, towards_the_end: float = 0.0) -> TranslationTransformer:
@@ -102,7 +100,7 @@ def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty)
     """Three tokens can follow: 40 sequences of up to three tokens, of which at most 36 are candidates at a time."""
     model = decoder(seed, vocabulary=5, sharpness=sharpness)
     source = sources(5, 2, 3)
-    found = beam_search(model, source, beam=40, length_penalty=penalty, max_length=(0.5, 1.5), **SPECIAL)
+    found = beam_search(model, source, beam=40, length_penalty=penalty, max_length=(0.5, 1.5))
     for row, hypotheses in zip(source, found, strict=True):
         assert_same(hypotheses, exhaustive(model, row, (0.5, 1.5), penalty))
 
@@ -111,7 +109,7 @@ def test_a_beam_that_holds_everything_finds_everything(seed, sharpness, penalty)
 def test_a_narrow_beam_matches_fairseq(seed, sharpness, penalty, beam, towards_the_end):
     model = decoder(seed, 7, sharpness, towards_the_end)
     source = sources(7, 3, 1, 4)
-    found = beam_search(model, source, beam=beam, length_penalty=penalty, max_length=(1.2, 3), **SPECIAL)
+    found = beam_search(model, source, beam=beam, length_penalty=penalty, max_length=(1.2, 3))
     for row, hypotheses in zip(source, found, strict=True):
         assert_same(hypotheses, step_by_step(model, row, beam, (1.2, 3), penalty))
 
@@ -119,11 +117,11 @@ def test_a_narrow_beam_matches_fairseq(seed, sharpness, penalty, beam, towards_t
 def test_the_examples_cover_both_ways_to_finish():
     """The tests above would show little if every sentence, or none, reached its maximum length."""
     model = decoder(1, 7, towards_the_end=2.0)
-    (eager,) = beam_search(model, sources(7, 4), beam=3, max_length=(0, 20), **SPECIAL)
+    (eager,) = beam_search(model, sources(7, 4), beam=3, max_length=(0, 20))
     assert len(eager) == 3
     assert max(len(hypothesis.tokens) for hypothesis in eager) < 20
     model = decoder(1, 7, towards_the_end=-20.0)
-    (reluctant,) = beam_search(model, sources(7, 4), beam=3, max_length=(0, 20), **SPECIAL)
+    (reluctant,) = beam_search(model, sources(7, 4), beam=3, max_length=(0, 20))
     assert [len(hypothesis.tokens) for hypothesis in reluctant] == [20, 20, 20]
 
 
@@ -131,18 +129,18 @@ def test_the_examples_cover_both_ways_to_finish():
 def test_a_batch_gives_the_same_as_its_sentences_one_by_one(seed, lengths):
     model = decoder(seed, 9, sharpness=2.0, towards_the_end=1.0)
     source = sources(9, *lengths, 6)
-    together = beam_search(model, source, beam=3, **SPECIAL)
+    together = beam_search(model, source, beam=3)
     for length, row, hypotheses in zip([*lengths, 6], source, together, strict=True):
         if length == 0:
             assert hypotheses == []  # a row of padding only
             continue
-        (alone,) = beam_search(model, row[:length].unsqueeze(0), beam=3, **SPECIAL)
+        (alone,) = beam_search(model, row[:length].unsqueeze(0), beam=3)
         assert_same(hypotheses, alone)
 
 
 def test_the_score_is_the_log_probability_over_the_length():
     model, (source,) = decoder(3, 9), sources(9, 4)
-    for hypothesis in beam_search(model, source.unsqueeze(0), length_penalty=0.6, **SPECIAL)[0]:
+    for hypothesis in beam_search(model, source.unsqueeze(0), length_penalty=0.6)[0]:
         sequence = [*hypothesis.tokens, EOS]
         logp = sum(
             float(log_probabilities(model, source, tuple(sequence[:at]))[token]) for at, token in enumerate(sequence)
@@ -152,7 +150,7 @@ def test_the_score_is_the_log_probability_over_the_length():
 
 def test_a_hypothesis_never_exceeds_the_positions():
     model = decoder(0, 7, towards_the_end=-20.0)
-    ((hypothesis,),) = beam_search(model, sources(7, 4), beam=1, max_length=(10, 10), **SPECIAL)
+    ((hypothesis,),) = beam_search(model, sources(7, 4), beam=1, max_length=(10, 10))
     assert len(hypothesis.tokens) == 31  # plus the end token, which needs no position
 
 
@@ -160,7 +158,7 @@ def test_nan_logits_give_no_hypotheses():
     model = decoder(0, 7)
     with torch.no_grad():
         model.head.weight[3] = torch.nan
-    assert beam_search(model, sources(7, 4, 2), **SPECIAL) == [[], []]
+    assert beam_search(model, sources(7, 4, 2)) == [[], []]
 
 
 class HostReads(TorchDispatchMode):
@@ -183,17 +181,17 @@ def test_the_host_rarely_waits_for_the_device():
         bool(torch.ones(1).all())
     assert reads.count == 1
     with HostReads() as reads:
-        beam_search(model, sources(7, 4, 2), max_length=(0, 21), **SPECIAL)
+        beam_search(model, sources(7, 4, 2), max_length=(0, 21))
     assert reads.count == 22 // CHECK_EVERY
 
 
 def test_bfloat16_weights_are_searched_in_single_precision():
     model = decoder(0, 7).bfloat16()
-    (hypotheses,) = beam_search(model, sources(7, 4), beam=2, **SPECIAL)
+    (hypotheses,) = beam_search(model, sources(7, 4), beam=2)
     assert len(hypotheses) == 2
     assert any(hypothesis.score != float(torch.tensor(hypothesis.score).bfloat16()) for hypothesis in hypotheses)
 
 
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match="model must be in eval mode"):
-        beam_search(decoder(0, 7).train(), sources(7, 3), **SPECIAL)
+        beam_search(decoder(0, 7).train(), sources(7, 3))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llqr.lab.models.transformer import TranslationTransformer
+from llqr.lab.text.subwords import BOS, EOS, PAD
 
 CHECK_EVERY = 8
 """Steps between checks whether all sentences are finished: each check waits for the device."""
@@ -33,9 +34,6 @@ def beam_search(
     model: TranslationTransformer,
     source: Tensor,
     *,
-    bos: int,
-    eos: int,
-    pad: int,
     beam: int = 5,
     length_penalty: float = 1.0,
     max_length: tuple[float, float] = (1.2, 10),
@@ -46,7 +44,6 @@ def beam_search(
 
     Args:
         model: in eval mode.
-        bos, eos, pad: the begin, end and padding tokens.
         length_penalty: above 1 favours long hypotheses, 0 compares log-probabilities directly.
         max_length: ``(a, b)``: at most ``a S + b`` tokens before the end token, for a source of ``S`` tokens including
             its end token.
@@ -54,7 +51,7 @@ def beam_search(
     if model.training:
         raise ValueError("model must be in eval mode for a search, without dropout.")
     a, b = max_length
-    lengths = (source != pad).sum(dim=1)
+    lengths = (source != PAD).sum(dim=1)
     limits = (a * lengths.double() + b).long().clamp_max(model.max_length - 1)
     # The width of the batch bounds all limits and is known without waiting for the device.
     longest = min(int(a * source.shape[1] + b), model.max_length - 1)
@@ -62,7 +59,7 @@ def beam_search(
     memory = model.encode(source)
     cache: list[list[Tensor]] = [[] for _ in memory.keys_and_values]
     first_rows = torch.arange(0, len(source) * beam, beam, device=source.device).unsqueeze(1)
-    tokens = source.new_full((len(source), beam), bos)
+    tokens = source.new_full((len(source), beam), BOS)
     # All hypotheses are identical at first, so only one of them may be extended.
     scores = torch.full(tokens.shape, -torch.inf, dtype=dtype, device=source.device)
     scores[:, 0] = 0.0
@@ -73,15 +70,15 @@ def beam_search(
         logp = logp.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
         # Exclude padding everywhere, all but the end token at the maximum length, and the end token at first.
         last = step >= limits
-        logp[:, :, pad] = -torch.inf
-        end = logp[:, :, eos].clone()
+        logp[:, :, PAD] = -torch.inf
+        end = logp[:, :, EOS].clone()
         logp.masked_fill_(last[:, None, None], -torch.inf)
-        logp[:, :, eos] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if step == 0 else end
+        logp[:, :, EOS] = end.masked_fill(~last.unsqueeze(1), -torch.inf) if step == 0 else end
 
         vocabulary = logp.shape[2]
         best, at = (scores.unsqueeze(2) + logp).flatten(1).topk(min(2, vocabulary) * beam)
         parents, tokens = at // vocabulary, at % vocabulary
-        ends = (tokens == eos) & best.isfinite()
+        ends = (tokens == EOS) & best.isfinite()
         ending = ends[:, :beam] & ~finished.unsqueeze(1)
         # The first `beam` candidates that do not end: those that end are moved behind all others.
         order = torch.arange(ends.shape[1], device=ends.device) + ends * ends.shape[1]

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.curvature.batch import call_model
 from llqr.lab.names import check_known
+from llqr.lab.text.subwords import PAD
 
 NORMS = ("post", "pre")
 TIES = ("decoder", "all", "none")
@@ -189,7 +190,6 @@ class TranslationTransformer(nn.Module):
         layers: of the encoder, and of the decoder.
         dropout: of the embeddings and of every residual branch.
         norm: "post", after each residual sum, or "pre", before each sublayer and once more at the end of both stacks.
-        pad: the padding token.
         tie: "decoder" shares one matrix between the decoder's embedding and its outputs, "all" also with the encoder's
             embedding, "none" nothing.
         max_length: maximum number of tokens per row.
@@ -210,13 +210,12 @@ class TranslationTransformer(nn.Module):
         layers: int = 6,
         dropout: float = 0.3,
         norm: str = "post",
-        pad: int = 0,
         tie: str = "decoder",
         max_length: int = 1024,
     ) -> None:
         super().__init__()
         check_known("tie", tie, TIES)
-        self.vocabulary, self.pad, self.max_length = vocabulary, pad, max_length
+        self.vocabulary, self.max_length = vocabulary, max_length
         settings = width, feed_forward, heads, dropout, norm
         self.encoder = nn.ModuleList(EncoderLayer(*settings) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(*settings) for _ in range(layers))
@@ -256,7 +255,7 @@ class TranslationTransformer(nn.Module):
         for weight in dict.fromkeys((*embeddings, self.head.weight)):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         for weight in embeddings:
-            weight[self.pad].zero_()
+            weight[PAD].zero_()
 
     def forward(self, source: Tensor, previous: Tensor) -> Tensor:
         """Logits of the token after each of ``previous`` (B, T), given ``source`` (B, S)."""
@@ -269,7 +268,7 @@ class TranslationTransformer(nn.Module):
 
     def encode(self, source: Tensor) -> Memory:
         """Encode ``source`` (B, S) for the decoder."""
-        real = source != self.pad
+        real = source != PAD
         # A row of padding only attends to all of itself, because a softmax over nothing is NaN.
         mask = (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
         x = self._embed(self.source_embedding, source)
@@ -298,7 +297,7 @@ class TranslationTransformer(nn.Module):
         """Embed rows of tokens, or tokens that all stand at position ``start``, counted from 0."""
         if start is None and tokens.shape[1] > self.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens exceed max_length={self.max_length}.")
-        real = tokens != self.pad
+        real = tokens != PAD
         places = real.cumsum(dim=1) if start is None else torch.full_like(tokens, start + 1)
         x = embedding.embedding_dim**0.5 * embedding(tokens) + self.positions(places)
         # Padding is made zero by multiplication, not by a zero row: the row of a tied matrix is trained, and the

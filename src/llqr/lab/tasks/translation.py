@@ -20,7 +20,7 @@ from llqr.lab.tasks.task import Batch, Task, TaskOptions
 from llqr.lab.text import prepared
 from llqr.lab.text.batches import SHAPES, decoding_batches, sentence_batches, token_batches
 from llqr.lab.text.prepared import ParallelText
-from llqr.lab.text.subwords import BOS, EOS, PAD
+from llqr.lab.text.subwords import PAD
 
 if TYPE_CHECKING:
     from llqr.lab.config.run import Run
@@ -162,7 +162,7 @@ class TranslationTask(Task):
         found: list[Sequence[int]] = [()] * len(source)
         options = {name: getattr(self._search, name) for name in ("beam", "length_penalty", "max_length")}
         for places, tokens in decoding_batches(source, self._largest, device=self.device):
-            several = beam_search(model, tokens, bos=BOS, eos=EOS, pad=PAD, **options)
+            several = beam_search(model, tokens, **options)
             for place, hypotheses in zip(places, several, strict=True):
                 if hypotheses:
                     found[place] = hypotheses[0].tokens
@@ -174,7 +174,7 @@ class TranslationTask(Task):
             "bleu": str(self._bleu["valid"].get_signature()),
             "text": {
                 "key": text.key,
-                "languages": list(text.languages),
+                "languages": list(text.settings["languages"]),
                 "vocabulary": text.subwords.tokens,
                 "pairs": {name: len(getattr(text, name)) for name in ("train", "valid", "test")},
             },
