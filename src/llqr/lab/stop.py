@@ -4,12 +4,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Stop:
@@ -22,7 +20,7 @@ class Stop:
         self.reason = ""
         self._limit = max_minutes
         self._deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self._previous: dict[signal.Signals, Handler] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:

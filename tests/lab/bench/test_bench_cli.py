@@ -110,7 +110,7 @@ def test_scaling_concludes_with_the_exponent(tmp_path):
         ("--reference must be one of", ["refresh", "--reference", "float16"]),
         ("structure: unknown", ["cadence", "--model", MLP, "--structure", "round"]),
         ("runtime.apply_dtype must be a torch.dtype", ["cadence", "--apply-dtype", "fp16"]),
-        ("attention: unknown 'flash'", ["refresh", "--attention", "flash"]),
+        ("attention must be one of fused, unfused", ["refresh", "--attention", "flash"]),
         ("engine: unknown 'magic'", ["scaling", "--engine", "magic"]),
         ("unknown key inner.step;", ["scaling", "--set", "inner.step=3"]),
         ("--device: peak memory is counted", ["memory"]),

@@ -90,8 +90,6 @@ def test_fewer_products_are_counted_and_their_error_is_against_all_of_them():
 
 
 def test_unknown_settings_are_named():
-    with pytest.raises(ValueError, match="attention: unknown 'flash'; choose one of fused, unfused"):
-        RefreshSettings(attention="flash")
     with pytest.raises(ValueError, match="engine: unknown 'magic'"):
         settings("diagonal", "magic")
 

@@ -43,7 +43,7 @@ def test_a_folder_is_prepared_and_told_of(run, source, tmp_path):
 def test_the_other_direction_in_upper_and_lower_case(run, source, tmp_path):
     run("pairs", "--source", source, "--languages", "en", "de", "--no-lowercase")
     text = ParallelText.load(tmp_path / "data" / "pairs")
-    assert (text.languages, text.settings["lowercase"]) == (("en", "de"), False)
+    assert (text.settings["languages"], text.settings["lowercase"]) == (("en", "de"), False)
 
 
 def test_two_equal_languages_are_refused(run):

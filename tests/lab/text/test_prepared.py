@@ -29,7 +29,7 @@ def source(tmp_path):
 def test_tokens_are_the_words_of_the_text(source, tmp_path):
     new, text = prepare_folder(source, tmp_path / "out")
     assert new
-    assert text.languages == PAIR
+    assert text.settings["languages"] == PAIR
     for name, pairs, seed in (("train", text.train, 0), ("valid", text.valid, 1), ("test", text.test, 2)):
         for language, side in (("de", pairs.source), ("en", pairs.target)):
             written = sentences(language, len(pairs), seed)

@@ -155,11 +155,11 @@ class Sharpness:
 
 
 def measure(
-    surface: LossSurface, metric: Metric | None = None, *, steps: int = 60, tolerance: float = 1e-3, seed: int = 0
+    surface: LossSurface, metric: Metric | None = None, *, steps: int = 60, tolerance: float = 1e-3
 ) -> Sharpness:
     """The sharpness of a solution; without a metric, `U = I`, the perceived one is the same number."""
     weights = surface.weights
-    start = torch.randn(weights.numel(), generator=torch.Generator().manual_seed(seed)).to(weights)
+    start = torch.randn(weights.numel(), generator=torch.Generator().manual_seed(0)).to(weights)
     find = partial(top_eigenvalue, surface.hessian, start, steps=steps, tolerance=tolerance)
     top = find()
     if metric is None or not metric.learned:

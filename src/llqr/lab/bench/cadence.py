@@ -60,11 +60,11 @@ def rows(
     refresh = quartiles(measured["refresh"])
     steps = {method: np.array(measured[method]) for method in METHODS}
     passes = dict.fromkeys(METHODS, 1.0) | {"SAM": 2.0, "LLQR+SAM": 2.0}
-    for dense, between in (("SAM", "SGD"), ("LLQR+SAM", "LLQR")) if probe_every else ():
-        assert probe_every is not None
-        sparse = f"{dense}, every {probe_every}"
-        steps[sparse] = steps[between] + (steps[dense] - steps[between]) / probe_every
-        passes[sparse] = 1 + 1 / probe_every
+    if probe_every is not None:
+        for dense, between in (("SAM", "SGD"), ("LLQR+SAM", "LLQR")):
+            sparse = f"{dense}, every {probe_every}"
+            steps[sparse] = steps[between] + (steps[dense] - steps[between]) / probe_every
+            passes[sparse] = 1 + 1 / probe_every
     for method in steps:
         for interval in intervals() if learns_metric(method) else (None,):
             updates = 0 if interval is None else math.ceil(epoch_steps / interval)

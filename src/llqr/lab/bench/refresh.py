@@ -7,7 +7,7 @@ same batch: forward mode with unfused attention, a product in every inner step, 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
@@ -24,7 +24,6 @@ from llqr.lab.runs.json_files import plain
 Vector = Mapping[str, Tensor]
 """One tensor per parameter."""
 NEVER = 10**9
-ATTENTION = ("fused", "unfused")
 STEPS_PER_REFRESH = 2
 """How many SGD steps are timed per refresh; a step takes a small part of the time."""
 
@@ -41,13 +40,9 @@ class RefreshSettings:
     """
 
     structure: str = "e-kfac"
-    attention: str = "fused"
+    attention: Literal["fused", "unfused"] = "fused"
     runtime: llqr.Runtime = field(default_factory=llqr.Runtime)
     inner: llqr.Inner = field(default_factory=llqr.Inner)
-
-    def __post_init__(self) -> None:
-        if self.attention not in ATTENTION:
-            raise ValueError(f"attention: unknown {self.attention!r}; choose one of {', '.join(ATTENTION)}")
 
     def exact(self) -> "RefreshSettings":
         """The same refresh by exact products, one in every inner step, eager and in full precision."""

@@ -35,14 +35,14 @@ KEYS = ("model", "structure", "shards", "model_params", "precond_params", "preco
 BYTES = torch.float32.itemsize
 
 
-def rows(shards: Sequence[int] = SHARDS, structures: Sequence[str] = STRUCTURES) -> list[dict[str, Any]]:
+def rows(shards: Sequence[int] = SHARDS) -> list[dict[str, Any]]:
     """One row per network, structure and number of devices, in the paper's order and with its two decimals."""
     table = []
     for title, (name, options) in NETWORKS.items():
         with torch.device("meta"):
             model = models.build(name, **options)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        for structure in structures:
+        for structure in STRUCTURES:
             metric = Metric(model, structure=structure, max_side=sys.maxsize)  # what the row is named after
             for count in shards:
                 held = max(scalars_of_shards(metric, count))

@@ -117,16 +117,11 @@ class ParallelText:
         subwords = Subwords.read(saved["subwords"])
         return cls(**splits, subwords=subwords, settings=saved["settings"], key=saved["key"])
 
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Of the source and of the target."""
-        source, target = self.settings["languages"]
-        return source, target
-
     def detokenise(self, tokens: Tensor | Sequence[int]) -> str:
         """Target ``tokens`` as plain text, to be compared with a reference; needs sacremoses."""
         numbers = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        return str(moses("MosesDetokenizer", self.languages[1]).detokenize(self.subwords.decode(numbers).split()))
+        _, language = self.settings["languages"]
+        return str(moses("MosesDetokenizer", language).detokenize(self.subwords.decode(numbers).split()))
 
 
 @lru_cache
