@@ -48,12 +48,10 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, None if command is None else self.load(str(name)), rest
-
-    def load(self, name: str) -> Any:
-        """Import the command ``name``."""
-        room, _ = COMMANDS[name]
-        return typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
+        if name in COMMANDS:
+            room, _ = COMMANDS[name]
+            command = typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -30,8 +30,6 @@ from llqr.lab.names import check_known
 from llqr.lab.passes import repeated_blocks
 from llqr.lab.tasks import Task
 
-OnRefresh = Callable[[llqr.Refresh], None]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -116,7 +114,7 @@ class Run:
         *,
         capture: bool = False,
         compile: bool = False,
-        on_refresh: OnRefresh | None = None,
+        on_refresh: Callable[[llqr.Refresh], None] | None = None,
     ) -> llqr.Optimizer:
         """The method of this run, put together from its components.
 

@@ -82,8 +82,7 @@ class RunFolder:
         write_json(self.path / "config.json", config)
 
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(self.path / "config.json", CONFIG)
-        return config
+        return read_json(self.path / "config.json", CONFIG)
 
     def run(self) -> Run:
         """The run that the configuration describes."""

@@ -76,7 +76,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def read_json(path: Path, keys: Keys = MappingProxyType({})) -> Any:
+def read_json(path: Path, keys: Keys = MappingProxyType({})) -> dict[str, Any]:
     """Read a file of one JSON table that must have these keys."""
     try:
         found = json.loads(content(path))

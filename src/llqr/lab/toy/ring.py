@@ -183,8 +183,7 @@ def shared_noise(seeds: int, steps: int) -> Tensor:
         torch.randn(steps, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for seed in range(seeds)
     ]
-    schedule: Tensor = NOISE_VARIANCE**0.5 * torch.stack(columns, dim=1)
-    return schedule
+    return math.sqrt(NOISE_VARIANCE) * torch.stack(columns, dim=1)
 
 
 def run(constants: ToyConstants, start: Tensor, steps: int, noise: Tensor | None = None) -> ToyRuns:

@@ -52,7 +52,7 @@ class OscillatingMetric:
         if not 0 < u_min <= u_max:
             raise ValueError(f"u_min and u_max must satisfy 0 < u_min <= u_max, got {u_min!r} and {u_max!r}.")
         generator = torch.Generator().manual_seed(0)
-        self.Q = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
+        self.Q: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
         self._phase = torch.rand(dim, generator=generator, dtype=torch.float64) * 2 * torch.pi
         self._frequency = 0.002 + 0.02 * torch.rand(dim, generator=generator, dtype=torch.float64)
         self._low, self._high = float(np.log(u_min)), float(np.log(u_max))
@@ -61,13 +61,11 @@ class OscillatingMetric:
     @property
     def eigenvalues(self) -> Tensor:
         wave = 0.5 + 0.5 * torch.sin(self._phase + self._frequency * self.step)
-        values: Tensor = torch.exp(self._low + (self._high - self._low) * wave)
-        return values
+        return torch.exp(self._low + (self._high - self._low) * wave)
 
     def apply(self, gradient: Tensor) -> Tensor:
         """`U_t g`."""
-        Ug: Tensor = self.Q @ (self.eigenvalues * (self.Q.T @ gradient))
-        return Ug
+        return self.Q @ (self.eigenvalues * (self.Q.T @ gradient))
 
 
 @dataclass(frozen=True)
