@@ -57,15 +57,13 @@ def _steps(setup: Setup, network: Network) -> dict[Key, Callable[[], object]]:
     found: dict[Key, Callable[[], object]] = {}
     work = setup.workload(network)
     optimizer = peers.theirs("SAM", False, work.model)
-    found[PEER] = peers.step_of(optimizer, work.closure(optimizer), primed=True)
+    found[PEER] = peers.step_of(optimizer, work.closure, primed=True)
     for structure in ("", *STRUCTURES):
         work = setup.workload(network)
         geometry = learn(geometry_of(work, RefreshSettings(structure)), work) if structure else None
         base = torch.optim.SGD(work.model.parameters(), **peers.SETTINGS)
         sam = llqr.SAM(base, rho=peers.RHO, geometry=geometry, model=work.model)
-        found["LLQR+SAM" if geometry else "SAM", structure, "", ""] = peers.step_of(
-            sam, work.closure(sam), primed=False
-        )
+        found["LLQR+SAM" if geometry else "SAM", structure, "", ""] = peers.step_of(sam, work.closure, primed=False)
         if geometry is not None:
             found["arithmetic", structure, "", ""] = _arithmetic(geometry, work, applied=2, pulled=0)
     return found

@@ -77,7 +77,7 @@ def theirs(method: str, foreach: bool, model: nn.Module) -> torch.optim.Optimize
 def pass_of(workload: Workload, optimizer: torch.optim.Optimizer, what: str) -> Callable[[], Tensor]:
     """A closure; for "alone" one with fresh gradient tensors, as a backward pass makes them, and no other work."""
     if what == "step":
-        return workload.closure(optimizer)
+        return workload.closure
 
     def ready_gradients() -> Tensor:
         optimizer.zero_grad()

@@ -112,21 +112,9 @@ class Workload:
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def closure(self, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
-        """Loss and gradients of the batch, for one of several optimizers of this network."""
-        run_pass = self._pass
-        if self.passes.capture:  # a captured pass writes to the gradients it was captured with, which must stay
-            return run_pass
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            return run_pass()
-
-        return closure
-
     @cached_property
-    def _pass(self) -> Pass:
-        """All optimizers share one pass, because a captured pass keeps the memory of its activations."""
+    def closure(self) -> Pass:
+        """Loss and gradients of the batch, for all optimizers: a captured pass keeps the memory of its activations."""
         form = CapturedPass if self.passes.capture else Pass
         made = form(CLASSIFICATION, self._network_of_passes, self.precision)
         made.load(self.batch)
@@ -159,13 +147,12 @@ def learns_metric(method: str) -> bool:
 
 def step_of(method: str, workload: Workload, geometry: llqr.Geometry | None = None) -> Callable[[], object]:
     """One step of a method on the workload's batch; its time does not depend on the weights or on what `U` learned."""
+    closure = workload.closure
     if method in BASES:
         plain = BASES[method].build(workload.model)
-        run_pass = workload.closure(plain)
-        return lambda: (run_pass(), plain.step())
+        return lambda: (closure(), plain.step())
     make = {"LLQR": llqr.Optimizer, "F-SAM": llqr.FriendlySAM}.get(method, llqr.SAM)
     own = geometry if learns_metric(method) else None
     radius: dict[str, Any] = {"rho": 0.05} if "SAM" in method else {}
     optimizer = make(SGD.build(workload.model), geometry=own, model=workload.model, **radius)
-    closure = workload.closure(optimizer)
     return lambda: optimizer.step(closure, batch=workload.batch)
