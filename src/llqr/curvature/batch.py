@@ -111,16 +111,15 @@ def counted_terms(loss_fn: Loss, targets: Any, outputs: Tensor) -> Tensor:
     """How many terms a mean loss averages: targets that are not ignored, or the batch size."""
     counted: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
     if counted is not None:
-        return counted(targets).to(outputs.dtype)
+        return counted(targets)
     # Targets in the shape of the outputs are no classes, even if they are whole numbers: every sample is a term.
     if (
         isinstance(targets, Tensor)
         and targets.shape != outputs.shape
         and not (targets.is_floating_point() or targets.is_complex())
     ):
-        return (targets != ignore_index(loss_fn)).sum().to(outputs.dtype)
-    rows = outputs.shape[0] if outputs.ndim else 1
-    return torch.full((), float(rows), dtype=outputs.dtype, device=outputs.device)
+        return (targets != ignore_index(loss_fn)).sum()
+    return torch.tensor(outputs.shape[0] if outputs.ndim else 1, device=outputs.device)
 
 
 class ShiftedCrossEntropy:

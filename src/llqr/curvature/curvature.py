@@ -45,7 +45,7 @@ class Curvature:
             loss = problem.loss(z)
             (self._slope,) = torch.autograd.grad(loss, z)
         self.loss = loss.detach()
-        self.terms = counted_terms(problem.loss_fn, problem.targets, outputs)
+        self.terms = counted_terms(problem.loss_fn, problem.targets, outputs).to(outputs.dtype)
         self._q = divergence.output_hessian(problem.loss, outputs)
         self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
         self._second: Product | None = None

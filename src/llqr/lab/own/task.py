@@ -224,7 +224,7 @@ class OwnTask(Task):
         kept: list[Batch] = []
         for inputs, targets in self._batches_of(split):
             outputs = self.forward(model, inputs)
-            weight = self._terms(inputs, targets)
+            weight = self._terms(outputs, targets)
             total += weight * float(self.loss(outputs, targets)) if weight else 0.0
             terms += weight
             if self.experiment.metric is not None:
@@ -240,15 +240,12 @@ class OwnTask(Task):
             return {self.metric: float(self.experiment.metric(*joined))} | found
         return {"accuracy": 100 * correct / counted} | found if self.metric == "accuracy" else found
 
-    def _terms(self, inputs: Any, targets: Any) -> float:
+    def _terms(self, outputs: Tensor, targets: Any) -> float:
         """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-        counted = counted_terms(self.loss, targets)
-        if counted is None:
-            return self.size((targets, inputs))
         weights = getattr(self.loss, "weight", None)
         if isinstance(weights, Tensor):
-            counted = weights[targets[targets != ignore_index(self.loss)]].sum()
-        return float(counted)
+            return float(weights[targets[targets != ignore_index(self.loss)]].sum())
+        return float(counted_terms(self.loss, targets, outputs))
 
     def _batches_of(self, name: str) -> Iterator[Batch]:
         """Iterate over all samples once, in the order of the data."""
