@@ -206,6 +206,8 @@ def check_runtime(runtime: Runtime, engines: Collection[str]) -> None:
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             kind = "a positive number of samples" if name == "micro_batch" else "a whole number of at least 1"
             raise ValueError(f"{name}: expected {kind}, got {number!r}")
+    if runtime.compile and runtime.engine != "linearised":
+        raise ValueError("compile: only with engine='linearised', whose traced product it compiles")
     if runtime.micro_batch is not None:
         if runtime.engine == "linearised":
             raise ValueError("micro_batch: not with engine='linearised', which keeps a whole batch's activations")

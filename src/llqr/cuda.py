@@ -59,11 +59,14 @@ class CapturedLoop:
         def objective() -> Objective:
             return Objective(metric, linearise(self._batch), damping, precision, branches)
 
+        def warm_up() -> None:
+            warm = objective()  # a local variable, so that its activations are free before others are made
+            for kind in kinds:
+                perform(kind, self._solver, warm)
+
         with warming_up():  # library handles, workspaces and the solver's state are made outside the graphs
             for _ in range(2):
-                warm = objective()
-                for kind in kinds:
-                    perform(kind, self._solver, warm)
+                warm_up()
         with capturing() as self._linearise:
             self._objective = objective()
         self._graphs: dict[Step, torch.cuda.CUDAGraph] = {}

@@ -327,6 +327,7 @@ def test_bad_arguments_are_named(options, message):
         ({"autocast": "bf16"}, "autocast: expected a torch.dtype"),
         ({"capture": "yes"}, "capture: expected True or False"),
         ({"compile": 1}, "compile: expected True or False"),
+        ({"compile": True}, "compile: only with engine='linearised'"),
         ({"micro_batch": 2.5}, "micro_batch: expected a positive number of samples"),
         ({"max_failures": 0}, "max_failures: expected a whole number of at least 1"),
         ({"max_side": "big"}, "max_side: expected a whole number of at least 1"),

@@ -424,7 +424,10 @@ def test_overrides_come_after_the_variant_and_in_order():
         ("geometries.ngd.bounds=[1]", r"geometries.ngd.bounds must be a list of 2, got \[1\]"),
         ("geometries.ngd.runtime.dtype=float31", r"runtime.dtype must be a torch.dtype, got 'float31'"),
         ("geometries.ngd.runtime.capture=true", r"geometries.ngd: runtime.capture cannot be set .* from --capture"),
-        ("geometries.ngd.runtime.compile=true", r"geometries.ngd: runtime.compile cannot be set .* from --compile"),
+        (
+            "geometries.ngd.runtime={engine='linearised', compile=true}",
+            r"geometries.ngd: runtime.compile cannot be set .* from --compile",
+        ),
         ("geometries.ngd.runtime.autocast=bfloat16", r"runtime.autocast cannot be set .* from training.precision"),
         (
             "task.name=captioning",

@@ -152,6 +152,6 @@ class Run:
             own,
             engine=engine,
             capture=capture and whole,
-            compile=compile,
+            compile=compile and engine == "linearised",
             autocast=torch.bfloat16 if self.training.precision == "bf16" else None,
         )
