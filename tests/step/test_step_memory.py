@@ -17,7 +17,7 @@ VECTORS = {"sgdm": 0, "sam": 1, "asam": 1, "fishersam": 1, "fsam": 2, "llqr": 0,
 def most_bytes(method: str) -> int:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3))
-    batch = torch.randn(512, 32), torch.randint(3, (512,))  # so many that a pass holds more than what comes after it
+    batch = torch.randn(256, 32), torch.randint(3, (256,))  # so many that a pass holds more than what comes after it
     settings = {"rho": 0.1} if "sam" in method else {}
     if method.startswith("llqr"):
         settings["geometry"] = flat_geometry(model, F.cross_entropy, structure="e-kfac", steps=2)
