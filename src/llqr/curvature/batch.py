@@ -109,17 +109,16 @@ def _setting(loss_fn: Any, name: str, default: Any) -> Any:
 
 def counted_terms(loss_fn: Loss, targets: Any, outputs: Tensor) -> Tensor:
     """How many terms a mean loss averages: targets that are not ignored, or the batch size."""
-    counted: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
-    if counted is not None:
-        return counted(targets)
+    own: Callable[[Any], Tensor] | None = getattr(loss_fn, "terms", None)
+    if own is not None:
+        return own(targets)
     # Targets in the shape of the outputs are no classes, even if they are whole numbers: every sample is a term.
-    if (
-        isinstance(targets, Tensor)
-        and targets.shape != outputs.shape
-        and not (targets.is_floating_point() or targets.is_complex())
-    ):
-        return (targets != ignore_index(loss_fn)).sum()
-    return torch.tensor(outputs.shape[0] if outputs.ndim else 1, device=outputs.device)
+    classes = isinstance(targets, Tensor) and not (targets.is_floating_point() or targets.is_complex())
+    if classes and targets.shape != outputs.shape:
+        counted: Tensor = (targets != ignore_index(loss_fn)).sum()
+        return counted
+    rows = outputs.shape[0] if outputs.ndim else 1
+    return torch.full((), rows, device=outputs.device)  # by a kernel: no copy from the host, which a graph cannot hold
 
 
 class ShiftedCrossEntropy:
