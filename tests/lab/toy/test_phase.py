@@ -8,6 +8,7 @@ from llqr.lab.toy.phase import (
     PhaseSettings,
     escape_diagram,
     finite_rate_envelope,
+    first_rate,
     near_line,
     rate_diagram,
     simulated_escapes,
@@ -79,6 +80,12 @@ def test_agreement_and_boundary_of_a_small_diagram():
     assert result.boundary[0] == pytest.approx(2**0.5)
     assert np.isnan(result.boundary[1])
     assert result.agreement_with([1.5, 100.0]) == 7 / 8
+
+
+def test_a_rate_that_nothing_meets_is_no_number():
+    rates = np.array([0.1, 0.2])
+    assert first_rate(rates, rates > 0.1) == 0.2
+    assert first_rate(rates, rates > 1) is None
 
 
 def test_bad_settings_are_named():

@@ -178,6 +178,10 @@ def exit_steps(
     return times
 
 
+def first_rate(rates: Array, met: npt.ArrayLike) -> float | None:
+    return float(rates[np.argmax(met)]) if np.any(met) else None
+
+
 def run_phase(rows: int = 28, columns: int = 40, steps: int = 4000) -> ToyResult:
     """Escape phase diagrams over (rho, lambda_bar) and over the learning rate, against the predicted line."""
     settings = PhaseSettings(steps=steps)
@@ -191,8 +195,8 @@ def run_phase(rows: int = 28, columns: int = 40, steps: int = 4000) -> ToyResult
     rates = np.geomspace(0.05, 2.5, rows)
     over_rate = rate_diagram(rates, np.geomspace(0.1, 4.0, columns), settings)
     finite_rate = finite_rate_envelope(rates, settings)
-    breaks = float(rates[np.argmax(over_rate.boundary < 0.8 * settings.r_eps)])
-    unstable = float(rates[np.argmax(over_rate.escaped.all(1))])
+    breaks = first_rate(rates, over_rate.boundary < 0.8 * settings.r_eps)
+    unstable = first_rate(rates, over_rate.escaped.all(1))
     numbers: dict[str, dict[str, Any]] = {
         method: {
             "agreement": diagram.agreement,
