@@ -92,18 +92,19 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 def is_sum(loss_fn: Loss) -> bool:
     """Whether a loss says that it is a sum: a module's attribute, or a partial's keyword."""
-    return bool(_setting(loss_fn, "reduction", "mean") == "sum")
+    return bool(setting(loss_fn, "reduction", "mean") == "sum")
 
 
 def ignore_index(loss_fn: Loss) -> int:
     """The target a cross-entropy leaves out: a module's attribute, a partial's keyword, or torch's default -100."""
-    return int(_setting(loss_fn, "ignore_index", -100))
+    return int(setting(loss_fn, "ignore_index", -100))
 
 
-def _setting(loss_fn: Any, name: str, default: Any) -> Any:
+def setting(loss_fn: Any, name: str, default: Any) -> Any:
+    """What a loss was made with: a module's attribute, or a partial's keyword."""
     loss_fn = inspect.unwrap(loss_fn)  # of a compiled function
     if isinstance(loss_fn, functools.partial):
-        return loss_fn.keywords[name] if name in loss_fn.keywords else _setting(loss_fn.func, name, default)
+        return loss_fn.keywords[name] if name in loss_fn.keywords else setting(loss_fn.func, name, default)
     return getattr(loss_fn, name, default)
 
 

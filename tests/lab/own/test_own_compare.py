@@ -2,9 +2,11 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -283,9 +285,10 @@ def test_batches_may_be_mappings():
     assert found.runs[0].result["metric"] == "accuracy"
 
 
+@pytest.mark.parametrize("form", [nn.CrossEntropyLoss, partial(partial, F.cross_entropy)])
 @pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 5.0, 0.2])}, {"ignore_index": 1}])
-def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options):
-    loss = nn.CrossEntropyLoss(**options)
+def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options, form):
+    loss = form(**options)
     found = [
         compare(**given(loss=loss, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]
         for size in (5, 16)

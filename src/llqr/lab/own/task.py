@@ -21,7 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from llqr.curvature.batch import call_model, counted_terms, ignore_index, opened, samples_in, split_batch
+from llqr.curvature.batch import call_model, counted_terms, ignore_index, opened, samples_in, setting, split_batch
 from llqr.lab.data.batches import Batches
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.own.experiment import Experiment, of_seed, seeded
@@ -242,7 +242,7 @@ class OwnTask(Task):
 
     def _terms(self, outputs: Tensor, targets: Any) -> float:
         """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-        weights = getattr(self.loss, "weight", None)
+        weights = setting(self.loss, "weight", None)
         if isinstance(weights, Tensor):
             return float(weights[targets[targets != ignore_index(self.loss)]].sum())
         return float(counted_terms(self.loss, targets, outputs))
