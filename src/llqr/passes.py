@@ -41,7 +41,10 @@ class TwoPasses:
         self.scaler = _enabled(grad_scaler)
         #: Whether `first_step` has been called and `second_step` has not.
         self.open = False
+        self.probing = optimizer.probing
         self._optimizer, self._closure = optimizer, closure
+        self._sharded = any_sharded(self.parameters)
+        self._radii = {p: own for g, own in own_radii(optimizer.base) if own is not None for p in g["params"]}
         self._random: RandomState | None = None
         self._overflow = False
         self._noted: dict[str, Any] = {}
@@ -60,7 +63,7 @@ class TwoPasses:
         """The first pass: its loss, and the gradients at the centre."""
         if self._closure is None:
             return None, self.point()
-        optimizer, probing = self._optimizer, self._optimizer.probing
+        optimizer, probing = self._optimizer, self.probing
         if probing and not optimizer._run.warned and is_lightnings(self._closure):
             warn(LIGHTNING)
             optimizer._run.warned = True
@@ -105,7 +108,8 @@ class TwoPasses:
 
     def move(self, eps: list[Tensor], centre: Point) -> None:
         """`theta <- theta + eps`, after a copy of `theta` is taken."""
-        optimizer, weights = self._optimizer, local(centre.parameters)
+        optimizer = self._optimizer
+        weights = local(centre.parameters) if self._sharded else centre.parameters
         if optimizer.measure:
             self.note(passes=2, displacement=length(eps, centre))
         if self._overflow and optimizer.probe is not None:
@@ -143,11 +147,10 @@ class TwoPasses:
             check_gradients(parameters, grads, optimizer.names)
         if self.scaler is not None and grads:
             self._overflow = not unscale(self.scaler, optimizer, optimizer.base)
-        sharding = Sharding.of(parameters)
+        sharding = Sharding(parameters) if self._sharded else None
         if sharding is not None:
             grads = local(sharded_like(parameters, grads))
-        radii = {p: own for g, own in own_radii(optimizer.base) if own is not None for p in g["params"]}
-        point = Point(parameters, grads, optimizer.names, radii, sharding, self._closure is not None)
+        point = Point(parameters, grads, optimizer.names, self._radii, sharding, self._closure is not None)
         if optimizer.measure and "gradient_norm" not in self._noted and grads:
             self.note(gradient_norm=length(grads, point))
         return point
@@ -181,7 +184,7 @@ class TwoPasses:
     def _forget_copies(self) -> None:
         """Copies of the weights that torch keeps: gathered by FSDP2, or in low precision by a surrounding autocast."""
         model = self._optimizer.model
-        if model is not None and any_sharded(self.parameters):
+        if model is not None and self._sharded:
             drop_gathered(model.modules())
         torch.clear_autocast_cache()
 
@@ -223,7 +226,7 @@ class TwoCalls(Wrapper):
         self._refresh(batch)
         with TwoPasses(self, None, grad_scaler) as passes:
             self._run.passes, passes.open = passes, True
-            if self.probing and (g := passes.point()).grads:
+            if passes.probing and (g := passes.point()).grads:
                 passes.move(self._displacement(g), g)
             if not self._buffers_of_probe:
                 self._buffers.hold()

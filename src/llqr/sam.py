@@ -118,7 +118,7 @@ class Optimizer(TwoCalls):
         self._refresh(batch)
         with TwoPasses(self, closure, grad_scaler) as passes:
             loss, g = passes.centre()
-            if self.probing and g.grads:
+            if passes.probing and g.grads:
                 g = passes.at(self._displacement(g), g)
             self._descend(passes, g)
         return loss

@@ -121,11 +121,6 @@ class Sharding:
         self._groups = list(members)
         self._every_group = list(dict.fromkeys(chain.from_iterable(members)))
 
-    @classmethod
-    def of(cls, parameters: Sequence[Tensor]) -> Sharding | None:
-        """None if every parameter is whole."""
-        return cls(parameters) if any_sharded(parameters) else None
-
     def sums(self, measure: Callable[..., Tensor], *lists: Sequence[Tensor]) -> list[Tensor]:
         """`measure` of the local parts of each kind of parameters, summed over the ranks that these are split among.
 
