@@ -139,8 +139,14 @@ def test_one_command_leads_from_a_recipe_to_a_row_of_the_table(llqr, tmp_path):
     assert f"{kept['result']['best']:.2f}" in out
     assert "digits: accuracy" in out  # the table, of which one cell is measured
     assert "3 of 4 cells are missing." in out
-    code, _, err = llqr(*arguments, "--quiet", "--keep", "results/digits.jsonl")
-    assert (code, "0 added, 1 there already" in err) == (0, True)
+    shutil.rmtree(tmp_path / "runs")
+    code, again, err = llqr(*arguments, "--quiet", "--keep", "results/others.jsonl")
+    assert (code, "1 of 1 runs are in results already" in err, (tmp_path / "runs").exists()) == (0, True, False)
+    assert again
+    assert out.endswith(again)  # the table
+    two = ("--seeds", "2", "--keep", "results/digits.jsonl", "--dry-run")
+    code, out, _ = llqr("reproduce", "digits", "--row", "mlp", "--methods", "sgdm", *two)
+    assert (code, "runs/digits/mlp/sgdm/seed1" in out) == (0, True)
 
 
 def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):

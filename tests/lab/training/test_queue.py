@@ -123,9 +123,9 @@ def test_the_command_makes_and_keeps_whole_runs_once(llqr, tmp_path, monkeypatch
     assert kept(tmp_path / "kept/digits.jsonl") == [("sgdm", True, "llqr train digits/mlp --method")]
     (tmp_path / "runs/digits/mlp/sam/seed0/checkpoint.pt").unlink()
     code, _, err = llqr(*arguments)
-    assert (code, "kept/digits.jsonl: 1 added, 1 there already" in err) == (0, True), err
-    assert "digits/mlp sgdm seed 0: already done" in err
-    assert "(2 of 2 runs)" in err
+    assert (code, "kept/digits.jsonl: 1 added, 0 there already" in err) == (0, True), err
+    assert "1 of 2 runs are in kept already" in err
+    assert "(1 of 1 runs)" in err
     assert [method for method, *_ in kept(tmp_path / "kept/digits.jsonl")] == ["sam", "sgdm"]
 
 

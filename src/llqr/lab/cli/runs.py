@@ -216,22 +216,26 @@ def reproduce(
 ) -> None:
     """Make the runs of a table of the paper, except those that are finished.
 
-    With --keep: also print the table.
+    With --keep: also except those that the files beside it hold; and print the table.
     """
     how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
     for label in _rows(table, row or (), variant):
         chosen = how.load(label)
         planned += plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds or chosen.seeds), how.out)
+    if how.keep is not None:
+        from llqr.lab.cli.report import show_table
+        from llqr.lab.results import measurements, tables
+
+        known, every = measurements.read(how.keep.parent), len(planned)
+        planned = [one for one in planned if not tables.counts(one.run, one.seed, known)]
+        print(f"{every - len(planned)} of {every} runs are in {how.keep.parent} already", file=sys.stderr)
     commands = [how.train_command(one.recipe, one) for one in planned]
     results = _make(planned, how, Stop(how.max_minutes), jobs, commands)
     if results is None:
         return
     _print(results, how)
     if how.keep is not None:
-        from llqr.lab.cli.report import show_table
-        from llqr.lab.results import measurements, tables
-
         _keep(planned, how)
         if not how.as_json:
             shown = table if variant is None else f"{table}@{variant}"

@@ -12,6 +12,8 @@ from llqr.lab.number_table import spread
 TIMES = {"epoch": ("epoch_seconds", "{:.3f}"), "step": ("step_seconds", "{:.5f}")}
 """The time shown for a run that counts in epochs or in steps, and its format in seconds."""
 
+COLUMNS = ("recipe", "method", "metric", "counted_in", "best", "last", "test", "seconds")
+
 FEWEST_SEEDS = 3
 """With two seeds, a p says more about two deviations that happen to be small than about the methods."""
 
@@ -41,7 +43,8 @@ def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
         tested = result.get("test_of_best", {}).get(result["metric"])
         numbers = {"best": result["best"], "last": result["last"], "test": tested, "seconds": result[TIMES[unit][0]]}
         rows.append({key: result[key] for key in ("recipe", "method", "metric")} | {"counted_in": unit} | numbers)
-    groups = pd.DataFrame(rows).astype({"test": float}).groupby(["recipe", "method"], sort=False)
+    frame = pd.DataFrame(rows, columns=COLUMNS).astype({"test": float})
+    groups = frame.groupby(["recipe", "method"], sort=False)
     found = groups.agg(
         metric=("metric", "first"),
         n=("last", "size"),

@@ -17,6 +17,7 @@ import pandas as pd
 
 from llqr.lab.config import recipe
 from llqr.lab.config.recipe import Recipe, full_name
+from llqr.lab.config.run import Run
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known, unknown
@@ -134,6 +135,11 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequenc
             if one.text == first.text:
                 seeds.setdefault(one.seed, one)
     return list(seeds.values())
+
+
+def counts(run: Run, seed: int, runs: Iterable[RunRecord]) -> bool:
+    """Whether a run of this configuration and seed is among these."""
+    return any(one.seed == seed for one in _matching(run.to_dict(), runs, ()))
 
 
 def _metric(used: set[str], runs: Iterable[RunRecord]) -> str:
