@@ -297,11 +297,22 @@ def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options, form
     assert once == pytest.approx(at_once)
 
 
-def test_the_test_loss_counts_the_targets_that_a_loss_says_it_counts():
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, nn.BCEWithLogitsLoss])
+def test_a_loss_with_weights_takes_targets_that_are_no_classes(loss):
+    x, y = classes()
+    data = x, nn.functional.one_hot(y, 3).float()
+    (run,) = compare(**given(loss=loss(weight=torch.arange(3.0)), train=data, test=data, methods=["sgdm"])).runs
+    assert run.result["metric"] == "loss"
+
+
+@pytest.mark.parametrize("weight", [None, torch.ones(5)])
+def test_the_test_loss_counts_the_targets_that_a_loss_says_it_counts(weight):
     """That of a language model leaves out the first place of a row, where some rows here have no target anyway."""
     tokens = torch.randint(5, (16, 4), generator=torch.Generator().manual_seed(0))
     targets = tokens.masked_fill(torch.arange(16)[:, None] >= torch.tensor([12, 16, 16, 8]), -100)
-    task = {"model": lambda: nn.Embedding(5, 5), "loss": library.ShiftedCrossEntropy()}
+    loss = library.ShiftedCrossEntropy()
+    loss.weight = weight
+    task = {"model": lambda: nn.Embedding(5, 5), "loss": loss}
     data = {"train": (tokens, targets), "test": (tokens, targets)}
     found = [
         compare(**given(**task, **data, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]

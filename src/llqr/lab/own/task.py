@@ -242,8 +242,8 @@ class OwnTask(Task):
 
     def _terms(self, outputs: Tensor, targets: Any) -> float:
         """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-        weights = setting(self.loss, "weight", None)
-        if isinstance(weights, Tensor):
+        weights = None if hasattr(self.loss, "terms") else setting(self.loss, "weight", None)
+        if isinstance(weights, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point():
             return float(weights[targets[targets != ignore_index(self.loss)]].sum())
         return float(counted_terms(self.loss, targets, outputs))
 
