@@ -50,7 +50,7 @@ def test_a_model_that_needs_its_targets_among_its_inputs():
     geometry = flat_geometry(EncoderDecoder(), llqr.ShiftedCrossEntropy(), steps=2)
     with pytest.raises(
         ValueError,
-        match=r"(?s)^specify.*batch: a refresh calls EncoderDecoder on the inputs alone.*forward=",
+        match=r"(?s)^specify.*batch: EncoderDecoder was called on the inputs alone.*forward=",
     ):
         geometry.refresh({"input_ids": tokens, "labels": tokens})
     assert geometry.refresh({"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens}).accepted
@@ -214,7 +214,7 @@ def test_a_batch_that_the_model_does_not_take_is_named(bad, says):
 )
 def test_inputs_that_are_not_the_arguments_of_the_model_name_the_way_out(batch):
     geometry = flat_geometry(mlp(), cross_entropy, steps=2)
-    with pytest.raises(TypeError, match=r"(?s)batch: a refresh calls Sequential on the inputs alone.*forward="):
+    with pytest.raises(TypeError, match=r"(?s)batch: Sequential was called on the inputs alone.*forward="):
         geometry.refresh(batch)
 
 

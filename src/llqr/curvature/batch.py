@@ -83,8 +83,8 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
         outputs = model(*listed, **named)
     except (TypeError, ValueError) as error:
         error.add_note(
-            f"batch: a refresh calls {type(model).__name__} on the inputs alone, without the targets; if it is called "
-            "in another way, give the geometry a forward=lambda model, inputs: ..."
+            f"batch: {type(model).__name__} was called on the inputs alone, without the targets; if it is to be called "
+            "in another way, pass forward=lambda model, inputs: ..."
         )
         raise
     return getattr(outputs, "logits", outputs)
