@@ -1,4 +1,4 @@
-"""LLQR+SAM in an Accelerate loop that accumulates gradients: two lines more, and one changed.
+"""LLQR+SAM in an Accelerate loop that accumulates gradients: `TwoPasses` takes the place of `accelerator.backward`.
 
 python examples/accelerate_digits.py
 """

@@ -194,8 +194,8 @@ class Geometry:
     def estimate(self, batch: Batch, *, steps: int | None = None) -> dict[str, float]:
         """Seconds and bytes (on a CUDA device, at the peak, which it resets) of a refresh and of `U g`, measured.
 
-        Takes as long as a refresh and learns nothing. Warns if training is planned for so few `steps` that `U` hardly
-        leaves the identity.
+        Takes as long as a refresh and learns nothing. Warns if training is planned for so few `steps` that there are
+        fewer refreshes than `1 / (1 - ema)`.
         """
         if steps is not None and not self.inner.debias:
             warn_if_short(steps, self._every, at(self._ema, 0, "ema", 0, 1))
