@@ -43,11 +43,9 @@ def step(name: str) -> tuple[np.ndarray, np.ndarray]:
 def draw() -> Figure:
     figure = Figure(figsize=(6.4, 3.5), layout="constrained")
     axes = figure.subplots()
-    for level in np.linspace(3.6, 0.3, 12):  # contours of the loss; inside each it is a little darker
+    for level in np.linspace(3.6, 0.3, 12):  # contours of the loss; browsers show seams in faint fills that overlap
         size = [2 * level / float(curvature) ** 0.5 for curvature in CURVATURE]
-        axes.add_patch(
-            Ellipse((0, 0), *size, facecolor=pictures.INK, edgecolor=pictures.SOFT, alpha=0.016, linewidth=0.6)
-        )
+        axes.add_patch(Ellipse((0, 0), *size, fill=False, edgecolor=pictures.GRID, linewidth=1.0))
     axes.plot(0, 0, "*", color=pictures.GREEN, markersize=16)
     axes.annotate("minimum", (0, 0), (-0.35, -0.42), color=pictures.GREEN, fontsize=11)
     for name, (width, height) in {"SAM": (1.0, 1.0), "LLQR+SAM": tuple(U.sqrt().tolist())}.items():
