@@ -44,7 +44,7 @@ from llqr.report import (
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
 
-#: The paper's inner loop with fewer products; what it learns differs from that of all products by less than a per cent.
+#: The paper's inner loop with fewer products.
 DEFAULT_INNER = Inner(product_every=3)
 #: What the factors' matrix products in a refresh may run in: float16 is too narrow for gradients.
 PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)

@@ -164,13 +164,13 @@ def costs(runs: Mapping[str, Callable[[], object]], device: torch.device) -> dic
 
 
 def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
-    """Of a training with fewer refreshes than its moving average needs: `1 / (1 - ema)`, 20 for 0.95."""
+    """Of a training with fewer refreshes than its moving average spans: `1 / (1 - ema)`, 20 for 0.95."""
     refreshes = step = 0
     while step < steps:
         refreshes, step = refreshes + 1, step + max(1, round(at(every, step, "every", 0)))
     if refreshes * (1 - ema) < 1 - 1e-9:
         warn(
-            f"steps: {steps} have {refreshes} refreshes, and U needs about {1 / (1 - ema):.0f} to leave the identity "
+            f"steps: {steps} have {refreshes} refreshes, of which U takes on {percent(1 - ema**refreshes)} "
             f"(ema {ema:g}); refresh more often, or pass inner=llqr.Inner(debias=True)",
             RefreshWarning,
         )
