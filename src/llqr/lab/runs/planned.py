@@ -77,7 +77,8 @@ def explain(planned: Sequence[PlannedRun]) -> Iterator[str]:
     for name in dict.fromkeys(one.recipe for one in planned):
         own = [one for one in planned if one.recipe == name]
         seeds = list(dict.fromkeys(one.seed for one in own))
-        found = describe(list({one.run.method: one for one in reversed(own)}.values())[::-1])
+        firsts = {one.path.parent: one for one in reversed(own)}  # of each method, whichever seeds are planned
+        found = describe(list(reversed(firsts.values())))
         settings = [dict(flatten(one["run"])) for one in found]
         shared = {k: v for k, v in settings[0].items() if all(k in other and other[k] == v for other in settings)}
         run = own[0].run
