@@ -304,6 +304,11 @@ def test_a_sweep_chooses_by_the_last_evaluation_on_held_out_images(llqr, tmp_pat
     chosen = "sgdm: of 2, digits/mlp bases.sgdm.lr=0.1 has the best last validation accuracy"
     assert f"{chosen}, {results[1]['last']:.2f} (n = 1)." in out.splitlines()
     assert (tmp_path / "runs/report.html").exists()
+    shutil.rmtree(tmp_path / "runs/bases.sgdm.lr=1e-6")
+    worse = (*arguments[:-1], "bases.sgdm.lr=1e12,1e-6,0.1", *held_out)
+    code, out, err = llqr(*worse)  # the first value diverges, the second is run, and the third is done
+    assert (code, chosen in out) == (4, True)
+    assert err.splitlines()[-1].startswith("llqr: digits/mlp sgdm seed 0: the training loss of epoch 1 is")
     two = ("compare", "digits/mlp-noisy", "digits/mlp-clean", *arguments[2:], *held_out)
     code, out, _ = llqr(*two)
     sentences = [line.partition(" bases")[0] for line in out.splitlines() if line.startswith("sgdm: of ")]

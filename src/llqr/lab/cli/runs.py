@@ -190,15 +190,22 @@ def compare(
             commands += [own.train_command(name, one) for one in runs]
             titles += [" ".join([label, *setting])] * len(runs)
     stop = Stop(how.max_minutes)
-    results = _make(planned, how, stop, jobs, commands)
-    if results is None:
-        return
-    titled = [result | {"recipe": title} for result, title in zip(results, titles, strict=True)]
-    _print(titled, how)
+    failed: Exception | None = None
+    try:
+        if _make(planned, how, stop, jobs, commands) is None:
+            return
+    except (Diverged, RunsFailed) as error:
+        if sweep is None:
+            raise
+        failed = error  # a value with which the training diverges is not chosen
+    made = [(one.recipe, title, RunFolder(one.path).result()) for one, title in zip(planned, titles, strict=True)]
+    results = [(label, result | {"recipe": title}) for label, title, result in made if result is not None]
+    _print([result for _, result in results], how)
     if sweep is not None and not how.as_json:
-        for label in dict.fromkeys(one.recipe for one in planned):
-            its = [result for one, result in zip(planned, titled, strict=True) if one.recipe == label]
-            print("\n".join(choices(its)))
+        for name in dict.fromkeys(label for label, _ in results):
+            print("\n".join(choices([result for label, result in results if label == name], seeds)))
+    if failed is not None:
+        raise failed
     _report(planned, how, stop)
     _keep(planned, how)
 

@@ -62,10 +62,14 @@ def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     return found
 
 
-def choices(results: Sequence[dict[str, Any]]) -> list[str]:
-    """For every method, which of the settings named by ``recipe`` ends with the best metric, in one sentence each."""
+def choices(results: Sequence[dict[str, Any]], seeds: int) -> list[str]:
+    """For every method, which of the settings named by ``recipe`` ends with the best metric, in one sentence each.
+
+    A setting without the results of all ``seeds`` is left out.
+    """
     sentences = []
-    for method, own in summarise(results).groupby("method", sort=False):
+    found = summarise(results)
+    for method, own in found[found["n"] == seeds].groupby("method", sort=False):
         order = own.sort_values("last_mean", ascending=not results[0]["larger_is_better"], kind="stable")
         best = next(order.itertuples())
         said = f"{method}: of {len(own)}, {best.recipe} has the best last validation {best.metric}"

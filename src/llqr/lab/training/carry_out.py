@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llqr.lab import machine
-from llqr.lab.errors import EXIT_CODES, RunsFailed, Stopped
+from llqr.lab.errors import EXIT_CODES, Diverged, RunsFailed, Stopped
 from llqr.lab.number_table import spread
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
@@ -30,11 +30,14 @@ SECONDS_BETWEEN_LOOKS = 0.1
 def carry_out(
     planned: Sequence[PlannedRun], execution: Execution, stop: Stop, display: Display
 ) -> list[dict[str, Any]]:
-    """The results of all runs, in their order; `Stopped` if a signal or the time limit comes first."""
+    """The results of all runs, in their order; `Stopped` if a signal or the time limit comes first.
+
+    A run that diverges does not stop the others; `Diverged` names all of them at the end.
+    """
     for one in planned:
         RunFolder(one.path).check(one)
     tasks = TaskCache(execution.device)
-    results = []
+    results, diverged = [], []
     for one in planned:
         result, note = _result(one), "already done"
         if result is None:
@@ -44,9 +47,16 @@ def carry_out(
                 result = _result(one)  # of the process that held the lock until now
                 if result is None:
                     task = tasks.load(one.run, one.seed)
-                    result, note = _train(one, task, execution, stop, display), "done"
+                    try:
+                        result, note = _train(one, task, execution, stop, display), "done"
+                    except Diverged as error:
+                        diverged.append(str(error))
+                        display.end(f"{one.label}: diverged")
+                        continue
         results.append(result)
         display.end(_outcome(one, result, note))
+    if diverged:
+        raise Diverged("\n".join(diverged))
     return results
 
 
