@@ -308,7 +308,7 @@ def test_a_sweep_chooses_by_the_last_evaluation_on_held_out_images(llqr, tmp_pat
     worse = (*arguments[:-1], "bases.sgdm.lr=1e12,1e-6,0.1", *held_out)
     code, out, err = llqr(*worse)  # the first value diverges, the second is run, and the third is done
     assert (code, chosen in out) == (4, True)
-    assert err.splitlines()[-1].startswith("llqr: digits/mlp sgdm seed 0: the training loss of epoch 1 is")
+    assert err.splitlines()[-1].startswith("llqr: digits/mlp bases.sgdm.lr=1e12 sgdm seed 0: the training loss")
     two = ("compare", "digits/mlp-noisy", "digits/mlp-clean", *arguments[2:], *held_out)
     code, out, _ = llqr(*two)
     sentences = [line.partition(" bases")[0] for line in out.splitlines() if line.startswith("sgdm: of ")]

@@ -174,7 +174,6 @@ def compare(
     how = replace(how, shared_device=how.shared_device or (jobs or 1) > 1)
     planned: list[PlannedRun] = []
     commands: list[list[str]] = []
-    titles: list[str] = []
     for name in names:
         others = {one.recipe for one in planned}
         for setting in _swept(sweep):
@@ -185,10 +184,9 @@ def compare(
                 raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
             if sweep is not None:
                 _check_held_out(chosen)
-            runs = plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), own.out)
+            runs = plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), own.out, setting)
             planned += runs
             commands += [own.train_command(name, one) for one in runs]
-            titles += [" ".join([label, *setting])] * len(runs)
     stop = Stop(how.max_minutes)
     failed: Exception | None = None
     try:
@@ -198,12 +196,12 @@ def compare(
         if sweep is None:
             raise
         failed = error  # a value with which the training diverges is not chosen
-    made = [(one.recipe, title, RunFolder(one.path).result()) for one, title in zip(planned, titles, strict=True)]
-    results = [(label, result | {"recipe": title}) for label, title, result in made if result is not None]
-    _print([result for _, result in results], how)
+    made = [(one, result) for one in planned if (result := RunFolder(one.path).result()) is not None]
+    named = [(one.recipe, result | {"recipe": one.name}) for one, result in made]
+    _print([result for _, result in named], how)
     if sweep is not None and not how.as_json:
-        for name in dict.fromkeys(label for label, _ in results):
-            print("\n".join(choices([result for label, result in results if label == name], seeds)))
+        for name in dict.fromkeys(recipe for recipe, _ in named):
+            print("\n".join(choices([result for recipe, result in named if recipe == name], seeds)))
     if failed is not None:
         raise failed
     _report(planned, how, stop)

@@ -15,30 +15,42 @@ from llqr.lab.runs.json_files import flatten, plain
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run with a seed, the name of the recipe it is filed under, and the folder its files go to."""
+    """A run with a seed, the name of the recipe it is filed under, and the folder its files go to.
+
+    Attributes:
+        setting: what a sweep has set.
+    """
 
     recipe: str
     title: str
     run: Run
     seed: int
     path: Path
+    setting: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the recipe as it was run."""
+        return " ".join((self.recipe, *self.setting))
 
     @property
     def label(self) -> str:
-        return f"{self.recipe} {self.run.method} seed {self.seed}"
+        return f"{self.name} {self.run.method} seed {self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
         """What was asked for, as it is written down."""
         return {"recipe": self.recipe, "seed": self.seed, "run": self.run.to_dict()}
 
 
-def plan(name: str, recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path) -> list[PlannedRun]:
+def plan(
+    name: str, recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], out: Path, setting: Sequence[str] = ()
+) -> list[PlannedRun]:
     """Every method with every seed, the seeds outermost: a comparison that is cut short is fair to all methods."""
     for part in name.split("/"):
         check_folder_name("the name of a recipe", part)
     runs = [recipe.run(method) for method in methods]
     return [
-        PlannedRun(name, recipe.title, run, seed, out / name / run.method / f"seed{seed}")
+        PlannedRun(name, recipe.title, run, seed, out / name / run.method / f"seed{seed}", setting)
         for seed in seeds
         for run in runs
     ]
