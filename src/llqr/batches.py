@@ -137,8 +137,8 @@ class BatchSource:
         if self.source is None or state is None:
             self._saved = state
             return
-        began_at = state.get("began_at")
-        self._iterator, self._position = None, int(state.get("position", 0))
+        began_at = state["began_at"]
+        self._iterator, self._position = None, int(state["position"])
         self._began_at = None if began_at is None else began_at.cpu()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -407,8 +407,8 @@ class Geometry:
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
         self.metric.load_state_dict(state["metric"])
         self.linearizer.resume(state["engine"])
-        place = self.linearizer.ranks.place
-        self._batches.load(state.get("batches") if state.get("saved_by", place) == place else None)
+        here = state["saved_by"] == self.linearizer.ranks.place
+        self._batches.load(state["batches"] if here else None)
         vars(self).update(counters)
         self._last, self._layers, self._weak_in_a_row = None, {}, 0  # the next refresh measures again what `U` does
 

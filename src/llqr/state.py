@@ -311,9 +311,9 @@ def adopted(own: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Mapping[s
 def _joined(rest: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our part with its large tensors."""
     own = dict(rest)
-    if "factors" in tensors and "factors" not in own["geometry"]["metric"]:
+    if "factors" in tensors:
         metric = {**own["geometry"]["metric"], "factors": tensors["factors"]}
         own["geometry"] = {**own["geometry"], "metric": metric}
-    if "mean" in tensors and isinstance(own["probe"]["mean"], list):
+    if "mean" in tensors:
         own["probe"] = {**own["probe"], "mean": {i: tensors["mean"][str(i)] for i in own["probe"]["mean"]}}
     return own

@@ -5,9 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from llqr.state import OwnState
 from processes import on_ranks
 from sharded_metrics import Run
 
@@ -114,47 +112,6 @@ def test_one_process_resumes_from_a_raw_state(base, tmp_path):
     expected = Run(base=base).advance(7).weights()
     assert all(weight.equal(expected[name]) for name, weight in run.weights().items())
     assert not before["head.weight"].equal(expected["head.weight"])
-
-
-def as_before(own):
-    """Our part of a state as it was before shards: no counts of ranks, and no factors until the metric is learned."""
-    metric = {key: value for key, value in own["geometry"]["metric"].items() if key != "learned"}
-    if not own["geometry"]["metric"]["learned"]:
-        metric["factors"] = None
-    geometry = {**own["geometry"], "metric": metric}
-    del geometry["saved_by"]
-    return {key: value for key, value in {**own, "geometry": geometry}.items() if key != "states"}
-
-
-@pytest.mark.parametrize("steps", [0, 4])
-def test_files_from_before_shards_load(steps, tmp_path):
-    run = Run().advance(steps)
-    state = run.opt.state_dict()
-    own = as_before(state["llqr"])
-    first, *others = state["param_groups"]
-    first = {key: value for key, value in first.items() if key != "llqr_tensors"} | {"llqr": OwnState.of(own)}
-    old = {"state": state["state"], "param_groups": [first, *others], "llqr": own}
-    torch.save([run.model.state_dict(), old], tmp_path / "old.pt")
-    again = Run()
-    for part, saved in zip((again.model, again.opt), torch.load(tmp_path / "old.pt", weights_only=True), strict=True):
-        part.load_state_dict(saved)
-    expected = Run().advance(steps + 3).weights()
-    assert all(weight.equal(expected[name]) for name, weight in again.advance(3).weights().items())
-
-
-def test_checkpoints_of_torch_from_before_shards_load_in_part(tmp_path):
-    run = Run().advance(4)
-    model, state = get_state_dict(run.model, run.opt)
-    first = {key: value for key, value in state["param_groups"][0].items() if key != "llqr_tensors"}
-    state["param_groups"] = [first | {"llqr": OwnState.of(as_before(run.opt.state_dict()["llqr"]))}]
-    checkpoint.save({"model": model, "optimizer": state}, checkpoint_id=str(tmp_path))
-    again = Run()
-    model, state = get_state_dict(again.model, again.opt)
-    planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
-    checkpoint.load({"model": model, "optimizer": state}, checkpoint_id=str(tmp_path), planner=planner)
-    set_state_dict(again.model, again.opt, model_state_dict=model, optim_state_dict=state)
-    expected = Run().advance(7).weights()
-    assert all(weight.equal(expected[name]) for name, weight in again.advance(3).weights().items())
 
 
 def test_the_state_of_one_rank_lacks_the_blocks_of_the_others():

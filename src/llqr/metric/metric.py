@@ -302,7 +302,7 @@ class Metric:
         if saved_kinds != kinds:
             differing = sorted({name for name, _ in saved_kinds.items() ^ kinds.items()})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
-        if not state.get("learned", state["factors"] is not None):  # states had no factors then, and no such entry
+        if not state["learned"]:
             self._factors = self._cast = None
             return
         fresh = [{name: torch.empty_like(factor) for name, factor in own.items()} for own in self.factors()]
