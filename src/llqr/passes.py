@@ -145,6 +145,7 @@ class TwoPasses:
         grads = [g for p in parameters if (g := p.grad) is not None]
         if optimizer.probe is not None or optimizer.geometry is not None:
             check_gradients(parameters, grads, optimizer.names)
+            grads = grads if self._sharded else separated(parameters, grads)
         if self.scaler is not None and grads:
             self._overflow = not unscale(self.scaler, optimizer, optimizer.base)
         sharding = Sharding(parameters) if self._sharded else None
@@ -326,6 +327,24 @@ def clear(parameters: Iterable[Tensor]) -> None:
         torch._foreach_zero_(captured)
 
 
+def separated(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """The gradients, each in memory of its own, because a step scales them in place.
+
+    `torch.autograd.grad` may return one tensor for two parameters, or an expanded one.
+    """
+    seen: set[int] = set()
+    for i, gradient in enumerate(grads):
+        if (address := gradient.data_ptr()) in seen or is_expanded(gradient):
+            parameters[i].grad = grads[i] = gradient.clone()
+        seen.add(address)
+    return grads
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several entries are one number in memory."""
+    return 0 in tensor.stride() and torch._debug_has_internal_overlap(tensor) == 1
+
+
 @contextmanager
 def substituted(parameters: Sequence[Tensor], Ug: Sequence[Tensor]) -> Iterator[None]:
     """`Ug` as the gradients of `parameters`; at the end they have their own again, to which a captured closure writes.
@@ -440,4 +459,4 @@ def _writable(buffer: Tensor) -> bool:
     """Whether a pass can write to it: not if it has no shape yet, was made in inference mode, or is expanded."""
     if is_lazy(buffer) or buffer.is_inference():
         return False
-    return buffer.layout != torch.strided or torch._debug_has_internal_overlap(buffer) != 1
+    return buffer.layout != torch.strided or not is_expanded(buffer)

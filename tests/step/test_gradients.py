@@ -112,10 +112,55 @@ def test_gradients_that_are_expanded(make, structure):
         model, (batch,) = mlp(), batches(1)
         opt = make(sgd(model), quick_geometry(model, structure))
         opt.geometry.refresh(batch)
-        for parameter in model.parameters():
-            gradient = torch.full((), 0.5).expand_as(parameter)
-            parameter.grad = gradient if expanded else gradient.clone(memory_format=torch.contiguous_format)
-        opt.first_step()
-        opt.second_step()
+        for advance in (opt.first_step, opt.second_step):
+            for parameter in model.parameters():
+                gradient = torch.full((), 0.5).expand_as(parameter)
+                parameter.grad = gradient if expanded else gradient.clone(memory_format=torch.contiguous_format)
+            advance()
         ends.append(weights(model))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=1e-7)
+
+
+class Shared(nn.Module):
+    """`torch.autograd.grad` gives `a` and `b` the same tensor, and `shift` an expanded one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.shift = (nn.Parameter(torch.randn(3, dtype=torch.float64)) for _ in range(3))
+
+    def forward(self, x):
+        return ((self.a + self.b) * x).tanh() + self.shift.sum()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", ["sam", "asam", "fishersam", "fsam", "llqr", "llqr+sam"])
+def test_gradients_that_share_memory(name, scaled, max_norm):
+    x, ends = torch.randn(4, 3, dtype=torch.float64), []
+    for backward in (True, False):
+        model = Shared()
+        settings = {"rho": 0.5} if "sam" in name else {}
+        if "llqr" in name:
+            settings["geometry"] = llqr.FixedGeometry([(model.a, lambda g: 2 * g)])
+        opt = llqr.build(name, torch.optim.SGD(model.parameters(), lr=0.1), max_norm=max_norm, **settings)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+
+        def closure(model=model, opt=opt, scaler=scaler, backward=backward):
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            if backward:
+                scaler.scale(loss).backward()
+                return loss
+            grads = torch.autograd.grad(scaler.scale(loss), list(model.parameters()))
+            assert grads[0].data_ptr() == grads[1].data_ptr()
+            assert grads[2].stride() == (0,)
+            for parameter, gradient in zip(model.parameters(), grads, strict=True):
+                parameter.grad = gradient
+            return loss
+
+        for _ in range(2):
+            opt.step(closure, grad_scaler=scaler)
+            scaler.update()
+        ends.append(weights(model))
+    torch.testing.assert_close(ends[0], ends[1])
