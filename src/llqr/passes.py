@@ -146,8 +146,7 @@ class TwoPasses:
         if optimizer.probe is not None or optimizer.geometry is not None:
             check_gradients(parameters, grads, optimizer.names)
             grads = grads if self._sharded else separated(parameters, grads)
-        if self.scaler is not None and grads:
-            self._overflow = not unscale(self.scaler, optimizer, optimizer.base)
+        self._overflow = self.scaler is not None and bool(grads) and not unscale(self.scaler, optimizer, optimizer.base)
         sharding = Sharding(parameters) if self._sharded else None
         if sharding is not None:
             grads = local(sharded_like(parameters, grads))

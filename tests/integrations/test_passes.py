@@ -172,6 +172,23 @@ def _fail(batch):
     raise MemoryError
 
 
+def test_an_overflow_that_the_second_pass_does_not_repeat():
+    """Such as one of other dropout masks: the step is from the centre, and counts."""
+    model, other, factors = network(), network(), [float("inf"), 1.0]
+    opt, scaler, (x, y) = sam(model), torch.amp.GradScaler("cpu"), samples()[0]
+    passes = Passes(opt)
+    torch.manual_seed(3)
+    passes.run(lambda: scaler.scale(factors.pop(0) * cross_entropy(model(x), y)).backward())
+    passes.repeat_at_probe(grad_scaler=scaler)
+    scaler.step(opt)
+    assert opt.steps == 1
+    torch.manual_seed(3)
+    plain = sgd(other)
+    cross_entropy(other(x), y).backward()
+    plain.step()
+    assert_same(model, other, rtol=1e-6, atol=1e-6)
+
+
 def test_after_a_second_pass_that_failed_the_random_numbers_go_on():
     model = network()
     passes, drawn = Passes(sam(model)), []
