@@ -1,4 +1,4 @@
-"""Every check of arguments, each called once; a check says in one sentence what does not fit and what to do."""
+"""Every check of arguments. Each is called once, and says in one sentence what does not fit and what to do."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def check_state_dict(state: Mapping[str, Any]) -> None:
 
 
 def check_saved(own: Mapping[str, Any] | None, ours: Mapping[str, Any], states: int) -> None:
-    """Whether our part `own` of a saved state, beside so many states of the base, fits an optimizer that has `ours`."""
+    """Refuse our part `own` of a saved state that does not fit `ours`, or beside which the base lacks `states`."""
     if own is None:
         raise ValueError(f"state_dict: no 'llqr' entry, so it was not saved by this optimizer; {ADOPT}")
     saved, expected = (None if part["probe"] is None else part["probe"]["name"] for part in (own, ours))

@@ -281,9 +281,9 @@ def _enabled(scaler: Any) -> Any:
 
 
 def take_over(parameters: Sequence[Tensor]) -> Tensor | None:
-    """Clear the gradients that a step has left. Returns a parameter with a gradient of a pass outside the closure.
+    """Clear the gradients of the last step. Returns a parameter whose gradient is from outside the closure, if any.
 
-    The first gradient tells for all. If it is from outside it becomes NaN, and stays NaN if the closure adds to it.
+    Looks at the first gradient only, and fills one from outside with NaN, which stays if the closure adds to it.
     """
     outside, gradient = None, _first_gradient(parameters)
     if gradient is not None and getattr(gradient, LEFT, None) != _version(gradient):
@@ -296,7 +296,7 @@ def take_over(parameters: Sequence[Tensor]) -> Tensor | None:
 
 
 def leave(parameters: Sequence[Tensor]) -> None:
-    """Mark the first gradient as that of a step which is over: the next step clears them all."""
+    """Mark the first gradient as that of a finished step, so that the next step clears them all."""
     gradient = _first_gradient(parameters)
     if gradient is not None:
         setattr(gradient, LEFT, _version(gradient))

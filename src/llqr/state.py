@@ -287,17 +287,17 @@ def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequen
 
 def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The base optimizer's part of a state, and our own, if it has one."""
-    plain = dict(state)
-    check_state_dict(plain)
-    own = plain.pop("llqr", None)
-    groups = [dict(group) for group in plain["param_groups"]]
+    base = dict(state)
+    check_state_dict(base)
+    own = base.pop("llqr", None)
+    groups = [dict(group) for group in base["param_groups"]]
     for group in groups:
         found, tensors = group.pop("llqr", None), group.pop("llqr_tensors", {})
         if own is None and isinstance(found, OwnState):  # nothing has been loaded into the group
             own = getattr(state, "own", None)
         if own is None and found is not None:
             own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
-    return plain | {"param_groups": groups}, own
+    return base | {"param_groups": groups}, own
 
 
 def adopted(own: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Mapping[str, Any]:

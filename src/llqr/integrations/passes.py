@@ -118,21 +118,21 @@ class Passes:
         if optimizer is None or all(parameter.grad is None for parameter in optimizer._order()):
             return False
         self.end()
-        if optimizer.probing and not recorded:
+        probing, geometry = optimizer.probing, optimizer.geometry
+        if probing and not recorded:
             raise RuntimeError("repeat_at_probe: there is no pass to repeat; let run() run each pass at the centre")
-        geometry = optimizer.geometry
         draws = getattr(geometry, "batches", None) is not None
         with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
-            # Before the probe starts there is no second pass, and the step takes the present gradients as they are.
-            scaler = grad_scaler if optimizer.probing else None
-            optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=optimizer.probing)
+            # Without a second pass the step takes the present gradients as they are.
+            scaler = grad_scaler if probing else None
+            optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=probing)
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)
         at_probe: list[torch.Tensor] = []
         self.repeating = True
         try:
-            for i, (random, forward_backward, args) in enumerate(recorded if optimizer.probing else (), start=1):
+            for i, (random, forward_backward, args) in enumerate(recorded if probing else (), start=1):
                 if optimizer._same_dropout:
                     random.restore()
                 with nullcontext() if i == len(recorded) else unsynced():
