@@ -11,6 +11,7 @@ Each method is a point of probe x metric x transport x base optimizer:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -286,7 +287,8 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
     """
     if not isinstance(name, str):
         raise TypeError(f"name: expected one of {', '.join(method_names())}, got {name!r}")
-    plain, divergence = _without_divergence(name.lower())
+    learns = re.fullmatch("llqr-(ngd|newton)(.*)", name.lower())
+    plain, divergence = (f"llqr{learns[2]}", learns[1]) if learns else (name.lower(), None)
     if plain not in method_names():
         raise ValueError(f"name: unknown method {name!r}; choose one of {', '.join(method_names())}")
     learned = plain.startswith("llqr")
@@ -304,10 +306,3 @@ def build(name: str, base: Base, *, geometry: GeometryLike | None = None, **sett
     of_optimizer = {key: settings.pop(key) for key in OWN_SETTINGS if key in settings}
     of_optimizer.setdefault("transport", "probe-only" not in plain)
     return Optimizer(base, PROBES[kind](**settings), geometry, **of_optimizer)
-
-
-def _without_divergence(name: str) -> tuple[str, str]:
-    for divergence in ("ngd", "newton"):
-        if name.startswith(f"llqr-{divergence}"):
-            return name.replace(f"-{divergence}", "", 1), divergence
-    return name, ""
