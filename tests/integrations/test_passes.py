@@ -168,6 +168,28 @@ def test_a_batch_that_failed_and_was_skipped_is_not_repeated():
     assert_same(*models)
 
 
+def test_a_failed_pass_after_a_step_by_closure_is_not_repeated():
+    model, (x, y) = network(), samples()[0]
+    opt = sam(model)
+    passes, runs = Passes(opt), []
+
+    def forward_backward(name):
+        runs.append(name)
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    passes.run(forward_backward, "dropped")
+    opt.zero_grad()
+    opt.step(lambda: forward_backward("closure"))
+    with pytest.raises(MemoryError):
+        passes.run(_fail, x)
+    passes.run(forward_backward, "kept")
+    passes.repeat_at_probe()
+    opt.step()
+    assert runs == ["dropped", "closure", "closure", "kept", "kept"]
+
+
 def _fail(batch):
     raise MemoryError
 

@@ -74,12 +74,11 @@ class Passes:
         Pass everything that belongs to one micro-batch as an argument: the function runs again after the loop's
         variables have moved on. A pass that fails is not repeated.
         """
-        before = len(self._recorded)
         self._record(forward_backward, *args)
         try:
             self.measure(returned := forward_backward(*args))
         except BaseException:
-            del self._recorded[before:]
+            del self._recorded[-1:]
             raise
         return returned
 
