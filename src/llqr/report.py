@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llqr.caller_warnings import warn
 from llqr.metric.layout import layer_of
+from llqr.metric.structure import widened
 from llqr.schedule import Schedule, at
 
 if TYPE_CHECKING:
@@ -130,14 +131,11 @@ def examine(
 def _inner_products(g: Mapping[str, Tensor], Ug: Mapping[str, Tensor]) -> Tensor:
     """`g.g`, `g.Ug` and `Ug.Ug` of every parameter, on the device: `(parameters, 3)`, in float64."""
 
-    def widened(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
     def squares(tensors: Sequence[Tensor]) -> Tensor:
         norms = torch._foreach_norm(list(tensors), 2, torch.float64)
         return torch.stack([norm.to(norms[0].device) for norm in norms]).square()
 
-    before, after = ([widened(vectors[name]) for name in g] for vectors in (g, Ug))
+    before, after = ([own[name].to(widened(own[name].dtype)) for name in g] for own in (g, Ug))
     gg, UgUg, moved = squares(before), squares(after), squares(torch._foreach_sub(after, before))
     return torch.stack([gg, (gg + UgUg - moved) / 2, UgUg], 1)
 

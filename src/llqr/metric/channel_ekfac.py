@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from llqr.metric.ekfac import EKFAC
 from llqr.metric.layout import Block
@@ -37,6 +38,10 @@ class ChannelEKFAC(EKFAC):
 
     def identity(self, dtype: torch.dtype, device: torch.device) -> Factors:
         return super().identity(dtype, device) | {"in": self.eye(self.channels, dtype, device)}
+
+    def by_rows(self, x: Tensor) -> Tensor:
+        """One for each row of `G` and each kernel position."""
+        return x.reshape(self.k, -1, self.channels)
 
     def over_columns(self) -> dict[str, tuple[int, ...]]:
         return {"scale": (2,)}

@@ -29,16 +29,15 @@ class EKFAC(Structure):
     def apply(self, factors: Factors, g: Tensor) -> Tensor:
         return self.trace(factors, g)[0]
 
+    def by_rows(self, x: Tensor) -> Tensor:
+        """The rows that `Q_in` acts on."""
+        return x
+
     def trace(self, factors: Factors, g: Tensor) -> tuple[Tensor, Pull]:
         """Eleven products in all: four for `U g`, seven for the pull-back."""
         q_out, q_in, scale = factors["out"], factors["in"], factors["scale"]
         out_to_basis, bmm = q_out.mT, torch.bmm  # faster than `@`, which looks at shapes first
-        shape, rows = g.shape, (self.k, -1, q_in.shape[-1])
-
-        def by_rows(x: Tensor) -> Tensor:
-            """As rows that `Q_in` acts on: those of `G`, or in `ChannelEKFAC` one for each and every position."""
-            return x.reshape(rows)
-
+        by_rows, shape = self.by_rows, g.shape
         g_in = bmm(by_rows(g), q_in).view(shape)
         g_basis = bmm(out_to_basis, g_in)
         g_lifted = bmm(q_out, scale * g_basis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -30,9 +30,10 @@ def flattened(factors: Iterable[Factors]) -> list[Tensor]:
     return [factor for own in factors for factor in own.values()]
 
 
-def learning_dtype(block: Block) -> torch.dtype:
-    """Factors are learned in the parameter's dtype, but at least in float32."""
-    return torch.promote_types(block.dtype, torch.float32)
+@cache
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """At least float32, which factors are learned in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class Structure(ABC):
@@ -73,7 +74,7 @@ class Structure(ABC):
         self.blocks = tuple(blocks)
         self.k, self.m, self.n = len(blocks), blocks[0].shape[0], blocks[0].shape[-1]
         self.by_position = self.sorts_positions(blocks[0]) and bool(self.over_columns())
-        self.dtype, self.device = learning_dtype(blocks[0]), blocks[0].device
+        self.dtype, self.device = widened(blocks[0].dtype), blocks[0].device
         self.names, self.parameters = [block.name for block in blocks], {block.parameter for block in blocks}
         self._shape = self.packed_shape()
         self._strides = torch.empty(self._shape, device=META).stride()
@@ -229,7 +230,7 @@ class Structure(ABC):
 
     def norms(self, gradient: Tensor) -> Tensor:
         """The norm of every part of a factor's gradient that is clipped as one, in at least float32."""
-        norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=_wide(gradient))
+        norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=widened(gradient.dtype))
         return norms
 
     def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ class Structure(ABC):
     def clipped(self, gradients: Factors, limit: float) -> Factors:
         """Bound the norm of every such part (a block's factor, a layer of a diagonal) by `limit`."""
         limit = max(limit, torch.finfo(torch.float32).tiny)
-        shrink = {name: (limit / self.norms(gradient)).clamp_max_(1.0) for name, gradient in gradients.items()}
+        shrink = {n: self.norms(gradient).reciprocal().mul_(limit).clamp_max_(1.0) for n, gradient in gradients.items()}
         return {name: self.scaled(gradient, shrink[name]) for name, gradient in gradients.items()}
 
     def named(self, factors: Factors) -> Iterator[tuple[str, Tensor]]:
@@ -290,8 +291,8 @@ class Flat(Structure):
 
     def norms(self, gradient: Tensor) -> Tensor:
         if not self._per_entry(gradient):
-            return gradient.abs().to(_wide(gradient))
-        return torch.stack(torch._foreach_norm(self.by_layer(gradient), 2, _wide(gradient)))
+            return gradient.abs().to(widened(gradient.dtype))
+        return torch.stack(torch._foreach_norm(self.by_layer(gradient), 2, widened(gradient.dtype)))
 
     def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
         return self.scale_layers(gradient, numbers) if self._per_entry(gradient) else gradient * numbers
@@ -350,13 +351,9 @@ class Flat(Structure):
 # -- what structures and solvers compute with --------------------------------------------------------------------------
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of two stacks in at least float32: a product of narrower ones is not rounded back to their dtype."""
-    wide = _wide(a)
+    wide = widened(a.dtype)
     if a.dtype == wide:
         return torch.bmm(a, b)
     # Only NVIDIA devices have a product of narrow matrices with a wide result.
@@ -365,14 +362,14 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 def clamp_singular_values(stack: Tensor, lower: float, upper: float) -> Tensor:
     """Project every matrix of a stack onto those with singular values in `[lower, upper]`."""
-    left, values, right = torch.linalg.svd(stack.to(_wide(stack)), full_matrices=False)
+    left, values, right = torch.linalg.svd(stack.to(widened(stack.dtype)), full_matrices=False)
     projected: Tensor = (left * values.clamp(lower, upper).unsqueeze(-2)) @ right
     return projected.to(stack.dtype)
 
 
 def clamp_eigenvalues(stack: Tensor, lower: float, upper: float) -> Tensor:
     """Project every matrix of a stack onto the symmetric ones with eigenvalues in `[lower, upper]`."""
-    wide = stack.to(_wide(stack))
+    wide = stack.to(widened(stack.dtype))
     values, vectors = torch.linalg.eigh(0.5 * (wide + wide.mT))
     projected: Tensor = (vectors * values.clamp(lower, upper).unsqueeze(-2)) @ vectors.mT
     return projected.to(stack.dtype)

@@ -17,7 +17,7 @@ from llqr.metric.kfac import KFAC, PositiveKFAC
 from llqr.metric.layout import Block
 from llqr.metric.one_sided_ekfac import OneSidedEKFAC
 from llqr.metric.scalar import Scalar
-from llqr.metric.structure import Structure, learning_dtype
+from llqr.metric.structure import Structure, widened
 
 MATRICES = KFAC, PositiveKFAC, EKFAC, PositiveEKFAC, OneSidedEKFAC, ChannelEKFAC, DiagKFAC, Dense
 STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Identity, Scalar, Diagonal, *MATRICES)}
@@ -86,11 +86,11 @@ def groups_of(blocks: list[Block], spec: StructureSpec, kinds: Mapping[str, str]
     gathered: dict[tuple[object, ...], list[Block]] = {}
     places: dict[tuple[str, str], set[object]] = {}  # of a layer: one in several groups has no number in common
     for block in blocks:
-        place = learning_dtype(block), block.device
+        place = widened(block.dtype), block.device
         places.setdefault((kinds[block.name], block.layer), set()).add(place)
     for block in blocks:
         kind = kinds[block.name]
-        key = kind, STRUCTURES[kind].group_key(block), learning_dtype(block), block.device
+        key = kind, STRUCTURES[kind].group_key(block), widened(block.dtype), block.device
         alone = not (block.is_matrix or STRUCTURES[requested(block, spec)].takes_vectors)
         alone = alone or len(places[kind, block.layer]) > 1
         gathered.setdefault(key, []).append(replace(block, layer=block.name) if alone else block)
