@@ -89,6 +89,24 @@ def test_a_replayed_refresh_is_the_refresh(engine, divergence, loss, settings):
     assert max(relative_error(factors[1][name], factors[0][name]) for name in factors[0]) < 1e-10
 
 
+@pytest.mark.parametrize("moved", ["parameters", "buffer"])
+def test_graphs_are_captured_again_once_the_models_tensors_have_moved(moved):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    batch = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+    eager, captured = (
+        flat_geometry(model, F.cross_entropy, engine="double-backward", steps=2, capture=capture)
+        for capture in (False, True)
+    )
+    assert captured.refresh(batch).loss == pytest.approx(eager.refresh(batch).loss)
+    if moved == "parameters":  # as `.to` does, to a device and back, and `vector_to_parameters`
+        for parameter in model.parameters():
+            parameter.data = 1.5 * parameter.data
+    else:
+        model[1].running_mean = torch.ones(5, dtype=torch.float64)
+    assert captured.refresh(batch).loss == pytest.approx(eager.refresh(batch).loss)
+
+
 def test_a_warm_up_is_free_before_the_next_and_before_the_graphs_are_made(monkeypatch):
     monkeypatch.setattr(cuda, "capturing", lambda *_: nullcontext(ImitatedGraph()))
     layers = [layer for _ in range(16) for layer in (nn.Linear(32, 32), nn.Tanh())]

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.batch import Batch, batch_signature, tensors_of
@@ -33,6 +33,7 @@ class CapturedLoop:
     """`llqr.inner.solve`, captured for one shape of batch; `fits` says whether it can be replayed for a batch.
 
     Args:
+        model: whose parameters and buffers `linearise` reads.
         linearise: from a batch to its quadratic model.
         step: the optimizer step that a scheduled `inner.lr` is read at.
     """
@@ -43,11 +44,13 @@ class CapturedLoop:
         inner: Inner,
         damping: float | str,
         precision: torch.dtype | None,
+        model: nn.Module,
         linearise: Callable[[Batch], QuadraticModel],
         batch: Batch,
         step: int = 0,
     ) -> None:
-        self._metric, self._inner, self._plan = metric, inner, inner.plan()
+        self._metric, self._inner, self._plan, self._model = metric, inner, inner.plan(), model
+        self._signature = self._held(batch)
         self._batch = pytree.tree_map_only(Tensor, torch.clone, batch)
         lr = at(inner.lr, step, "lr", 0)
         # A tensor if it changes from refresh to refresh, so that the graphs need not be captured again.
@@ -80,7 +83,12 @@ class CapturedLoop:
                 self._values[kind] = value
 
     def fits(self, batch: Batch) -> bool:
-        return bool(batch_signature(batch) == batch_signature(self._batch))
+        return bool(self._held(batch) == self._signature)
+
+    def _held(self, batch: Batch) -> Any:
+        """What the graphs hold fixed: the kind of batch, and where the model's tensors are (`.to` may move them)."""
+        read = *self._model.parameters(), *self._model.buffers()
+        return batch_signature(batch), [tensor.data_ptr() for tensor in read if tensor.layout == torch.strided]
 
     def solve(self, batch: Batch, step: int = 0) -> Solution:
         """The inner loop on this batch; the next one overwrites the solution."""

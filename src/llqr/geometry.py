@@ -309,9 +309,8 @@ class Geometry:
             return solve(objective, self.inner, at(self.inner.lr, self._step, "lr", 0))
         if self._captured is None or not self._captured.fits(batch):
             self._captured = None  # frees the old graphs before new ones are captured
-            self._captured = CapturedLoop(
-                self.metric, self.inner, self._damping, self._precision, self._linearised, batch, self._step
-            )
+            given = self.metric, self.inner, self._damping, self._precision, self.model
+            self._captured = CapturedLoop(*given, self._linearised, batch, self._step)
         return self._captured.solve(batch, self._step)
 
     def _averaged(self, solution: Solution) -> list[Factors]:

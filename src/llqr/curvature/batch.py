@@ -45,7 +45,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def batch_signature(batch: Batch) -> Any:
-    """What captured graphs hold fixed: the structure of the batch, and its tensors' shapes, dtypes and devices."""
+    """What captured graphs hold fixed: the structure of a batch, and its tensors' shapes, dtypes and devices."""
     leaves, structure = pytree.tree_flatten(batch)
     return structure, [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
