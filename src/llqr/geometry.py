@@ -46,8 +46,6 @@ from llqr.schedule import Schedule, at, check
 
 #: The paper's inner loop with fewer products.
 DEFAULT_INNER = Inner(product_every=3)
-#: What the factors' matrix products in a refresh may run in: float16 is too narrow for gradients.
-PRECISIONS = (torch.bfloat16, torch.float32, torch.float64)
 #: A warning comes after so many refreshes in a row that change a gradient by less than one per cent.
 WEAK_REFRESHES = 3
 #: What a saved state counts, and where.
@@ -143,9 +141,9 @@ class Geometry:
             self.metric.check_scalable()
         if runtime.capture:
             check_capture(self.metric, self.parameters)
-        # Of the factors' matrix products in a refresh. Autocast leaves float64 alone.
+        # Of the factors' matrix products in a refresh: float16 is too narrow, and autocast leaves float64 alone.
         narrow = all(parameter.dtype.itemsize <= 4 for parameter in self.parameters.values())
-        self._precision = runtime.autocast if narrow and runtime.autocast in PRECISIONS else None
+        self._precision = torch.bfloat16 if narrow and runtime.autocast == torch.bfloat16 else None
         self._action = CapturedMetric(self.metric) if runtime.capture else self.metric
         self._captured: CapturedLoop | None = None
         self._names = {parameter: name for name, parameter in self.parameters.items()}

@@ -148,6 +148,7 @@ def test_a_refresh_lowers_the_objective(structure, divergence):
         (torch.float32, None, None),
         (torch.float32, torch.bfloat16, torch.bfloat16),
         (torch.float32, torch.float16, None),
+        (torch.float32, torch.float64, None),  # to which torch does not autocast
         (torch.float64, torch.bfloat16, None),
     ],
 )
