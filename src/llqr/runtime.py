@@ -14,7 +14,10 @@ from llqr.metric.structures import MAX_SIDE
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a refresh and `U g` are computed. What is learned does not depend on it, up to rounding.
+    """How a refresh and `U g` are computed.
+
+    `max_side` and `process_group` change what is learned; anything else does so only by rounding, or by the error of an
+    approximate engine.
 
     Attributes:
         engine: what multiplies by H: "auto", "forward", "double-backward", "finite-differences",
