@@ -1,6 +1,7 @@
 """Models that are not a fixed function of their weights: they draw random numbers, keep states, write, recompute."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -159,6 +160,21 @@ def test_a_refresh_restores_lists_and_dicts(engine):
     assert [one is state for one in model.states] == [True]
     assert model.cache["layers"][0] is layer
     copy.deepcopy(model)
+
+
+class ReadOnly(OrderedDict):
+    """As diffusers' configurations, and the outputs of transformers, refuse `update`."""
+
+    def update(self, *_):
+        raise TypeError("read only")
+
+
+def test_a_model_may_hold_a_dict_that_cannot_be_updated():
+    model = nn.Linear(6, 3).double()
+    model.config = held = ReadOnly(depth=1)
+    assert flat_geometry(model, F.cross_entropy).refresh(drawn_batch()).accepted
+    assert model.config is held
+    assert held == {"depth": 1}
 
 
 class Merging(nn.Linear):

@@ -146,12 +146,12 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Eval mode, a forked random state and no hooks of FSDP2; whatever happens, the model is put back as it was.
 
     Sets the training flags alone, because `eval` may do more, such as merge what is trained into a frozen weight.
-    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives. What a model keeps in lists
-    and dicts is put back too: forward mode would leave tensors there that are of no use after it.
+    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives. The model's lists and dicts
+    are restored too, because forward mode would leave tensors in them that are of no use afterwards.
     """
     modules = list(model.modules())
     held = _containers(modules)
-    before = [dict(own) if isinstance(own, dict) else list(own) for own in held]
+    before: list[Any] = [dict(own) if isinstance(own, dict) else list(own) for own in held]
     sharded = "torch.distributed.fsdp" in sys.modules
     try:
         for module in modules:
@@ -168,7 +168,9 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
                 continue
             if list(now) != list(own):
                 now.clear()
-            now.update(own)
+            for key, value in own.items():
+                if key not in now or now[key] is not value:  # nothing is written to a dict that refuses it
+                    now[key] = value
 
 
 def _containers(modules: list[nn.Module]) -> list[Any]:
