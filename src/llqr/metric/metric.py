@@ -298,19 +298,18 @@ class Metric:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Strict: refuses other blocks, structures or shapes, and says what differs."""
-        saved_kinds, kinds = _plain_names(state["kinds"]), _plain_names(self.whole.kinds)
-        if saved_kinds != kinds:
-            differing = sorted({name for name, _ in saved_kinds.items() ^ kinds.items()})
+        kinds = _plain_names(self.whole.kinds)
+        if state["kinds"] != kinds:
+            differing = sorted({name for name, _ in state["kinds"].items() ^ kinds.items()})
             raise ValueError(f"state_dict: the saved metric differs in the structure of {', '.join(differing[:5])}")
         if not state["learned"]:
             self._factors = self._cast = None
             return
         fresh = [{name: torch.empty_like(factor) for name, factor in own.items()} for own in self.factors()]
-        saved_factors = _plain_names(state["factors"])
         pairs = list(zip(self.groups, fresh, strict=True))
         views = {name: view for group, own in pairs for name, view in group.named(own)}
         for name, view in _plain_names(views).items():
-            saved = saved_factors.get(name)
+            saved = state["factors"].get(name)
             if saved is None:
                 raise ValueError(
                     f"state_dict: factor {name!r} is missing; every rank's state has the blocks that it owns, which "
