@@ -74,7 +74,7 @@ class BatchSource:
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """These generators go on where the last draw here left them; at the end they are the training loop's again."""
+        """Go on from where the last draw left these generators; afterwards put the training loop's states back."""
         generators = self._generators()
         theirs = [generator.get_state() for generator in generators]
         for generator, state in zip(generators, self._left, strict=False):

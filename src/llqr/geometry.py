@@ -239,7 +239,7 @@ class Geometry:
         self.refresh(self._missing if batch is None and self.batches is None else batch)
 
     def _missing(self) -> Batch:
-        """Raises where the ranks agree on their batches, so that none waits for one that has none."""
+        """Raise inside `agreed`, so that a rank without a batch does not leave the others waiting."""
         raise ValueError(
             f"batch: a refresh is due at step {self._step}; pass batch=(inputs, targets) to step, first_step or "
             "repeat_at_probe, or set geometry.batches; in Lightning, Hugging Face and Accelerate, see "

@@ -174,7 +174,7 @@ class Linearizer:
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
-    """The module inside `torch.compile` and (Distributed)DataParallel, with the plain names; and the ranks of DDP."""
+    """The module inside `torch.compile` and (Distributed)DataParallel, and the process group of DDP."""
     group: dist.ProcessGroup | None = None
     while True:
         inner = getattr(model, "_orig_mod", None)

@@ -338,5 +338,5 @@ def _own_precision(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _plain_names(named: Mapping[str, T]) -> dict[str, T]:
-    """As in the model without compiled parts, so that states go from one with them to one without, and back."""
+    """A state has the same names whether or not parts of the model are compiled."""
     return {plain_name(name): value for name, value in named.items()}

@@ -30,7 +30,7 @@ StructureSpec = str | Mapping[str, str]
 
 
 def plain_name(name: str) -> str:
-    """As in the model without `torch.compile(part)`, which puts a name between a part and its parameters."""
+    """The name without what `torch.compile(part)` puts between a part and its parameters."""
     return name.replace("_orig_mod.", "")
 
 
