@@ -74,9 +74,9 @@ class Geometry:
             in every third step: 19 products per refresh).
         runtime: how a refresh is computed (engine, precision, CUDA graphs, memory), see `llqr.Runtime`.
         forward: `forward(model, inputs)` -> outputs, for models that are not called as `model(inputs)`.
-        shards: among how many of the ranks that train the model (DDP, or `Runtime.process_group`) the metric is shared
-            out: "all", or a number that divides them. Each holds, learns and applies its own blocks only, and `metric`
-            is that part. By default every rank holds all of it.
+        shards: how many ranks (of DDP or `Runtime.process_group`) divide the metric among them: "all", or a divisor of
+            their number. Each holds, learns and applies its own blocks only, and `metric` is that part. By default
+            every rank holds the whole metric.
         on_refresh: called with the report of every refresh.
 
     Attributes:

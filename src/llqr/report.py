@@ -168,7 +168,7 @@ def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
         refreshes, step = refreshes + 1, step + max(1, round(at(every, step, "every", 0)))
     if refreshes * (1 - ema) < 1 - 1e-9:
         warn(
-            f"steps: {steps} have {refreshes} refreshes, of which U takes on {percent(1 - ema**refreshes)} "
+            f"steps: {steps} have {refreshes} refreshes, which move U by {percent(1 - ema**refreshes)} of the way "
             f"(ema {ema:g}); refresh more often, or pass inner=llqr.Inner(debias=True)",
             RefreshWarning,
         )

@@ -42,18 +42,18 @@ class Optimizer(TwoCalls):
         probe: where SAM looks; None for plain descent.
         geometry: the learned metric `U`; None for the identity.
         transport: whether the update gradient goes through `U` (False is the paper's LLQR^Delta).
-        model: its buffers (BatchNorm statistics) are written by one pass only. Default: the geometry's model; without
-            either, both passes write to buffers, as in other implementations of SAM. Under FSDP2, needed where
-            gathered weights are kept after the backward pass.
+        model: only one pass writes its buffers (BatchNorm statistics). Default: the geometry's model; without either,
+            both passes write to buffers, as in other implementations of SAM. FSDP2 needs it if gathered weights are
+            kept after the backward pass.
         no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
         same_dropout: both passes of a step draw the same numbers from torch's generators.
         buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were
             before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both
             passes write.
-        measure: record each step in `last`: `loss`, `loss_at_probe` (the difference indicates local sharpness),
+        measure: record each step in `last`: `loss`, `loss_at_probe` (its excess over `loss` indicates sharpness),
             `gradient_norm`, `displacement` (the length of `eps`), `passes`, `step`. Tensors stay on the device.
-        max_norm: largest norm of what the base optimizer is given. With `measure=True`, `last["update_norm"]` is the
-            norm before clipping.
+        max_norm: largest norm of the gradient that the base optimizer gets. With `measure=True`,
+            `last["update_norm"]` is the norm before clipping.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -230,9 +230,9 @@ class FriendlySAM(WithProbe):
 class LLQRSAM(SAM):
     """`LLQRSAM(base, geometry, rho)`: `theta+ = theta + rho U g / sqrt(g.Ug)`, `theta <- theta - eta U g(theta+)`.
 
-    `rho` is SAM's radius: the probe shrinks with `U`. `norm="euclidean"` is that of the authors' public code,
-    `rho U g / |U g|`, whose probe has the length `rho`: try half of SAM's radius. `transport=False` is the
-    paper's LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
+    Use SAM's radius as `rho`: the probe shrinks with `U`. With `norm="euclidean"`, as in the authors' public code, the
+    probe `rho U g / |U g|` has the length `rho`: try half of SAM's radius. `transport=False` is the paper's
+    LLQR^Delta+SAM: the metric shapes the probe and leaves the update alone.
 
     Example:
         >>> import llqr

@@ -159,7 +159,7 @@ def test_a_run_too_short_for_the_metric_is_announced():
     def geometry(**settings):
         return flat_geometry(drawn.model, F.cross_entropy, steps=1, **settings)
 
-    with pytest.warns(llqr.RefreshWarning, match=r"^steps: 900 have 2 refreshes, of which U takes on 9.[78] % "):
+    with pytest.warns(llqr.RefreshWarning, match=r"^steps: 900 have 2 refreshes, which move U by 9.[78] % of "):
         geometry(every=500).estimate(drawn.batch, steps=900)
     with pytest.warns(llqr.RefreshWarning, match="steps: 20 have 3 refreshes"):
         geometry(every=lambda step: 5 if step < 10 else 50).estimate(drawn.batch, steps=20)

@@ -246,20 +246,20 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
         loss = problem.loss(z)
     if not loss.requires_grad:
         raise RuntimeError("loss_fn: it does not depend on the outputs; does it detach them?")
-    with _blaming("loss_fn: torch cannot differentiate it twice, which the curvature is made of"):
+    with _blaming("loss_fn: torch cannot differentiate it twice, or cannot do so with the divergence's between="):
         (slope,) = torch.autograd.grad(loss, z)
         curved = divergence.output_hessian(problem.loss, outputs)(slope)
     if not divergence.second_order and slope.any() and not curved.any():
         warn(
-            "loss_fn: the curvature along the gradient is zero, as that of a loss that is linear in the outputs is "
-            "(does forward= return the loss itself?), so that U only grows; instead of nll_loss of log-probabilities "
-            "pass cross_entropy, which is the same number and has a curvature",
+            "loss_fn: the curvature along the gradient is zero, as if the loss were linear in the outputs (does "
+            "forward= return the loss itself?), so U only grows; instead of nll_loss of log-probabilities pass "
+            "cross_entropy, the same number with a curvature",
             RefreshWarning,
         )
     if _doubles_with_the_batch(problem, outputs):
         warn(
-            "loss_fn: it doubles when every sample is taken twice, so that it seems to be a sum over the batch, where "
-            "the mean is expected",
+            "loss_fn: it doubles when every sample is taken twice, so it seems to be a sum over the batch; return the "
+            "mean",
             RefreshWarning,
         )
 

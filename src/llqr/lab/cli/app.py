@@ -16,7 +16,7 @@ from llqr.lab.errors import EXIT_CODES, CannotWrite, DataError, Interrupted
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
-Exit codes: 0 done; 1 an error in code of your own, a bug, or a failed run of --jobs; 2 bad arguments; 3 data or a run
+Exit codes: 0 done; 1 an error in your own code, a bug, or a failed run of --jobs; 2 bad arguments; 3 data or a run
 file missing or damaged; 4 the training diverged; 73 results cannot be written; 75 stopped by a signal or by
 --max-minutes with a checkpoint, from which the same command resumes; 130 interrupted. Results go to stdout, everything
 else to stderr.
@@ -27,7 +27,7 @@ COMMANDS = {
     "reproduce": ("runs", "Make the runs of a table of the paper, except those that are finished."),
     "report": ("report", "Write an HTML page: results, curves, sharpness, refreshes, configuration."),
     "table": ("report", "Print a table, measured beside paper; or rewrite the tables in a Markdown file."),
-    "results": ("report", "Files of results."),
+    "results": ("report", "Keep results of runs in files, and draw their curves."),
     "data": ("data", "Prepare parallel text for translation; files are plain, .xz or .gz."),
     "recipes": ("catalogue", "List the built-in recipes: TABLE/ROW, their methods and their variants."),
     "storage": ("catalogue", "Print the paper's storage table and cheaper structures."),

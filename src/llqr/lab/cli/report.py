@@ -28,7 +28,7 @@ from llqr.lab.writing import check_file, check_folder, write_text
 RESULTS = Path("results")
 Runs = Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders above them.")]
 app = typer.Typer(**PLAIN)
-results_app = typer.Typer(help="Files of results.", no_args_is_help=True, **PLAIN)
+results_app = typer.Typer(help="Keep results of runs in files, and draw their curves.", no_args_is_help=True, **PLAIN)
 app.add_typer(results_app, name="results")
 
 

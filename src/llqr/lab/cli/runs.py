@@ -40,7 +40,7 @@ def own_code() -> Iterator[None]:
         raise ConfigurationError(f"the experiment called sys.exit({error.code!r}) before it was done.") from error
 
 
-WHAT = "A recipe, recipe@variant, a TOML file, or an experiment of your own: file.py or file.py:function."
+WHAT = "A recipe, recipe@variant, a TOML file, or your own experiment: file.py or file.py:function."
 Jobs = Annotated[
     int | None,
     typer.Option(
