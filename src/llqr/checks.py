@@ -34,8 +34,9 @@ LIGHTNING = (
     "llqr.integrations.lightning.TwoPasses() (said once)"
 )
 CLOSURE = (
-    "closure: a probe needs the loss twice; pass a closure, or use llqr.integrations.passes.Passes, or first_step() "
-    "and second_step(); Lightning, Hugging Face and Accelerate have classes of their own in llqr.integrations"
+    "closure: a probe needs the loss twice; pass a closure, call first_step() and second_step(), or use Passes of "
+    "llqr.integrations.passes (repeat_at_probe() before step()); for Lightning, Hugging Face and Accelerate, see "
+    "llqr.integrations"
 )
 RADIUS = (
     "rho: a probe needs its radius, and none suits every training: start with 0.05 for SGD and 0.005 for Adam or AdamW "
