@@ -169,7 +169,7 @@ def warn_if_short(steps: int, every: Schedule, ema: float) -> None:
     if refreshes * (1 - ema) < 1 - 1e-9:
         warn(
             f"steps: {steps} have {refreshes} refreshes, which move U by {percent(1 - ema**refreshes)} of the way "
-            f"(ema {ema:g}); refresh more often, or pass inner=llqr.Inner(debias=True)",
+            f"(ema {ema:g}); refresh more often, or pass inner=llqr.Inner(product_every=3, debias=True)",
             RefreshWarning,
         )
 
@@ -186,7 +186,7 @@ def weak_metric(change: float) -> str:
     """The sentence about a metric that does nearly nothing."""
     return (
         f"U changes a gradient by {percent(change)}: it does nearly nothing; try more frequent refreshes, a smaller "
-        "ema, a larger inner lr, llqr.Inner(debias=True), or structure='e-kfac' if it is another one"
+        "ema, a larger inner lr, llqr.Inner(product_every=3, debias=True), or structure='e-kfac' if it is another one"
     )
 
 
