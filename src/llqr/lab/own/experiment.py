@@ -46,7 +46,7 @@ class Experiment:
         name: what tables and folders call it; the default is the name of the file.
         epochs, batch_size, lr, weight_decay: of the base optimizer's training.
         base: the optimizer that the methods wrap: "sgdm", "adam" or "adamw".
-        rho: the radius of SAM and F-SAM.
+        rho: the radius of SAM and F-SAM (default 0.05, usual with SGD; with Adam and AdamW try 0.005).
         structure: of the metric that LLQR learns.
         every: steps between two refreshes of the metric.
         workers: processes that read a `Dataset`; those of a `DataLoader` are its own.
