@@ -66,7 +66,7 @@ class Geometry:
         divergence: "ngd" (Fisher / Gauss-Newton), "newton", or a `Divergence`.
         every: steps between refreshes (the first comes before step 0), a number or a function of the step; those of
             all optimizers that share the geometry count.
-        ema: `beta` of the moving average (default: the divergence's, 0.95 for ngd and 0.9 for newton), likewise.
+        ema: `beta` of the moving average, likewise (default: the divergence's, 0.95 for ngd and 0.9 for newton).
         damping: weight of `1/2 |delta|^2` in the objective: a number, or a share of the curvature along the gradient,
             such as `"10%"` of `g.Hg / g.g`.
         bounds: `(u_min, u_max)` that the spectrum of `U` is kept in.
@@ -81,8 +81,8 @@ class Geometry:
 
     Attributes:
         metric: `U`.
-        refreshes: how many there were.
-        failures: how many of them kept the old metric.
+        refreshes: how many there have been.
+        failures: how many of those kept the old metric.
 
     Example:
         >>> model = nn.Linear(4, 3)

@@ -38,8 +38,8 @@ class Inner:
         lr: step size of heavy ball and adam, a number or a function of the optimizer step.
         momentum: of heavy ball; zero at the start of every refresh.
         clip: bound on the norm of each factor's gradient (of each layer's for diagonal and scalar); pcg has none.
-        product_every: of heavy ball and adam: after the first two steps, only one inner step in so many makes a product
-            with H; the others extrapolate H U g from earlier products, because H is linear.
+        product_every: of heavy ball and adam: after the first two steps, one inner step in so many makes a product with
+            H; the others extrapolate H U g, as H is linear. Without `inner=`, `Geometry` has 3.
         curvature_scale: "sum", "mean" or a number that multiplies the curvature of the mean loss (default: the
             divergence's; "sum" for ngd, where the curvature weighs the inner batch size times the linear term).
         normalise: scale U so that g.Ug = g.g on the inner batch, so that learning rates and radii keep their meaning.

@@ -24,8 +24,8 @@ class Passes:
 
     Args:
         optimizer: llqr's, or a framework's wrapper around one.
-        ranks: how many processes train one model; if several, they learn one metric together, although the geometry
-            was given the model without a DDP wrapper.
+        ranks: how many processes train one model; if several, they learn one metric together, even if the geometry
+            got the model without a DDP wrapper.
         shares: whether each pass returns its share of the step's loss, as Hugging Face's do, and not its own loss; for
             `opt.last`.
 

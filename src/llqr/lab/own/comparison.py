@@ -119,8 +119,8 @@ def compare(
     """Train several methods with several seeds on your own model and data.
 
     Args:
-        experiment: an `Experiment` or a Python file. Instead of it, the arguments of `Experiment` may be
-            given: `compare(model=..., loss=..., train=..., test=...)`.
+        experiment: an `Experiment` or a Python file. Or leave it out and give the arguments of `Experiment`:
+            `compare(model=..., loss=..., train=..., test=...)`.
         methods: such as `["sgdm", "sam", "llqr+sam"]`, the default with SGD as base.
         seeds: how many, counted from 0.
         out: the folder for the folders of the runs. The same call finds finished runs there and resumes others.
