@@ -79,6 +79,14 @@ def test_the_eigenbasis_is_right_for_repeated_sharpness():
     np.testing.assert_allclose(V @ np.diag(lambda_eps) @ V.T, H_eps, atol=1e-12)
 
 
+def test_the_eigenbasis_is_right_for_sharpnesses_that_differ_little_beside_the_largest():
+    # 1 + 1e-6 and 1 beside 1e6: rounding mixes their eigenvectors of A.
+    Q = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))[0]
+    H_bar, H_eps = (Q @ np.diag(values) @ Q.T for values in ([0.25, 2.0, 1.0, 0.5], [0.0, 2e-6, 1e6, 0.0]))
+    lambda_bar, _, V = TwoScale(H_bar, H_eps).eigenbasis
+    np.testing.assert_allclose(V @ np.diag(lambda_bar) @ V.T, H_bar, atol=1e-12)
+
+
 def test_one_direction_is_the_scalar_map():
     model = TwoScale([0.3, 2.0], [4.0, 0.0])
     e = np.array([0.7, 0.0])

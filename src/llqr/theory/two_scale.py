@@ -67,7 +67,7 @@ class TwoScale:
         """Whether `H_bar` and `H_eps` share an eigenbasis, as the main text assumes."""
         commutator = self.H_bar @ self.H_eps - self.H_eps @ self.H_bar
         scale = np.linalg.norm(self.H_bar) * np.linalg.norm(self.H_eps)
-        return bool(np.linalg.norm(commutator) <= SYMMETRY_TOLERANCE * max(scale, np.finfo(np.float64).tiny))
+        return bool(np.linalg.norm(commutator) <= SYMMETRY_TOLERANCE * scale)
 
     @cached_property
     def eigenbasis(self) -> tuple[Array, Array, Array]:
@@ -80,7 +80,7 @@ class TwoScale:
         # Inside an eigenspace of A the two may still differ: rotate each such group to diagonalise H_bar as well.
         start = 0
         for stop in range(1, self.dim + 1):
-            if stop == self.dim or self.mu[stop] - self.mu[start] > 1e-9 * self.mu[stop]:
+            if stop == self.dim or self.mu[stop] - self.mu[start] > 1e-9 * self.mu[-1]:
                 group = V[:, start:stop]
                 V[:, start:stop] = group @ np.linalg.eigh(group.T @ self.H_bar @ group)[1]
                 start = stop
