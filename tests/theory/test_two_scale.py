@@ -111,6 +111,7 @@ def test_rows_are_independent():
     [
         ([1.0, 0.0], [1.0, 1.0], "H_bar must be positive definite"),
         ([1.0, 1.0], [-1.0, 1.0], "H_eps must be positive semi-definite"),
+        (1e-12, -1e-11, "H_eps must be positive semi-definite"),
         ([[1.0, 0.5], [0.0, 1.0]], [1.0, 1.0], "H_bar must be symmetric"),
         ([1.0, 1.0], [1.0], "one shape"),
         ([[1.0, 2.0, 3.0]], [1.0], "H_bar must be a number"),

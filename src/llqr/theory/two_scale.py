@@ -25,7 +25,7 @@ class TwoScale:
         if self._average[0] <= 0:
             raise ValueError(f"H_bar must be positive definite, its smallest eigenvalue is {self._average[0]:g}.")
         lowest = float(np.linalg.eigvalsh(self.H_eps)[0])
-        if lowest < -SYMMETRY_TOLERANCE * max(1.0, float(np.abs(self.H_eps).max())):
+        if lowest < -SYMMETRY_TOLERANCE * np.abs(self.H).max():
             raise ValueError(f"H_eps must be positive semi-definite, its smallest eigenvalue is {lowest:g}.")
 
     @property
