@@ -29,8 +29,8 @@ def sharp_exit_upper_bound(sigma: float, R: float, growth: float) -> float:
     """
     positive("sigma", sigma)
     positive("R", R)
-    if growth <= 1:
-        raise ValueError(f"growth must exceed 1 for an unstable well, got {growth!r}.")
+    if not 1 < growth < np.inf:
+        raise ValueError(f"growth must be finite and exceed 1 for an unstable well, got {growth!r}.")
     # s_n grows like growth^n; this many terms go far beyond the last one that matters in double precision.
     terms = int(np.ceil((np.log(R / sigma) + 40) / np.log(growth))) + 1
     n = np.arange(1, max(terms, 2))

@@ -61,7 +61,9 @@ def test_enough_noise_lets_sam_out_as_well():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sharp_exit_upper_bound(0.1, 1.0, 1.0), "growth must exceed 1"),
+        (lambda: sharp_exit_upper_bound(0.1, 1.0, 1.0), "growth must be finite and exceed 1"),
+        (lambda: sharp_exit_upper_bound(0.1, 1.0, np.inf), "growth must be finite and exceed 1"),
+        (lambda: sharp_exit_upper_bound(0.1, 1.0, np.nan), "growth must be finite and exceed 1"),
         (
             lambda: simulate_exit_times([0.5], 0.1, 1.0, np.random.default_rng(0)),
             "growth must be finite and at least 1",
