@@ -1,4 +1,4 @@
-"""Selection between wells: the regenerative model of Appendix B, its bound, and its simulation.
+"""Selection between wells: the regenerative model of Appendix B and its bounds.
 
 A cycle picks a well, starts at its centre and lasts until `|e| >= R`. Locally `e <- a e + sigma xi` with standard
 normal `xi`: a flat well has `a = 1` (no restoring force, no ejection), a sharp unstable one `a > 1` (SAM's kick

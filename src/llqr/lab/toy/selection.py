@@ -54,7 +54,7 @@ class Selection:
 
     @property
     def slope_in_rate(self) -> float:
-        """Slope of `log(occupation)` against the log of the proposition's rate; at least 1 by the proposition."""
+        """Slope of `log(occupation)` against the log of the proposition's rate; 1 if it falls at that rate."""
         return _slope(np.log(self.rate), np.log(self.simulated))
 
     @property
