@@ -94,6 +94,7 @@ def trained(model, method, share=slice(None), shards=None, **settings):
 FEW = {
     "fsdp2": ("fsdp2", {}, "llqr+sam", {}),
     "hsdp": ("hsdp", {}, "llqr+fsam", {"divergence": "newton", "structure": "scalar"}),
+    "without factors": ("fsdp2", {}, "llqr+sam", {"structure": "identity"}),
 }
 GRID = FEW | {
     f"{kind}, {reshard}, {method}, {structure}, {divergence}": (

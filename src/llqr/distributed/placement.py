@@ -75,7 +75,7 @@ def owners(groups: Sequence[Structure], shards: int) -> dict[str, int]:
     """Block name -> shard: the largest block first, each to the shard that holds least; allocates nothing.
 
     Loads are counted in stored scalars, and in entries of the gradient where these are equal. Every shard gets some
-    factors: a rank without any could not take part in the inner loop.
+    factors, if there are any: a rank without could not take part in the inner loop.
 
     Example (the larger of two weights, and all the rest):
         >>> from torch import nn
@@ -90,9 +90,10 @@ def owners(groups: Sequence[Structure], shards: int) -> dict[str, int]:
         for blocks in group.inseparable()
     ]
     most = sum(stored > 0 for stored, _, _ in pieces)
-    if most < shards:
+    if 0 < most < shards:
         raise ValueError(
-            f"shards: {shards} of them for a metric that can be taken apart into {most} pieces; choose at most {most}"
+            f"shards: {shards} of them for a metric that can be taken apart into {most} pieces; choose at most {most}, "
+            "or a structure that gives more layers factors"
         )
     pieces.sort(key=lambda piece: piece[:2], reverse=True)
     loads = [(0, 0)] * shards
