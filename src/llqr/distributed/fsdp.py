@@ -142,7 +142,7 @@ class Sharded(Owned):
 
     def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
         shards = _local(like)
-        parts = {name: torch.empty_like(part) if name in self._parameters else part for name, part in shards.items()}
+        parts = {name: torch.empty_like(part) for name, part in shards.items()}
         received = self._exchanged(self._from_ranks, self._to_owners, lambda cut: cut.of_block(own), shards)
         arrived, places = _pairs(received, self._to_owners, lambda cut: cut.of_shard(parts))
         copy_each(places, arrived)

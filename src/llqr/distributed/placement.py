@@ -136,7 +136,7 @@ class Owned(Placement):
         return _pieces(self._own, named)
 
     def to_local(self, own: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Named:
-        return dict(like) | assembled(self._blocks, self._gathered(own, like), like)
+        return assembled(self._blocks, self._gathered(own, like), like)
 
     def to_whole(self, own: Mapping[str, Tensor]) -> Named:
         """The parts of all owners on every rank, as a product with `H` needs them."""
