@@ -238,6 +238,14 @@ def test_ngd_of_a_loss_that_is_not_of_a_softmax(loss_fn: object) -> None:
         costs(linear, "ngd")
 
 
+def test_ngd_of_a_loss_of_probabilities() -> None:
+    """Log-probabilities, which tell the losses of a softmax, are outside its domain."""
+    model = nn.Sequential(*mlp(), nn.Sigmoid()).eval()
+    linear = linearised(model, (INPUTS, ONE_HOT), F.binary_cross_entropy)
+    with pytest.warns(UserWarning, match="take 'gauss-newton'"):
+        costs(linear, "ngd")
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

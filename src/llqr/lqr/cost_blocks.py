@@ -111,9 +111,12 @@ def _warn_of_other_loss(linearisation: Linearisation) -> None:
     scores = linearisation.outputs
     if scores.ndim != 2:
         return
-    difference = linearisation.loss_of_state(scores.log_softmax(dim=1).reshape(-1)) - linearisation.loss
+    try:
+        again = linearisation.loss_of_state(scores.log_softmax(dim=1).reshape(-1))
+    except RuntimeError:  # the loss refuses them, as a binary cross-entropy of probabilities does
+        again = torch.full_like(linearisation.loss, torch.nan)
     rounding = 1e3 * torch.finfo(scores.dtype).eps * (1 + linearisation.loss.abs() + scores.abs().max())
-    if not bool(difference.abs() <= rounding):
+    if not bool((again - linearisation.loss).abs() <= rounding):
         warnings.warn(
             "`divergence` 'ngd' is the Fisher matrix of a softmax, but `loss_fn` does not take the outputs as its "
             "scores; take 'gauss-newton'.",
