@@ -1,7 +1,7 @@
-"""Collectives of tensors wherever they are: each travels on a device that its process group communicates on.
+"""Collectives of tensors on any device: each is sent from a device that its process group communicates on.
 
-NCCL, for one, takes CUDA tensors only, while losses, counts and offloaded weights may be on the host. As torch's own
-object collectives do, a rank then uses its current device.
+NCCL takes CUDA tensors only, while losses, counts and offloaded weights may be on the host. They go through the rank's
+current device, as in torch's own object collectives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def all_reduce(tensor: Tensor, group: dist.ProcessGroup, *, largest: bool = Fals
 
 
 def all_gather(into: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
-    """`own` of all ranks, one after the other; it may be its own place in `into`."""
+    """Gather `own` of all ranks, in their order; `own` may be this rank's place in `into`."""
     # torch 2.13 has new names for these, and warns of the old ones.
     _carried(getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor, into, own, group)
 
@@ -36,12 +36,12 @@ def reduce_scatter(own: Tensor, given: Tensor, group: dist.ProcessGroup) -> None
 def all_to_all(
     into: Tensor, given: Tensor, into_lengths: Sequence[int], lengths: Sequence[int], group: dist.ProcessGroup
 ) -> None:
-    """To every rank so many entries of `given`, and from every rank so many of `into`."""
+    """Send `lengths[i]` entries of `given` to rank `i`, and receive `into_lengths[i]` entries of `into` from it."""
     _carried(dist.all_to_all_single, into, given, group, into_lengths, lengths)
 
 
 def carrier(tensor: Tensor, group: dist.ProcessGroup) -> torch.device:
-    """Where a tensor travels: where it is, if the group has a backend for that."""
+    """The device that a tensor is sent from: its own, if the group has a backend for it."""
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
     return tensor.device if tensor.device.type in kinds else torch.device(kinds[0])
 

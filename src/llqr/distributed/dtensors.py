@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _dtensor() -> type[DTensor] | None:
-    """The class, if anything has imported it: without it there are no DTensors, and importing it takes long."""
+    """The class, if anything has imported it. Otherwise there are no DTensors, and importing it is slow."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
@@ -33,7 +33,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Asked of the few types there are, because a step asks it of all its tensors several times."""
+    """Checks each type once, because a step calls this for all its tensors several times."""
     kind = _dtensor()
     return kind is not None and any(issubclass(own, kind) for own in set(map(type, tensors)))
 
@@ -66,7 +66,7 @@ def as_sharded(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def sharded_like(parameters: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    """Gradients placed as their parameters are: some come as shares of a sum, or whole."""
+    """Gradients with the placements of their parameters; backward may give them as partial sums, or replicated."""
     with torch.no_grad():
         return [
             g.redistribute(p.device_mesh, p.placements)
@@ -84,7 +84,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def local_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of a tensor, whole or sharded in some way, if it were sharded like the parameter."""
+    """This rank's part of a tensor once it is sharded like the parameter; it may be whole, or sharded otherwise."""
     if not is_sharded(parameter):
         return whole(tensor)
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -97,7 +97,7 @@ def local_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def drop_gathered(modules: Iterable[nn.Module]) -> None:
-    """Let FSDP2 put the sharded parameters back where it has left the weights that it gathered."""
+    """Reshard the modules in which FSDP2 has kept the gathered weights."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     if kind is not None:
         for module in modules:

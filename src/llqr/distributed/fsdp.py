@@ -1,6 +1,6 @@
-"""A metric beside weights that FSDP2 has sharded: gradients come as shards, the rows of a parameter that a rank holds.
+"""A metric of weights that FSDP2 has sharded: a rank has some rows of every gradient.
 
-Shards travel to the owners of their blocks, and what these make of them travels back, by one all-to-all each.
+One all-to-all sends the rows to the owners of their blocks, and another one sends the rows of `U g` back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_fsdp(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         if not is_sharded(parameter):
             raise ValueError(
-                f"model: {name!r} is not sharded and others are, of which no metric can be learned; let fully_shard "
-                "take all parameters"
+                f"model: {name!r} is not sharded, but others are, and a metric needs all of them to be; let "
+                "fully_shard take all parameters"
             )
     if not any(isinstance(module, FSDPModule) for module in model.modules()) or not _by_rows(parameters):
         raise ValueError(
@@ -88,7 +88,7 @@ def beside_shards(metric: Metric, parameters: Mapping[str, Tensor], shards: Shar
 
 @dataclass(frozen=True)
 class Cut:
-    """The rows of a block that one rank's shard of a parameter has, and where they begin in both."""
+    """The rows of a block that are in one rank's shard of the parameter, and where they begin in block and shard."""
 
     block: Block
     rows: int

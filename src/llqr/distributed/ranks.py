@@ -1,4 +1,4 @@
-"""Quadratic models of several ranks as one: that of the joined batch, so that every rank learns the same metric.
+"""One quadratic model of several ranks, that of their joined batch: every rank learns the same metric.
 
 The mean loss of the joined batch weighs every rank by the number of terms of its own mean. A rank that fails must not
 leave the others waiting: if it cannot linearise, all ranks raise; if a product fails, its part of that product and of
@@ -67,10 +67,10 @@ class Ranks:
         some = terms > 0
 
         def counted(named: Named) -> Named:
-            """Of a rank without terms, whose mean is 0 / 0, nothing."""
+            """Zero on a rank without terms, whose mean is 0 / 0."""
             return {name: torch.where(some.to(part.device), part, 0) for name, part in named.items()}
 
-        failed = False  # for good: an inner step alone leaves out what is NaN
+        failed = False  # stays True once it is: a single NaN product would only be left out by its inner step
 
         def product(v: Mapping[str, Tensor]) -> Named:
             nonlocal failed
