@@ -38,19 +38,18 @@ def simulate_exit_times(
 
 @dataclass(frozen=True)
 class Selection:
-    """Occupation of the sharp wells at noise scales `sigma`: simulated, by renewal-reward, and its upper bound."""
+    """Occupation of the sharp wells of radius 1 at noise scales `sigma`: simulated, and its upper bound."""
 
     sigma: Array
     simulated: Array
     bound: Array
     flat_time: Array
     sharp_time: Array
-    R: float
 
     @property
     def rate(self) -> Array:
-        """`sigma^2 log(R / sigma) / R^2`, the proposition's rate."""
-        return (self.sigma / self.R) ** 2 * np.log(self.R / self.sigma)
+        """`sigma^2 log(R / sigma) / R^2`, the proposition's rate, with `R = 1`."""
+        return self.sigma**2 * np.log(1 / self.sigma)
 
     @property
     def slope_in_rate(self) -> float:
@@ -63,19 +62,12 @@ class Selection:
         return _slope(np.log(self.sigma), np.log(self.simulated))
 
 
-def select(
-    sigma: npt.ArrayLike,
-    *,
-    R: float = 1.0,
-    growth: float = 1.5,
-    sharp_fraction: float = 0.5,
-    cycles: int = 8000,
-) -> Selection:
+def select(sigma: npt.ArrayLike, *, sharp_fraction: float = 0.5, cycles: int = 8000) -> Selection:
     """Run `cycles` cycles at each noise scale; a cycle picks a sharp well with probability `sharp_fraction`."""
     scales = positive("sigma", sigma).ravel()
     if not 0 < sharp_fraction < 1:
         raise ValueError(f"sharp_fraction must lie strictly between 0 and 1, got {sharp_fraction!r}.")
-    rng = np.random.default_rng(0)
+    R, growth, rng = 1.0, 1.5, np.random.default_rng(0)
     columns = []
     for scale in scales:
         sharp = rng.random(cycles) < sharp_fraction
@@ -85,7 +77,7 @@ def select(
         share = times[sharp].sum() / times.sum()
         columns.append((share, most / (most + least), times[~sharp].mean(), times[sharp].mean()))
     simulated, bound, flat_time, sharp_time = np.array(columns, dtype=np.float64).T
-    return Selection(scales, simulated, bound, flat_time, sharp_time, R)
+    return Selection(scales, simulated, bound, flat_time, sharp_time)
 
 
 def _slope(x: Array, y: Array) -> float:
