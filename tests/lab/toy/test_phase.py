@@ -89,9 +89,7 @@ def test_a_rate_that_nothing_meets_is_no_number():
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match="lambda_eps must be positive"):
-        PhaseSettings(lambda_eps=0.0)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        PhaseSettings(steps=0)
+    with pytest.raises(ValueError, match="sharpness must be positive"):
+        escape_diagram("sam", [1.0], [1.0], PhaseSettings(lambda_eps=0.0))
     with pytest.raises(ValueError, match="rho must be positive"):
         escape_diagram("sam", [1.0], [-1.0])

@@ -45,8 +45,3 @@ def test_slopes_are_fitted_correctly():
     T = np.arange(1, 5001)
     assert Transfer(np.ones(5000)).slope() == pytest.approx(0, abs=1e-12)
     assert Transfer(0.5 * T**-0.5).slope() == pytest.approx(-0.5, abs=0.02)
-
-
-def test_a_bad_radius_is_named():
-    with pytest.raises(ValueError, match="rho must be positive"):
-        transfer(steps=1, rho=0.0)

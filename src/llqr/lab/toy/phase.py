@@ -40,12 +40,6 @@ class PhaseSettings:
     eta: float = 1e-4
     steps: int = 4000
 
-    def __post_init__(self) -> None:
-        for name in ("r_eps", "lambda_eps", "tilt_fraction", "eta"):
-            positive(name, getattr(self, name))
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-
     @property
     def restoring_radius(self) -> float:
         """How far downhill from its minimum the well's restoring force keeps growing.

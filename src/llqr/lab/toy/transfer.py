@@ -21,7 +21,7 @@ import llqr
 from llqr.lab.pictures import styled
 from llqr.lab.toy.drawing import COLOURS, GREEN, PURPLE, panels
 from llqr.lab.toy.experiment import ToyResult
-from llqr.theory.arguments import Array, positive
+from llqr.theory.arguments import Array
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ class Transfer:
 
 def transfer(*, steps: int = 4000, rho: float = 0.2, power: float = 0.5, batch: int | None = None) -> Transfer:
     """Run `llqr.LLQRSAM` under the changing metric; `batch=None` uses the full gradient, a number draws minibatches."""
-    positive("rho", rho)
     problem = RobustRegression.random()
     dim = problem.inputs.shape[1]
     generator = torch.Generator().manual_seed(1)
