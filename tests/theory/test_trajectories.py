@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from llqr.theory import METHODS, TwoScale, roll, simulate, stationary_variance
+from llqr.theory import METHODS, TwoScale, iterate, roll, simulate, stationary_variance
 
 
 def quadratic(model):
@@ -104,6 +104,14 @@ def test_llqr_with_noise_has_the_stationary_variance_of_the_proposition():
     # 20 points after the transient (q^40 < 1e-12), 20000 chains: a standard error below 0.5%.
     measured = float((run.positions[40:] ** 2).mean())
     assert measured == pytest.approx(float(stationary_variance(eta, lam, d, tau)), rel=0.01)
+
+
+def test_points_that_are_kept_stay_as_they_were():
+    model, e = random_model(3, False)
+    loss, metric = quadratic(model)
+    options = {"lr": 0.05, "rho": 0.2, "steps": 5, "metric": metric}
+    points = list(iterate("llqr+sam", loss, torch.from_numpy(e), **options))
+    assert torch.stack(points).equal(simulate("llqr+sam", loss, torch.from_numpy(e), **options).positions[1:])
 
 
 def test_first_entry_and_path_length():

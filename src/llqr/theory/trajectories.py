@@ -69,7 +69,7 @@ def _step(
         return total
 
     optimizer.step(closure)
-    return parameter.detach()
+    return parameter.detach().clone()
 
 
 def _optimizer(
@@ -142,4 +142,4 @@ def simulate(
 ) -> Trajectory:
     """`iterate`, with every point kept."""
     points = iterate(method, loss, start, lr=lr, steps=steps, rho=rho, metric=metric, noise=noise)
-    return Trajectory(torch.stack([start.detach().clone(), *(point.clone() for point in points)]))
+    return Trajectory(torch.stack([start.detach(), *points]))
