@@ -106,6 +106,12 @@ def test_llqr_with_noise_has_the_stationary_variance_of_the_proposition():
     assert measured == pytest.approx(float(stationary_variance(eta, lam, d, tau)), rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_that_sits_on_a_minimum_stays_there(dtype):
+    start = torch.zeros(2, 1, dtype=dtype)
+    assert simulate("sam", lambda z: z.square().sum(-1), start, lr=0.1, rho=0.1, steps=2).positions[-1].equal(start)
+
+
 def test_points_that_are_kept_stay_as_they_were():
     model, e = random_model(3, False)
     loss, metric = quadratic(model)

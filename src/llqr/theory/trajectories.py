@@ -38,7 +38,7 @@ def iterate(
 
     Args:
         method: `sgd`, `llqr` (transport by `U`), `sam` (Euclidean probe) or `llqr+sam` (probe and transport by `U`).
-        start: float64 points, shape `(rows, dim)`.
+        start: points in float64 or float32, shape `(rows, dim)`.
         lr: the learning rate `eta`, one for all rows.
         rho: the probe radius of the SAM methods; a tensor `(rows,)` gives one radius per row.
         metric: `g -> U g`, needed by the LLQR methods.
@@ -94,9 +94,9 @@ def _row_norm(rho: float | Tensor) -> Callable[[list[Tensor], list[Tensor]], lis
     """`sqrt(v . U v)` of each row, so that rows stay independent, divided by `rho` if it has one value per row."""
 
     def norm(v: list[Tensor], d: list[Tensor]) -> list[Tensor]:
+        squares = [(a * b).sum(-1, keepdim=True) for a, b in zip(v, d, strict=True)]
         # The smallest normal number avoids dividing zero by zero in a row that sits exactly on a minimum.
-        tiny = torch.finfo(torch.float64).tiny
-        divisors = [((a * b).sum(-1, keepdim=True) + tiny).sqrt() for a, b in zip(v, d, strict=True)]
+        divisors = [(square + torch.finfo(square.dtype).tiny).sqrt() for square in squares]
         if isinstance(rho, Tensor):
             divisors = [divisor / rho.unsqueeze(-1) for divisor in divisors]
         return divisors
