@@ -166,6 +166,35 @@ def failing(rank, world):
     }
 
 
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3).double()
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)).double())
+
+    @classmethod
+    def sharded(cls):
+        """FSDP2 wants one dtype in each group of weights."""
+        model = cls()
+        fully_shard(model.first)
+        return fully_shard(model)
+
+
+def two_dtypes(model, share, shares):
+    """The weights after a refresh and a step, where only some of them are float64."""
+    geometry = llqr.Geometry(model, nn.functional.cross_entropy, shards="all")
+    opt = llqr.LLQRSAM(sgd(model), geometry, rho=0.3)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
+    batch = x.chunk(shares)[share], y.chunk(shares)[share]
+    opt.step(closure_of(opt, model, batch, nn.functional.cross_entropy), batch=batch)
+    assert geometry.failures == 0
+    return weights(model)
+
+
 def not_a_number(rank, world):
     """Rank 1 alone sees NaN: all ranks have it in their gradients, and so in their weights, as without a probe."""
     model, share, shares = fsdp2(world)
@@ -205,6 +234,7 @@ def work(rank, world):
         "low precision": [low_precision(rank, world, rho) for rho in (0.0, 0.5)],
         "scaled": scaled(rank, world),
         "resumed": resumed(rank, world),
+        "two dtypes": two_dtypes(TwoDtypes.sharded(), rank, world),
         "not a number": not_a_number(rank, world),
         "failing": failing(rank, world),
     }
@@ -328,6 +358,12 @@ def test_the_memory_of_a_probe_is_saved_and_loaded(ranks):
         first, *others = found["resumed"]
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def test_weights_of_two_dtypes(ranks):
+    expected = two_dtypes(TwoDtypes(), 0, 1)
+    for found in ranks:
+        torch.testing.assert_close(found["two dtypes"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_not_a_number_on_one_rank_is_the_same_on_all(ranks):

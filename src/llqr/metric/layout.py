@@ -149,7 +149,7 @@ def assembled(blocks: Sequence[Block], pieces: Mapping[str, Tensor], like: Mappi
     for name, tensor in joined.items():
         own = like[name]  # with other strides than its own, foreach kernels would be slower
         if tensor.dtype != own.dtype or tensor.stride() != own.stride():
-            joined[name] = torch.empty_like(own).copy_(tensor)
+            joined[name] = torch.empty_like(own, device=tensor.device).copy_(tensor)  # `own` may be an outline
     return joined
 
 
