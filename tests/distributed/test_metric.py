@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
 
 import llqr
 from geometries import flat_geometry
@@ -61,6 +62,8 @@ def sharded(world, kind, **settings):
     shape, names = ((world,), ("parts",)) if kind != "hsdp" else ((world // 2, 2), ("copies", "parts"))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = network()
+    if settings.pop("recompute", False):
+        model.mlp.forward = partial(checkpoint, model.mlp.forward, use_reentrant=False)
     if kind == "columns":
         # which FSDP can only do evenly
         settings["shard_placement_fn"] = lambda p: Shard(int(p.ndim == 2 and p.shape[1] % world == 0))
@@ -94,6 +97,7 @@ def trained(model, method, share=slice(None), shards=None, **settings):
 FEW = {
     "fsdp2": ("fsdp2", {}, "llqr+sam", {}),
     "hsdp": ("hsdp", {}, "llqr+fsam", {"divergence": "newton", "structure": "scalar"}),
+    "activations recomputed": ("fsdp2", {"recompute": True}, "llqr+sam", {"divergence": "newton"}),
     "without factors": ("fsdp2", {}, "llqr+sam", {"structure": "identity"}),
 }
 GRID = FEW | {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from llqr.curvature.batch import Batch, Loss, call_model, pieces_of, split_batch, tensors_of
-from llqr.distributed.dtensors import whole
+from llqr.distributed.dtensors import any_sharded, is_sharded, whole
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -49,7 +49,19 @@ class Problem:
         self._constants = {n: whole(p.detach()) for n, p in model.named_parameters() if n not in parameters}
         self._buffers = dict(model.named_buffers())
         self._places = _places(model)
+        if any_sharded(parameters.values()):
+            self._hold_gathered()
         self._random = _random_state(self.device)
+
+    def _hold_gathered(self) -> None:
+        """Let the model have the gathered weights until `frozen` ends: a checkpointed model recomputes with its own.
+
+        They require a gradient, because the recomputed pass must save the same tensors.
+        """
+        gathered = {name: weight.detach().requires_grad_() for name, weight in self.parameters.items()}
+        for held, name, tensor in self._places:
+            if is_sharded(held[name]):
+                held[name] = gathered[tensor] if tensor in gathered else self._constants[tensor]
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that outputs and loss depend on: parameters, frozen parameters, buffers, then the batch."""
