@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from llqr.caller_warnings import warn
 from llqr.checks import LIGHTNING, NO_GRADIENTS, OUTSIDE, check_gradients, is_lightnings
-from llqr.distributed.dtensors import Sharding, any_sharded, drop_gathered, is_sharded, local, sharded_like, whole
+from llqr.distributed.dtensors import Sharding, any_sharded, drop_gathered, is_sharded, local, sharded_like
 from llqr.probes.norms import length
 from llqr.probes.sam import Point
 from llqr.schedule import check_number
@@ -171,10 +171,15 @@ class TwoPasses:
                 warn(NO_GRADIENTS)
             run.warned = True
             return False
+        max_norm = self._optimizer.max_norm
+        if max_norm is not None and g.sharding is not None:  # torch wants all gradients sharded, and on one mesh
+            norm = length(Ug, g)
+            torch._foreach_mul_(Ug, (max_norm / (norm + 1e-6)).clamp(max=1))
+            self.note(update_norm=norm)
         joined = Ug if g.sharding is None else g.sharding.joined(Ug)
         with nullcontext() if Ug is g.grads else substituted(g.parameters, joined):
-            if self._optimizer.max_norm is not None:
-                self.note(update_norm=whole(nn.utils.clip_grad_norm_(g.parameters, self._optimizer.max_norm)))
+            if max_norm is not None and g.sharding is None:
+                self.note(update_norm=nn.utils.clip_grad_norm_(g.parameters, max_norm))
             base.step() if self.scaler is None else self.scaler.step(base)
         torch.clear_autocast_cache()
         if self._optimizer.measure:

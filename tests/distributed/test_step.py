@@ -35,11 +35,12 @@ OPTIONS = {
 FEW = {
     **{f"fsdp2, {method}": ("fsdp2", method, {}) for method in METHODS},
     **{f"fsdp2, {name}": ("fsdp2", *OPTIONS[name]) for name in ("clipped", "measured", "accumulated", "two calls")},
-    "fsdp2, parameters that it ignores": ("fsdp2", "sam", {"ignored": True}),
+    "fsdp2, parameters that it ignores": ("fsdp2", "sam", {"ignored": True, "measure": True}),
     "hsdp": ("hsdp", "asam", {}),
     "tensor parallel": ("tensor parallel", "asam", {}),
     "sequence parallel": ("sequence parallel", "fishersam", {}),
     "two dimensions, each layer by its own norm": ("fsdp2 x tensor parallel", "asam", {"norm": "layer-euclidean"}),
+    "two dimensions, measured": ("fsdp2 x tensor parallel", "sam", {"measure": True}),
 }
 
 
@@ -53,7 +54,7 @@ def grid(engine):
         for reshard in ((True, False, None, 2) if fsdp else (True,))
     }
     if "fsdp2" in engine or fsdp:
-        one_mesh = ("clipped", "measured", "a norm of one's own")  # the sums of DTensors need one
+        one_mesh = ("clipped", "a norm of one's own")  # the sums of DTensors need one
         cases |= {name: (engine, *case) for name, case in OPTIONS.items() if fsdp or name not in one_mesh}
     return cases
 
