@@ -230,9 +230,11 @@ def test_a_type_error_inside_the_model_stays_as_it_is():
     ("loss_fn", "says"),
     [
         (lambda outputs, targets: cross_entropy(outputs, targets.int()), "it cannot be computed .*expected"),
+        (lambda outputs, targets: cross_entropy(outputs[:1], targets), "it cannot be computed .*batch_size"),
+        (lambda outputs, targets: cross_entropy(outputs.sum(), targets), "it cannot be computed .*Dimension"),
         (lambda outputs, targets: cross_entropy(outputs.detach(), targets), "it does not depend on the outputs"),
     ],
-    ids=["dtype", "detached"],
+    ids=["dtype", "batch", "number", "detached"],
 )
 def test_a_loss_that_fails_is_named_and_not_the_engine(loss_fn, says):
     with pytest.raises(RuntimeError, match=f"^loss_fn: {says}") as raised:

@@ -241,7 +241,8 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
             "refresh would do again in every product; let it write to copies"
         )
     outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-    with torch.enable_grad(), _blaming("loss_fn: it cannot be computed from the outputs and the targets"):
+    what = "loss_fn: it cannot be computed from the outputs and the targets"
+    with torch.enable_grad(), _blaming(what, ValueError, IndexError):  # cross_entropy raises these for shapes
         z = outputs.detach().requires_grad_()
         loss = problem.loss(z)
     if not loss.requires_grad:
@@ -265,12 +266,12 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
 
 
 @contextmanager
-def _blaming(sentence: str) -> Iterator[None]:
+def _blaming(sentence: str, *also: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, torch.linalg.LinAlgError, torch.AcceleratorError):  # type: ignore[attr-defined]
         raise  # a device in trouble, or a batch that the guards reject
-    except RuntimeError as error:
+    except (RuntimeError, *also) as error:
         raise RuntimeError(f"{sentence} ({str(error).splitlines()[0]})") from error
 
 
