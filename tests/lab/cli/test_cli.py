@@ -88,6 +88,15 @@ def test_what_is_named_twice_is_made_once(llqr):
     assert (code, [one["run"]["probe"]["rho"] for one in json.loads(out)]) == (0, [0.1, 0.2])
 
 
+def test_a_method_that_a_sweep_does_not_change_is_run_once(llqr, tmp_path):
+    sweep = ("--sweep", "probes.sam.rho=0.1,0.2", "--set", "data.options.validation=200", "--methods", "sgdm,sam")
+    code, out, err = llqr("compare", "digits/mlp", *sweep, "--seeds", "2", *QUICK, "--keep", "a.jsonl")
+    assert (code, "a.jsonl: 6 added, 0 there already" in err) == (0, True)
+    assert "sgdm: of 1, digits/mlp probes.sam.rho=0.1 has the best last" in out
+    assert "sam: of 2, digits/mlp probes.sam.rho=0." in out
+    assert len(list(tmp_path.glob("runs/*/digits/mlp/sgdm/*/result.json"))) == 2
+
+
 def test_a_variant_is_made_of_the_rows_that_have_it(llqr):
     code, out, _ = llqr("reproduce", "cifar100", "--variant", "rho-0.1", "--methods", "sam", "--dry-run", "--json")
     assert (code, {one["recipe"] for one in json.loads(out)}) == (0, {"cifar100/resnet18@rho-0.1"})

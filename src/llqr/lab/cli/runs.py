@@ -184,7 +184,10 @@ def compare(
                 raise ConfigurationError(f"RECIPE: two recipes are filed under {label}; rename one.")
             if sweep is not None:
                 _check_held_out(chosen)
+            known = [(one.recipe, one.seed, one.run) for one in planned]
             runs = plan(label, chosen, chosen.listed(methods, "--methods"), range(seeds), own.out, setting)
+            # What the swept setting does not change is run once.
+            runs = [one for one in runs if (label, one.seed, one.run) not in known]
             planned += runs
             commands += [own.train_command(name, one) for one in runs]
     stop = Stop(how.max_minutes)
