@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from llqr.lab.progress import Display
 from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
 from llqr.lab.tasks.task import Task, TaskOptions
+from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution, Training, independent_seeds
 from llqr.lab.training.results import seconds_per_step
 
@@ -266,6 +268,24 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(tmp_path):
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the training loss of epoch 1 is"):
         train(tmp_path, "sgdm", "bases.sgdm.lr=1e12")
+
+
+def test_a_run_that_diverged_is_freed_before_the_next_begins(tmp_path, monkeypatch):
+    """Its graphs and tensors are in reference cycles, which Python collects when it likes."""
+    made, alive = [], []
+    make = Training.__init__
+
+    def remembered(self, *arguments):
+        alive.extend(one for one in made if one() is not None)
+        make(self, *arguments)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Training, "__init__", remembered)
+    loaded = recipe.load("digits/mlp", ["training.epochs=1", "bases.sgdm.lr=1e12"])
+    planned = plan("digits/mlp", loaded, ["sgdm", "sam", "adam"], [0], tmp_path)
+    with pytest.raises(Diverged, match="digits/mlp sam seed 0: the training loss of epoch 1 is"):
+        carry_out(planned, Execution(CPU), Stop(), Display(quiet=True))
+    assert (len(made), alive) == (3, [])
 
 
 class Points(Batches):

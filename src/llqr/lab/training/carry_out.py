@@ -51,8 +51,10 @@ def carry_out(
                         result, note = _train(one, task, execution, stop, display), "done"
                     except Diverged as error:
                         diverged.append(str(error))
-                        display.end(f"{one.label}: diverged")
-                        continue
+            gc.collect()  # a run holds graphs and tensors in reference cycles; the next one needs their memory
+        if result is None:
+            display.end(f"{one.label}: diverged")
+            continue
         results.append(result)
         display.end(_outcome(one, result, note))
     if diverged:
@@ -152,7 +154,4 @@ def _train(planned: PlannedRun, task: Task, execution: Execution, stop: Stop, di
             f"{planned.label}: stopped by {stop.reason} after {training.optimizer.steps} of {training.total_steps} "
             "steps; the same command resumes from the checkpoint."
         )
-    # A run holds graphs and tensors in reference cycles; the next one needs their memory.
-    del training
-    gc.collect()
     return result
