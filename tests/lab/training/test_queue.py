@@ -15,6 +15,7 @@ from llqr.lab.config import recipe
 from llqr.lab.errors import RunsFailed, Stopped
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
+from llqr.lab.runs.json_files import plain
 from llqr.lab.runs.planned import plan
 from llqr.lab.stop import Stop
 from llqr.lab.training.carry_out import carry_out_together
@@ -88,6 +89,19 @@ def test_a_process_that_is_stopped_after_it_wrote_its_result_is_done(together, p
     late = f"{FINISH}; {WAIT}"
     with pytest.raises(Stopped, match="1 of 3 runs are done, left are digits/mlp sam seed 0, digits/mlp llqr-ngd seed"):
         together(late, FINISH, FINISH, jobs=1, stop=StopWhen(planned[0].path / "waits"))
+
+
+def test_a_run_that_another_process_makes_meanwhile_is_done(together, planned):
+    """At first it is in use, of which its process complains."""
+    finish = FINISH.replace("sys.argv[1]", repr(str(planned[0].path)))
+    assert together(FAIL, f"{finish}; {FINISH}", FINISH, jobs=1) == [DONE] * 3
+
+
+def test_a_run_of_other_settings_that_another_process_makes_meanwhile_is_not_taken(together, planned):
+    other = planned[0].to_dict() | {"seed": 1, "started": "", "command": "", "machine": {"device": ""}, "resumed": []}
+    config = f"open(sys.argv[1] + '/config.json', 'w').write({json.dumps(json.dumps(plain(other)))})"
+    with pytest.raises(RunsFailed, match=r"2 of 3 runs are done.\ndigits/mlp sgdm seed 0 failed: .* loss is nan.$"):
+        together(f"{FINISH}; {config}; {FAIL}", FINISH, FINISH)
 
 
 def test_no_more_than_jobs_at_a_time(together, planned):

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from llqr.lab import machine
-from llqr.lab.errors import EXIT_CODES, Diverged, RunsFailed, Stopped
+from llqr.lab.errors import EXIT_CODES, ConfigurationError, Diverged, RunsFailed, Stopped
 from llqr.lab.number_table import spread
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
@@ -103,14 +103,17 @@ def carry_out_together(
                 if code is None:
                     continue
                 del running[one.path]
-                folder = RunFolder(one.path)
-                if (result := folder.result()) is not None:  # also of one that was stopped after its last step
+                if (result := _made(one)) is not None:  # also of one that was stopped after its last step
                     done(one, result, "done")
                 elif code != EXIT_CODES[Stopped] and not (stopping and code == -signal.SIGTERM):
-                    why = folder.last_output() if code > 0 else f"killed by signal {-code}"
+                    why = RunFolder(one.path).last_output() if code > 0 else f"killed by signal {-code}"
                     failures[one.path] = f"{one.label} failed: {why}"
                     display.end(failures[one.path])
             time.sleep(SECONDS_BETWEEN_LOOKS)
+    for one in planned:
+        if one.path in failures and (result := _made(one)) is not None:  # by a process that had the run in use
+            del failures[one.path]
+            done(one, result, "done")
     failed = "".join(f"\n{failure}" for failure in failures.values())
     count = f"{len(results)} of {len(planned)} runs are done"
     if left := [one.label for one in planned if one.path not in {*results, *failures}]:
@@ -134,6 +137,13 @@ def _result(planned: PlannedRun) -> dict[str, Any] | None:
     result = folder.result()
     folder.check(planned)
     return result
+
+
+def _made(planned: PlannedRun) -> dict[str, Any] | None:
+    """The result of a run that is finished, unless its folder holds a run with other settings."""
+    with suppress(ConfigurationError):
+        return _result(planned)
+    return None
 
 
 def _outcome(planned: PlannedRun, result: dict[str, Any], note: str) -> str:
