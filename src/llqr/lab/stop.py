@@ -11,8 +11,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """A context in which a signal sets `requested`, as do ``max_minutes`` from now; a second signal interrupts.
+    """A context in which a signal sets `requested`, as do ``max_minutes`` from now; Ctrl-C after that interrupts.
 
+    SIGTERM does not: a scheduler sends it to every process, and then `--jobs` sends it to those it has started.
     Python lets no thread but the main one wait for signals; elsewhere they are left alone.
     """
 
@@ -38,6 +39,6 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.reason:
+        if self.reason and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.reason = signal.Signals(number).name
+        self.reason = self.reason or signal.Signals(number).name

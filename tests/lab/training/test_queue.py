@@ -32,6 +32,12 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path(sys.argv[1], "waits").touch()
 time.sleep(60)
 """
+BUSY = """import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(sys.argv[1], "asked").touch())
+pathlib.Path(sys.argv[1], "waits").touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -83,6 +89,20 @@ def test_a_stop_reaches_every_process_and_the_same_call_does_the_rest(together, 
         "the same command resumes."
     )
     assert together(FAIL, FINISH, FINISH) == [DONE] * 3
+
+
+def test_a_second_ctrl_c_does_not_wait_for_checkpoints(together, planned):
+    class Twice(StopWhen):
+        @property
+        def requested(self):
+            if (self.path.parent / "asked").exists():
+                raise KeyboardInterrupt
+            return super().requested
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        together(BUSY, FINISH, FINISH, jobs=1, stop=Twice(planned[0].path / "waits"))
+    assert time.monotonic() - began < 50
 
 
 def test_a_process_that_is_stopped_after_it_wrote_its_result_is_done(together, planned):

@@ -82,12 +82,16 @@ def carry_out_together(
         results[one.path] = result
         display.end(f"{_outcome(one, result, note)} ({len(results)} of {len(planned)} runs)")
 
+    def end(process: subprocess.Popen[bytes]) -> None:
+        """After an error as on a stop; after a second Ctrl-C at once."""
+        process.send_signal(signal.SIGINT if stopping else signal.SIGTERM)
+
     for one in planned:
         if (result := _result(one)) is not None:
             done(one, result, "already done")
     waiting = [pair for pair in zip(planned, commands, strict=True) if pair[0].path not in results]
+    stopping = False
     with ExitStack() as processes:
-        stopping = False
         while running or (waiting and not stopping):
             if stop.requested and not stopping:
                 stopping = True
@@ -97,7 +101,7 @@ def carry_out_together(
                 one, command = waiting.pop(0)
                 running[one.path] = one, _start(command, RunFolder(one.path))
                 processes.callback(running[one.path][1].wait)
-                processes.callback(running[one.path][1].terminate)  # after an error, or a second Ctrl-C
+                processes.callback(end, running[one.path][1])
             for one, process in list(running.values()):
                 code = process.poll()
                 if code is None:
