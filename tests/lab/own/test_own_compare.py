@@ -3,6 +3,7 @@
 import json
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import llqr as library
 from llqr.lab import Experiment, compare
-from llqr.lab.errors import DataError, Stopped
+from llqr.lab.errors import DataError, Diverged, Stopped
 from llqr.lab.own.experiment import of_seed
 from llqr.lab.stop import Stop
 
@@ -186,6 +187,15 @@ def test_every_kind_of_loader_is_resumed_exactly(kind, tmp_path, monkeypatch):
     for one, other in zip(whole.model("llqr+sam").parameters(), parts.model("llqr+sam").parameters(), strict=True):
         assert torch.equal(one, other)
     assert [r["train"] for r in whole.runs[0].records] == [r["train"] for r in parts.runs[0].records]
+
+
+def test_where_the_other_runs_are_is_said_if_one_diverges():
+    settings = {"bases.sgdm.lr": 1e38, "training.epochs": 10}
+    diverging = given(model=lambda: nn.Linear(6, 3), methods=["sgdm", "adam"], seeds=1, samples=0, settings=settings)
+    with pytest.raises(Diverged, match=r"sgdm seed 0: the training loss of .* The folder is out='") as error:
+        compare(**diverging)
+    folder = Path(str(error.value).partition("out=")[2].strip("'."))
+    assert (folder / "experiment/adam/seed0/result.json").exists()
 
 
 def test_a_program_gets_a_table_that_shows_itself_with_its_runs():

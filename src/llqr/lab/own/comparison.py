@@ -14,7 +14,7 @@ from llqr.lab import machine
 from llqr.lab.analysis import solution
 from llqr.lab.analysis.solution import Analyst
 from llqr.lab.config.recipe import Recipe, full_name
-from llqr.lab.errors import ConfigurationError, Stopped
+from llqr.lab.errors import ConfigurationError, Diverged, Stopped
 from llqr.lab.own import experiment as experiments
 from llqr.lab.own import is_file
 from llqr.lab.own import recipe as recipes
@@ -140,8 +140,8 @@ def compare(
     with Stop() as stop, Display(len(planned), quiet=quiet) as display:
         try:
             carry_out(planned, Execution(where), stop, display)
-        except Stopped as error:
-            raise Stopped(f"{error} The folder is out={str(folder)!r}.") from error
+        except (Diverged, Stopped) as error:  # the other runs are there
+            raise type(error)(f"{error} The folder is out={str(folder)!r}.") from error
     analyst = Analyst(where, samples)
     for one in planned:
         if analyst.needed(RunFolder(one.path)):
