@@ -193,11 +193,13 @@ def test_a_number_that_is_not_finite_is_said_to_be_none(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_times_of_a_shared_device_are_left_out(tmp_path):
-    shared = {"device": "cpu", "platform": "Linux", "cpus": 2, "threads": 1, "shared": True}
+@pytest.mark.parametrize("resumed", [False, True])
+def test_times_of_a_shared_device_are_left_out(tmp_path, resumed):
+    machine = {"device": "cpu", "platform": "Linux", "cpus": 2, "threads": 1, "shared": True}
+    shared = {"machine": machine, "command": "llqr"}
     write_run(tmp_path, "sgdm", 0)
     assert "time / sgdm" in page(tmp_path).table("method", "last accuracy")["sgdm"]
-    write_run(tmp_path, "sam", 0, config={"machine": shared})
+    write_run(tmp_path, "sam", 0, config={"resumed": [shared]} if resumed else shared)
     found = page(tmp_path)
     assert "time / sgdm" not in found.table("method", "last accuracy")["sgdm"]
     assert "no times, because other programs used the device" in found.text

@@ -29,7 +29,9 @@ RECORD: Keys = {
     "epoch": NUMBER, "step": int, "train.loss": NUMBER, "seconds.train": NUMBER, "seconds.refresh": NUMBER,
     "refreshes": list,
 }  # fmt: skip
-LINE: Keys = {"recipe": str, "seed": int, "run.method": str, "machine.device": str, "result.metric": str}
+LINE: Keys = {
+    "recipe": str, "seed": int, "run.method": str, "machine.device": str, "resumed": list, "result.metric": str,
+}  # fmt: skip
 CURVE: Keys = {
     "recipe": str, "seed": int, "run.method": str, "finished": bool, "split": str, "epoch": list, "step": list,
     "train_loss": list,

@@ -81,8 +81,8 @@ class RunRecord:
 
     @property
     def shared_device(self) -> bool:
-        """Whether other programs used the device meanwhile, so that the times of the run mean nothing."""
-        return bool(self.config["machine"].get("shared"))
+        """Whether other programs used the device, also after a resume, so that the times of the run mean nothing."""
+        return any(made["machine"].get("shared") for made in (self.config, *self.config["resumed"]))
 
     @property
     def counted_in(self) -> str:
