@@ -65,8 +65,6 @@ class Training:
         self.folder = RunFolder(planned.path)
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
         torch.manual_seed(model_seed)
         self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended

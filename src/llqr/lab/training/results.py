@@ -1,4 +1,4 @@
-"""What a run comes to: the summary of its log, of its metric and of its memory, as ``result.json`` holds it."""
+"""What a run comes to: the summary of its log and of its metric, as ``result.json`` holds it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
 
 from llqr import Geometry
 from llqr.lab.tasks import Task
@@ -22,7 +20,7 @@ Records = Sequence[dict[str, Any]]
 def result_of(training: Training) -> dict[str, Any]:
     """Summarise a finished run."""
     planned, task, geometry = training.planned, training.task, training.geometry
-    run, records, device = planned.run, training.folder.log.records, training.execution.device
+    run, records = planned.run, training.folder.log.records
     best, step_seconds = best_record(records, task), seconds_per_step(records)
     assert step_seconds is not None
     refreshes = [report for record in records for report in record["refreshes"]]
@@ -57,7 +55,6 @@ def result_of(training: Training) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "metric_bytes": 0,
         "metric_fallbacks": {},
-        "device_peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         "layer_effects": None,
     }
     if geometry is not None and run.geometry is not None:
