@@ -35,7 +35,9 @@ def share_gpu() -> str:
     if asked.returncode == 0:
         return "MPS is running."
     nowhere = subprocess.DEVNULL  # a daemon would keep a pipe open
-    started = subprocess.run([program, "-d"], stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    # A daemon with this variable numbers the GPUs anew, and a process with it would choose among these numbers.
+    every_gpu = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    started = subprocess.run([program, "-d"], stdin=nowhere, stdout=nowhere, stderr=nowhere, env=every_gpu)
     if started.returncode:
         return f"{program} -d failed: the runs take turns on the GPU."
     return f"Started MPS; `echo quit | {program}` ends it."

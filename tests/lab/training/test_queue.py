@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_checkpoints_and_the_same_command_resumes(tmp_path):
     ("script", "said"),
     [
         ("exit 0", "MPS is running."),
-        ('test "$1" = -d', "Started MPS; "),
+        ('test "$1" = -d -a -z "$CUDA_VISIBLE_DEVICES"', "Started MPS; "),
         ("exit 1", "-d failed: the runs take turns on the GPU."),
         (None, "There is no nvidia-cuda-mps-control: the runs take turns on the GPU."),
     ],
@@ -193,5 +193,6 @@ def test_mps_is_started_where_it_is_there(tmp_path, monkeypatch, script, said):
         program = tmp_path / "nvidia-cuda-mps-control"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # of the runs, not of what they share
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
     assert said in machine.share_gpu()
