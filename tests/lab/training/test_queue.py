@@ -11,6 +11,7 @@ import pytest
 
 from fake_runs import ACCURACY, record, result_of
 from llqr.lab import machine
+from llqr.lab.cli.runs import RunOptions
 from llqr.lab.config import recipe
 from llqr.lab.errors import RunsFailed, Stopped
 from llqr.lab.progress import Display
@@ -128,6 +129,11 @@ def test_no_more_than_jobs_at_a_time(together, planned):
     started = planned[0].path.parents[1] / "running"
     one_at_a_time = f"import pathlib, time; p = pathlib.Path({str(started)!r}); p.mkdir(); time.sleep(0.1); p.rmdir()"
     assert together(*[f"{one_at_a_time}; {FINISH}"] * 3, jobs=1) == [DONE] * 3
+
+
+def test_the_processes_use_the_device_of_the_command(planned, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert "--device=cuda" in RunOptions(device="auto").train_command("digits/mlp", planned[0])
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ class RunOptions:
     def train_command(self, name: str, planned: PlannedRun) -> list[str]:
         """The command of a process that makes one run of the recipe ``name``."""
         run = {"method": planned.run.method, "seed": planned.seed, "out": self.out, "data-dir": self.data_dir}
-        run |= {"device": self.device, "checkpoint-minutes": self.checkpoint_minutes}
+        # Not "auto": a process that does not see the GPU must not train on the CPU.
+        run |= {"device": self.execution.device, "checkpoint-minutes": self.checkpoint_minutes}
         flags = {"compile": self.compiled, "tensorboard": self.tensorboard, "shared-device": self.shared_device}
         flags |= {"capture": self.capture is True, "no-capture": self.capture is False}
         given = [f"--{option}={value}" for option, value in run.items() if value is not None]
