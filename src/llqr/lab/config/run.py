@@ -119,7 +119,8 @@ class Run:
         """The method of this run, put together from its components.
 
         With ``capture`` a refresh runs as captured CUDA graphs, unless it is computed in pieces; with ``compile`` it
-        runs compiled. It has the precision of the training passes. ``on_refresh`` gets the report of every refresh.
+        runs compiled, by one-sided differences where the network has repeated blocks. It has the precision of the
+        training passes. ``on_refresh`` gets the report of every refresh.
         """
         geometry = None
         if self.geometry is not None:

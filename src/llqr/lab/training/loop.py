@@ -33,7 +33,11 @@ from llqr.lab.training.results import best_record, layer_effects, result_of
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out; none of it decides what they compute. With ``shared_device`` times mean nothing."""
+    """How runs are carried out, which is not part of what they are.
+
+    With ``compile``, refreshes may use another engine, see `Run.build_optimizer`. With ``shared_device`` times mean
+    nothing.
+    """
 
     device: torch.device
     capture: bool = False
