@@ -27,7 +27,6 @@ from llqr.lab.runs.json_files import plain
 from llqr.lab.runs.planned import plan
 from llqr.lab.runs.stored import StoredRun
 from llqr.lab.stop import Stop
-from llqr.lab.tasks.task import TaskCache
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution
 
@@ -78,7 +77,7 @@ class Comparison:
         chosen = [run for run in self.runs if (run.method, run.seed) == (method, seed)]
         if not chosen:
             raise ValueError(f"method, seed: expected those of a run, got {method!r}, {seed}")
-        task = TaskCache(self.device).load(chosen[0].run, seed)
+        task = chosen[0].run.load_task(self.device, seed)
         return solution.load(RunFolder(chosen[0].path), task, self.device)[0]
 
     def report(self, out: Path | str | None = None) -> Path:
