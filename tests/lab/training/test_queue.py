@@ -92,6 +92,12 @@ def test_a_stop_reaches_every_process_and_the_same_call_does_the_rest(together, 
     assert together(FAIL, FINISH, FINISH) == [DONE] * 3
 
 
+def test_a_process_that_a_scheduler_stops_before_it_listens_is_left_and_not_failed(together):
+    terminated = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    with pytest.raises(Stopped, match=r"^Stopped by a signal: 2 of 3 runs are done, left are digits/mlp sgdm seed 0;"):
+        together(terminated, FINISH, FINISH)
+
+
 def test_a_second_ctrl_c_does_not_wait_for_checkpoints(together, planned):
     class Twice(StopWhen):
         @property

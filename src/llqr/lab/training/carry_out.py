@@ -109,7 +109,7 @@ def carry_out_together(
                 del running[one.path]
                 if (result := _made(one)) is not None:  # also of one that was stopped after its last step
                     done(one, result, "done")
-                elif code != EXIT_CODES[Stopped] and not (stopping and code == -signal.SIGTERM):
+                elif code not in (EXIT_CODES[Stopped], -signal.SIGTERM):
                     why = RunFolder(one.path).last_output() if code > 0 else f"killed by signal {-code}"
                     failures[one.path] = f"{one.label} failed: {why}"
                     display.end(failures[one.path])
