@@ -1,4 +1,4 @@
-"""Things that belong together."""
+"""Group items by a key."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
-    """The items by their key, keys and items in the order in which they come."""
+    """The items of each key; keys and items keep their order."""
     groups: dict[Key, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

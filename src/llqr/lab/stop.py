@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stop:
     """A context in which a signal sets `requested`, as do ``max_minutes`` from now; Ctrl-C after that interrupts.
 
-    SIGTERM does not: a scheduler sends it to every process, and then `--jobs` sends it to those it has started.
+    A second SIGTERM does not: a scheduler sends one to every process, and `--jobs` then sends its own.
     Python lets no thread but the main one wait for signals; elsewhere they are left alone.
     """
 

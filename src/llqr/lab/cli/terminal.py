@@ -10,12 +10,12 @@ WIDTH_IN_FILES = 200
 
 
 def width() -> int:
-    """Of the terminal; in a file there is room."""
+    """The width of the terminal, or plenty for a file."""
     return Console().width if sys.stdout.isatty() else WIDTH_IN_FILES
 
 
 def show(table: Table) -> None:
-    """As wide as the terminal, where long cells take several lines; in a file as wide as it needs to be."""
+    """Print a table: long cells wrap on a terminal, and are on one line in a file."""
     for column in table.columns:
         column.overflow = "fold"  # a number that is cut off is another number
         column.no_wrap = False

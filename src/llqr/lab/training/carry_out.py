@@ -69,10 +69,10 @@ def carry_out_together(
     stop: Stop,
     display: Display,
 ) -> list[dict[str, Any]]:
-    """The same, ``jobs`` runs at a time: ``commands`` make one of them each.
+    """The same with ``jobs`` runs at a time, each in a process of its own, started by its command.
 
-    A run that fails does not stop the others: `RunsFailed` names them at the end. To stop, every process leaves a
-    checkpoint. What a process prints goes to ``output.log`` in the folder of its run.
+    A run that fails does not stop the others; `RunsFailed` names those that failed at the end. On a stop every process
+    leaves a checkpoint. The output of a process goes to ``output.log`` in the folder of its run.
     """
     results: dict[Path, dict[str, Any]] = {}
     failures: dict[Path, str] = {}
@@ -83,7 +83,7 @@ def carry_out_together(
         display.end(f"{_outcome(one, result, note)} ({len(results)} of {len(planned)} runs)")
 
     def end(process: subprocess.Popen[bytes]) -> None:
-        """After an error as on a stop; after a second Ctrl-C at once."""
+        """Stop it after an error; interrupt it after a second Ctrl-C."""
         process.send_signal(signal.SIGINT if stopping else signal.SIGTERM)
 
     for one in planned:
@@ -144,7 +144,7 @@ def _result(planned: PlannedRun) -> dict[str, Any] | None:
 
 
 def _made(planned: PlannedRun) -> dict[str, Any] | None:
-    """The result of a run that is finished, unless its folder holds a run with other settings."""
+    """The result of a finished run; None if its folder holds a run with other settings."""
     with suppress(ConfigurationError):
         return _result(planned)
     return None

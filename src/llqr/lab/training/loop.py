@@ -33,7 +33,7 @@ from llqr.lab.training.results import best_record, layer_effects, result_of
 
 @dataclass(frozen=True)
 class Execution:
-    """How runs are carried out, which is not part of what they are.
+    """How to carry out runs; not part of their configuration.
 
     With ``compile``, refreshes may use another engine, see `Run.build_optimizer`. With ``shared_device`` times mean
     nothing.

@@ -1,4 +1,4 @@
-"""What a run comes to: the summary of its log and of its metric, as ``result.json`` holds it."""
+"""Summarise the log and the metric of a finished run, for ``result.json``."""
 
 from __future__ import annotations
 
