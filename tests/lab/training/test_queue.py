@@ -13,7 +13,7 @@ from fake_runs import ACCURACY, record, result_of
 from llqr.lab import machine
 from llqr.lab.cli.runs import RunOptions
 from llqr.lab.config import recipe
-from llqr.lab.errors import RunsFailed, Stopped
+from llqr.lab.errors import DataError, RunsFailed, Stopped
 from llqr.lab.progress import Display
 from llqr.lab.runs.folder import RunFolder
 from llqr.lab.runs.json_files import plain
@@ -109,6 +109,14 @@ def test_a_second_ctrl_c_does_not_wait_for_checkpoints(together, planned):
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         together(BUSY, FINISH, FINISH, jobs=1, stop=Twice(planned[0].path / "waits"))
+    assert time.monotonic() - began < 50
+
+
+def test_an_error_stops_the_other_processes(together, planned):
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(planned[1].path)!r}, 'waits').exists(): time.sleep(0.01)"
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"result.json is damaged"):
+        together(f"{wait}\nimport sys; open(sys.argv[1] + '/result.json', 'w').write('{{')", WAIT, FINISH)
     assert time.monotonic() - began < 50
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,12 @@ def carry_out_together(
         results[one.path] = result
         display.end(f"{_outcome(one, result, note)} ({len(results)} of {len(planned)} runs)")
 
-    def end(process: subprocess.Popen[bytes]) -> None:
-        """Stop it after an error; interrupt it after a second Ctrl-C."""
-        process.send_signal(signal.SIGINT if stopping else signal.SIGTERM)
-
     for one in planned:
         if (result := _result(one)) is not None:
             done(one, result, "already done")
     waiting = [pair for pair in zip(planned, commands, strict=True) if pair[0].path not in results]
     stopping = False
-    with ExitStack() as processes:
+    try:
         while running or (waiting and not stopping):
             if stop.requested and not stopping:
                 stopping = True
@@ -100,8 +96,6 @@ def carry_out_together(
             while waiting and len(running) < jobs and not stopping:
                 one, command = waiting.pop(0)
                 running[one.path] = one, _start(command, RunFolder(one.path))
-                processes.callback(running[one.path][1].wait)
-                processes.callback(end, running[one.path][1])
             for one, process in list(running.values()):
                 code = process.poll()
                 if code is None:
@@ -114,6 +108,11 @@ def carry_out_together(
                     failures[one.path] = f"{one.label} failed: {why}"
                     display.end(failures[one.path])
             time.sleep(SECONDS_BETWEEN_LOOKS)
+    finally:  # an error stops them, a second Ctrl-C interrupts them
+        for _, process in running.values():
+            process.send_signal(signal.SIGINT if stopping else signal.SIGTERM)
+        for _, process in running.values():
+            process.wait()
     for one in planned:
         if one.path in failures and (result := _made(one)) is not None:  # by a process that had the run in use
             del failures[one.path]
