@@ -187,6 +187,23 @@ def test_memory_is_that_measured(label, model, structure):
     assert row in (ROOT / "docs/costs.md").read_text()
 
 
+def test_the_memory_of_extrapolated_products_is_that_measured():
+    few = _bench("memory-vit-b-every-5", what="refresh", structure="e-kfac")
+    assert f"which makes it {few['vs_sam']:.2f} on ViT-B" in _plain_text("docs/costs.md")
+
+
+def test_the_scalar_run_is_compared_with_sam_at_the_epoch_where_it_stopped():
+    at, by = 147, {"scalar": [], "sam": []}
+    for seed in range(3):
+        for line in measurements.read_curves(ROOT / f"results/curves/cifar100-resnet18-seed{seed}.jsonl"):
+            kind = (line["run"]["geometry"] or {"structure": "sam"})["structure"]
+            if kind in by:
+                by[kind].append(line["accuracy"][line["epoch"].index(at)])
+    behind = statistics.mean(by["sam"]) - statistics.mean(by["scalar"])
+    said = f"stopped at epoch {at} of 200, was {behind:.1f} points behind SAM there"
+    assert said in _plain_text("docs/choose.md")
+
+
 def test_the_times_of_a_small_network_are_those_measured():
     rows, page = _rows("host-cpu"), (ROOT / "docs/costs.md").read_text()
 
