@@ -111,7 +111,7 @@ def printed(network: Network, method: str, interval: int | None) -> dict[str, fl
 
 def as_table(found: Sequence[dict[str, Any]]) -> Table:
     numbers = [
-        Column("passes", "passes", "{:.2f}"),  # older files lack it
+        Column("passes", "passes", "{:.2f}"),
         Column("interval", "interval", "{:d}"),
         Column("updates", "updates", "{:d}"),
         Column("epoch s", "epoch_seconds.median", "{:.2f}"),

@@ -4,7 +4,6 @@ The error of reduced precision or approximate products is measured against an ex
 same batch: forward mode with unfused attention, a product in every inner step, no autocast and no TF32.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from torch import Tensor
 
 import llqr
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
-from llqr.lab.bench.workload import Passes, Setup, Workload, cross_entropy, step_of
+from llqr.lab.bench.workload import Network, Passes, Setup, Workload, cross_entropy, step_of
 from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
@@ -82,25 +81,19 @@ def learn(geometry: llqr.Geometry, workload: Workload) -> llqr.Geometry:
     return geometry
 
 
-def exact_effect(workload: Workload, settings: RefreshSettings, dtype: torch.dtype) -> tuple[Vector, Vector] | None:
-    """`g` and `U g` after one exact refresh from the identity in this precision; None if that refresh is rejected.
-
-    The weights of the workload do not change.
-    """
-    alone = copy.copy(workload)
-    alone.precision = Precision("fp32", workload.precision.device)
-    if dtype == torch.float64:
-        images, labels = workload.batch
-        alone.model, alone.batch = copy.deepcopy(workload.model).double(), (images.double(), labels)
-    alone.precision.set_up()
-    try:
-        geometry = geometry_of(alone, settings.exact())
-        with geometry.quadratic_model(alone.batch) as model:
-            gradient = model.gradient
-        accepted = geometry.refresh(alone.batch).accepted
-        return (gradient, geometry.metric.apply(gradient)) if accepted else None
-    finally:
-        workload.precision.set_up()
+def exact_effect(
+    setup: Setup, network: Network, settings: RefreshSettings, dtype: torch.dtype
+) -> tuple[Vector, Vector] | None:
+    """`g` and `U g` after one exact refresh from the identity in this precision; None if that refresh is rejected."""
+    workload = replace(setup, precision=Precision("fp32", setup.precision.device)).workload(network)
+    workload.model.to(dtype)
+    images, labels = workload.batch
+    batch = images.to(dtype), labels
+    geometry = geometry_of(workload, settings.exact())
+    with geometry.quadratic_model(batch) as model:
+        gradient = model.gradient
+    accepted = geometry.refresh(batch).accepted
+    return (gradient, geometry.metric.apply(gradient)) if accepted else None
 
 
 def relative_error(metric: llqr.Metric, gradient: Vector, exact: Vector) -> float:
@@ -125,7 +118,7 @@ def measure(
         for settings in ways:
             alike = settings.exact()
             if reference is not None and alike not in exact:
-                exact = {alike: exact_effect(setup.workload(network), alike, reference)}
+                exact = {alike: exact_effect(setup, network, alike, reference)}
             yield _row(setup.workload(network, passes), settings, repeats, exact.get(alike))
 
 
@@ -168,7 +161,7 @@ def _row(
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The time per product is that of the whole refresh over its products."""
     numbers = [
-        Column("product every", "product_every", "{:d}"),  # older files lack it; see their command
+        Column("product every", "product_every", "{:d}"),
         Column("s", "seconds.median", "{:.3f}"),
         Column("quartiles", "seconds", "{:.3f}"),
         Column("first s", "first_seconds", "{:.2f}"),
