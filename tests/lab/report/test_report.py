@@ -214,12 +214,21 @@ def test_the_page_is_self_contained_and_names_the_folders_of_the_runs(found, unc
     assert "Fake <runs>" in found.text
 
 
-def test_sharpness_and_refreshes_are_shown(found):
+def test_sharpness_is_shown(found):
     sharpness = found.table("method", "top eigenvalue")
     assert list(sharpness) == ["llqr-ngd+sam"]
     assert sharpness["llqr-ngd+sam"]["top eigenvalue"]["text"] == "4.500 ± 0.707"
     assert sharpness["llqr-ngd+sam"]["perceived"]["text"] == "2.500 ± 0.707"
     assert "on 64 training samples" in found.text
+
+
+def test_a_perceived_sharpness_that_not_all_runs_have_says_how_many_do(runs):
+    write_analysis(runs / "digits/mlp/llqr-ngd+sam/seed1", top=5.0, perceived=None, reason="U is not positive.")
+    sharpness = Page(report.render(find([runs]), runs)).table("method", "top eigenvalue")["llqr-ngd+sam"]
+    assert (sharpness["perceived"]["text"], sharpness["n"]["text"]) == ("2.000 (n = 1)", "2")
+
+
+def test_refreshes_are_shown(found):
     refreshes = found.table("method", "refreshes")["llqr-ngd+sam"]
     shown = ("refreshes", "rejected", "seconds each", "of the time", "change of J", "engine", "MiB of U")
     assert [refreshes[key]["text"] for key in shown] == [

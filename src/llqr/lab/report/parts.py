@@ -137,7 +137,10 @@ def solutions(runs: Sequence[StoredRun], notes: Mapping[Path, str]) -> Part | No
         found = [analysis for _, analysis in pairs]
         sharpness = [one["sharpness"] for one in found]
         row = {"method": method, "top eigenvalue": mean(one["top"]["value"] for one in sharpness)}
-        row["perceived"] = mean(one["perceived"]["value"] for one in sharpness if one.get("perceived"))
+        perceived = [one["perceived"]["value"] for one in sharpness if one.get("perceived")]
+        row["perceived"] = mean(perceived)
+        if 0 < len(perceived) < len(found):  # U of the others is not positive
+            row["perceived"] += f" (n = {len(perceived)})"
         rows.append(row | {"loss": mean(one["loss"] for one in found), "n": len(found)})
     sentence = (
         f"The top eigenvalue of the Hessian H of the mean loss on {measured[0][1]['samples']} training samples, by "
