@@ -228,6 +228,12 @@ def test_a_perceived_sharpness_that_not_all_runs_have_says_how_many_do(runs):
     assert (sharpness["perceived"]["text"], sharpness["n"]["text"]) == ("2.000 (n = 1)", "2")
 
 
+def test_solutions_measured_on_other_samples_are_named(runs):
+    """Without ``--samples`` a report keeps what was measured before."""
+    write_analysis(runs / "digits/mlp/llqr-ngd+sam/seed1", top=5.0, perceived=2.0, samples=100)
+    assert "on 64 or 100 training samples" in report.render(find([runs]), runs)
+
+
 def test_refreshes_are_shown(found):
     refreshes = found.table("method", "refreshes")["llqr-ngd+sam"]
     shown = ("refreshes", "rejected", "seconds each", "of the time", "change of J", "engine", "MiB of U")

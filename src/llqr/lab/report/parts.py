@@ -142,8 +142,9 @@ def solutions(runs: Sequence[StoredRun], notes: Mapping[Path, str]) -> Part | No
         if 0 < len(perceived) < len(found):  # U of the others is not positive
             row["perceived"] += f" (n = {len(perceived)})"
         rows.append(row | {"loss": mean(one["loss"] for one in found), "n": len(found)})
+    samples = " or ".join(dict.fromkeys(str(analysis["samples"]) for _, analysis in measured))
     sentence = (
-        f"The top eigenvalue of the Hessian H of the mean loss on {measured[0][1]['samples']} training samples, by "
+        f"The top eigenvalue of the Hessian H of the mean loss on {samples} training samples, by "
         "Lanczos; perceived is that of √U H √U, with U = I where no metric is learned."
     )
     return Part("Solutions", [sentence, *missing], [pd.DataFrame(rows)])
