@@ -198,10 +198,13 @@ def test_times_of_a_shared_device_are_left_out(tmp_path, resumed):
     machine = {"device": "cpu", "platform": "Linux", "cpus": 2, "threads": 1, "shared": True}
     shared = {"machine": machine, "command": "llqr"}
     write_run(tmp_path, "sgdm", 0)
-    assert "time / sgdm" in page(tmp_path).table("method", "last accuracy")["sgdm"]
+    alone = report.render(find([tmp_path]), tmp_path)
+    assert "time / sgdm" in Page(alone).table("method", "last accuracy")["sgdm"]
+    assert "test accuracy over time" in alone
     write_run(tmp_path, "sam", 0, config={"resumed": [shared]} if resumed else shared)
     found = page(tmp_path)
     assert "time / sgdm" not in found.table("method", "last accuracy")["sgdm"]
+    assert "over time" not in report.render(find([tmp_path]), tmp_path)
     assert "no times, because other programs used the device" in found.text
 
 

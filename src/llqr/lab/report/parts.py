@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTHING = "–"
+MINUTES = "minutes of training"
 ByMethod = Mapping[str, Sequence[StoredRun]]
 
 
@@ -91,7 +92,7 @@ def results(runs: Sequence[StoredRun]) -> Part | None:
 
 
 def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
-    """Everything measured during training: against the position in the run, and the metrics also against time."""
+    """What was measured during training by the position in the run; metrics also by time, if no device was shared."""
     logged = grouped((run for run in runs if run.records), lambda run: run.method)
     records = [run.records[0] for own in logged.values() for run in own]
     if not records:
@@ -101,25 +102,26 @@ def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
         found = " and ".join(sorted(f"{split} {metric}" for split, metric, *_ in kinds))
         raise ConfigurationError(f"RUNS: those of {runs[0].recipe} were evaluated by {found}; report on them apart.")
     ((split, *metrics),) = kinds
-    wanted = [(split, name, axis) for name in metrics for axis in (_axis(runs), "minutes")]
+    axes = [_axis(runs)] if any(run.shared_device for run in runs) else [_axis(runs), MINUTES]
+    wanted = [(split, name, axis) for name in metrics for axis in axes]
     wanted += [("train", name, _axis(runs)) for name in records[0]["train"]]
     figures = {}
     for kind, name, axis in wanted:
         lines = _lines(logged, lambda record, kind=kind, name=name: record[kind][name], axis)  # type: ignore[misc]
         shown = name.replace("_", " ")
-        title = f"{kind} {shown} over time" if axis == "minutes" else f"{kind} {shown}"
+        title = f"{kind} {shown} over time" if axis == MINUTES else f"{kind} {shown}"
         figures[title] = ranges(title, axis, shown, methods, lines, late=True)
-    sentence = "Mean over seeds with their range; the first quarter may be cut off; time is training time."
+    sentence = "Mean over seeds with their range; the first quarter may be cut off."
     return Part("Curves", [sentence], figures=figures)
 
 
 def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str) -> Curves:
-    """A number of every record, as far as all runs of a method have come, against epochs, steps or minutes."""
+    """A number of every record, as far as all runs of a method have come, against epochs, steps or time."""
     found = {}
     for method, own in logged.items():
         records = list(zip(*(run.records for run in own), strict=False))
-        at: Sequence[float] = [first[axis] for first, *_ in records] if axis != "minutes" else []
-        if axis == "minutes":
+        at: Sequence[float] = [first[axis] for first, *_ in records] if axis != MINUTES else []
+        if axis == MINUTES:
             seconds = (np.mean([record["seconds"]["train"] for record in several]) for several in records)
             at = [total / 60 for total in accumulate(seconds)]
         found[method] = at, [[number(record) for record in run] for run in zip(*records, strict=True)]
