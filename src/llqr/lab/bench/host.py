@@ -113,7 +113,6 @@ def bare_product(work: Workload, theta: Named) -> Callable[[Named], Named]:
     return product
 
 
-@torch.no_grad()
 def _arithmetic(geometry: llqr.Geometry, work: Workload, applied: int, pulled: int) -> Callable[[], object]:
     metric = geometry.metric
     g = metric.pack({name: parameter.detach() for name, parameter in work.model.named_parameters()})

@@ -120,10 +120,10 @@ def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str)
     found = {}
     for method, own in logged.items():
         records = list(zip(*(run.records for run in own), strict=False))
-        at: Sequence[float] = [first[axis] for first, *_ in records] if axis != MINUTES else []
         if axis == MINUTES:
-            seconds = (np.mean([record["seconds"]["train"] for record in several]) for several in records)
-            at = [total / 60 for total in accumulate(seconds)]
+            at = list(accumulate(np.mean([one["seconds"]["train"] for one in several]) / 60 for several in records))
+        else:
+            at = [first[axis] for first, *_ in records]
         found[method] = at, [[number(record) for record in run] for run in zip(*records, strict=True)]
     return found
 
