@@ -304,6 +304,20 @@ def test_fine_tuning_is_what_was_measured():
     assert shown.strip() in (ROOT / "docs/gain.md").read_text()
 
 
+def test_fine_tuning_that_was_cut_short_is_left_out_of_the_tables(tmp_path):
+    script, kept = (ROOT / "results/fine-tuning" / name for name in ("sst.py", "sst.jsonl"))
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    first = next(row for row in rows if row["task"] == "binary" and row["seed"] == 0)
+    rows += [first | {"method": method} for method in ("sgd", "sgd+sam", "sgd+llqr", "sgd+llqr+sam")]
+    (tmp_path / "sst.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = [sys.executable, str(script), "--out"]
+    shown, whole = (
+        subprocess.run([*made, str(path)], capture_output=True, text=True, check=True).stdout
+        for path in (tmp_path / "sst.jsonl", kept)
+    )
+    assert shown == whole
+
+
 def test_no_page_needs_a_server_to_be_seen():
     """Diagrams are pictures, not scripts that a browser would fetch."""
     assert not [page for page in PAGES if "```mermaid" in (ROOT / page).read_text()]
