@@ -9,7 +9,6 @@ library's own assignment of blocks (``Geometry(shards=...)``), planned on the me
 """
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,11 +57,8 @@ def scalars_of_shards(metric: Metric, shards: int) -> list[int]:
         owner = owners(metric.groups, shards)
     except ValueError as error:
         raise ConfigurationError(f"--{error}.") from error
-    held: Counter[int] = Counter()
-    for group in metric.groups:
-        for blocks in group.inseparable():
-            held[owner[blocks[0].name]] += type(group)(blocks).stored()
-    return [held[shard] for shard in range(shards)]
+    held = ({name for name, at in owner.items() if at == shard} for shard in range(shards))
+    return [metric.part(names, metric.placement).stored() for names in held]
 
 
 def as_table(found: Sequence[dict[str, Any]]) -> Table:
