@@ -63,6 +63,7 @@ STYLE: "dict[RcKeyType, Any]" = {
 }
 WIDTH = 5.0
 """Inches: panels stand below each other, so that their text is still legible on a phone."""
+LEGEND_ROW = 0.17
 FONT = 'text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important; }'
 
 
@@ -119,9 +120,11 @@ def focus(axes: "Axes", values: Sequence[float]) -> None:
 
 
 def legend_above(figure: "Figure", axes: "Axes", columns: int = 2) -> None:
-    """The legend of one panel above all of them, where it hides nothing."""
+    """The legend of one panel above all of them, where it hides nothing; for more than two rows the figure grows."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+    rows = sum(1 + label.count("\n") for label in labels) / columns
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(0, rows - 2))
 
 
 def note_below(figure: "Figure", text: str) -> None:

@@ -137,6 +137,14 @@ def test_the_names_of_long_settings_stay_inside_the_picture():
     assert box.x1 <= figure.bbox.x1
 
 
+def test_many_names_leave_room_for_the_panel():
+    figure = plots.draw_curves([curve(run={"method": f"method {number}"}) for number in range(12)], ["accuracy:epoch"])
+    figure.draw_without_rendering()
+    ((legend,), (panel,)) = figure.legends, figure.axes
+    assert panel.get_window_extent().height > figure.dpi  # an inch
+    assert panel.get_window_extent().y1 < legend.get_window_extent().y0
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path, kept, capsys):
     path = kept(curve())
     other = kept({key.replace("accuracy", "bleu"): value for key, value in curve().items()}, name="other.jsonl")
