@@ -242,7 +242,7 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
         )
     outputs = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
     what = "loss_fn: it cannot be computed from the outputs and the targets"
-    with torch.enable_grad(), _blaming(what, ValueError, IndexError):  # cross_entropy raises these for shapes
+    with torch.enable_grad(), _blaming(what, (RuntimeError, ValueError, IndexError)):
         z = outputs.detach().requires_grad_()
         loss = problem.loss(z)
     if not loss.requires_grad:
@@ -266,12 +266,12 @@ def check_first_batch(problem: Problem, divergence: Divergence) -> None:
 
 
 @contextmanager
-def _blaming(sentence: str, *also: type[Exception]) -> Iterator[None]:
+def _blaming(sentence: str, kinds: tuple[type[Exception], ...] = (RuntimeError,)) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, torch.linalg.LinAlgError, torch.AcceleratorError):  # type: ignore[attr-defined]
         raise  # a device in trouble, or a batch that the guards reject
-    except (RuntimeError, *also) as error:
+    except kinds as error:
         raise RuntimeError(f"{sentence} ({str(error).splitlines()[0]})") from error
 
 
