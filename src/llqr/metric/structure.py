@@ -251,7 +251,9 @@ class Structure(ABC):
 
     def eye(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A stack of identity matrices."""
-        return torch.eye(size, dtype=dtype, device=device).repeat(self.k, 1, 1)
+        stack = torch.zeros(self.k, size, size, dtype=dtype, device=device)
+        stack.diagonal(dim1=1, dim2=2).fill_(1)  # torch.eye of the meta device, which plans memory, is slow to import
+        return stack
 
 
 class Flat(Structure):
