@@ -157,7 +157,7 @@ def test_a_type_error_inside_the_model_is_its_own():
 
 @pytest.mark.parametrize("loss_fn", [lambda z, t: F.cross_entropy(z, t, reduction="none"), lambda z, t: 1.0])
 def test_a_loss_that_is_not_one_number_raises_a_clear_error(loss_fn):
-    with pytest.raises(ValueError, match=r"^loss_fn: expected one number, the mean loss over the batch"):
+    with pytest.raises(TypeError, match=r"^loss_fn: expected one number, the mean loss over the batch"):
         flat_geometry(mlp(), loss_fn).refresh(case("mlp").batch)
 
 

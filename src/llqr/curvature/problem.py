@@ -123,7 +123,7 @@ class Problem:
         with _eagerly():
             loss = self.loss_fn(outputs, self.targets)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise ValueError("loss_fn: expected one number, the mean loss over the batch")
+            raise TypeError("loss_fn: expected one number, the mean loss over the batch")
         return loss
 
 
