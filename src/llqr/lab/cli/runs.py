@@ -208,8 +208,8 @@ def compare(
             print("\n".join(choices([result for recipe, result in named if recipe == name], seeds)))
     if failed is not None:
         raise failed
-    _report(planned, how, stop)
     _keep(planned, how)
+    _report(planned, how, stop)
 
 
 @app.command()
