@@ -28,7 +28,7 @@ from llqr.lab.bench.workload import Network, Setup, Workload
 from llqr.lab.number_table import Column, number_table
 
 NETWORK = Network("mlp", {"hidden": [128, 128], "image_size": 8, "channels": 1, "classes": 10})
-STRUCTURES, ENGINES, INTERVALS = ("e-kfac", "diagonal"), ("forward", "double-backward"), (1, 3)
+STRUCTURES, ENGINES, INTERVALS = ("e-kfac", "kfac", "diagonal"), ("forward", "double-backward"), (1, 3)
 STEPS = llqr.Inner().steps
 Key = tuple[str, str, str, str]
 """What is timed, with which structure, engine and `product_every`."""
