@@ -213,7 +213,7 @@ def test_the_times_of_a_small_network_are_those_measured():
         return found
 
     assert f"| SAM step / pytorch_optimizer's | | {ratio('SAM'):.2f} | |" in page
-    for structure in ("e-kfac", "diagonal"):
+    for structure in ("e-kfac", "kfac", "diagonal"):
         step, alone = (ratio(what, structure, relative_to="SAM") for what in ("LLQR+SAM", "arithmetic"))
         assert f"/ SAM step | {structure} | {step:.2f} | 1 + {alone:.2f} |" in page
         alone = ratio("arithmetic", structure, relative_to="51 products")
