@@ -304,6 +304,12 @@ def test_fine_tuning_is_what_was_measured():
     assert shown.strip() in (ROOT / "docs/gain.md").read_text()
 
 
+def test_the_metric_before_two_bases_is_what_was_measured():
+    made = subprocess.run([sys.executable, ROOT / "results/bases/table.py"], capture_output=True, text=True, check=True)
+    _, tested = made.stdout.strip().split("\n\n")
+    assert tested in (ROOT / "docs/gain.md").read_text()
+
+
 def test_fine_tuning_that_was_cut_short_is_left_out_of_the_tables(tmp_path):
     script, kept = (ROOT / "results/fine-tuning" / name for name in ("sst.py", "sst.jsonl"))
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
