@@ -127,11 +127,11 @@ class Wrapper(torch.optim.Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def state_dict(self, *, metric: bool = True) -> dict[str, Any]:
-        """The base optimizer's state, with the metric, the probe's memory and the counters under `"llqr"`.
+        """The base optimizer's state, with the metric, the probe's memory and the counters in the first group.
 
-        They are also in the first group: `torch.distributed.checkpoint.state_dict` keeps only states and groups. Of a
-        metric that is shared out among ranks, each rank has its own blocks. `metric=False` leaves the metric out, for a
-        smaller file, which loads with `adopt=True`.
+        They are there because `torch.distributed.checkpoint.state_dict` keeps only states and groups. Of a metric that
+        is shared out among ranks, each rank has its own blocks. `metric=False` leaves the metric out, for a smaller
+        file, which loads with `adopt=True`.
         """
         self._check_centre("state_dict")
         base = self.base.state_dict()
@@ -224,23 +224,6 @@ def _without(group: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in keys}
 
 
-class State(dict[str, Any]):
-    """A state dictionary whose `"llqr"` entry is found by its key and in files, but not by iteration.
-
-    `torch.distributed.checkpoint` iterates: it would store the metric twice. It finds our part in the first group.
-    """
-
-    own: Mapping[str, Any] | None = None
-
-    def __missing__(self, key: str) -> Any:
-        if key != "llqr" or self.own is None:
-            raise KeyError(key)
-        return self.own
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OrderedDict, ([*self.items(), *([] if self.own is None else [("llqr", self.own)])],)
-
-
 class OwnState(str):
     """Our part of a state but for large tensors, as one value for `torch.distributed.checkpoint`.
 
@@ -264,7 +247,7 @@ class OwnState(str):
         return OwnState.of(copy.deepcopy(self.content, memo))
 
 
-def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequence[Tensor]) -> State:
+def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
     """The base optimizer's state and our own part, its large tensors under names that never change.
 
     A fresh optimizer has all of these tensors too: identities and zeros.
@@ -280,22 +263,17 @@ def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequen
         tensors["mean"] = {str(i): tensor for i, tensor in mean.items()} | zeros
         rest["probe"] = {**own["probe"], "mean": list(mean)}
     first, *others = (_without(g, *RADIUS[has_own_radius(g) :]) for g in base["param_groups"])
-    state = State(base, param_groups=[{**first, "llqr": OwnState.of(rest), "llqr_tensors": tensors}, *others])
-    state.own = own
-    return state
+    return {**base, "param_groups": [{**first, "llqr": OwnState.of(rest), "llqr_tensors": tensors}, *others]}
 
 
 def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The base optimizer's part of a state, and our own, if it has one."""
-    base = dict(state)
+    own, base = None, dict(state)
     check_state_dict(base)
-    own = base.pop("llqr", None)
     groups = [dict(group) for group in base["param_groups"]]
     for group in groups:
         found, tensors = group.pop("llqr", None), group.pop("llqr_tensors", {})
-        if own is None and isinstance(found, OwnState):  # nothing has been loaded into the group
-            own = getattr(state, "own", None)
-        if own is None and found is not None:
+        if found is not None:
             own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
     return base | {"param_groups": groups}, own
 

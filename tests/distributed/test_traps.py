@@ -128,7 +128,7 @@ def resumed(rank, world):
         for i, batch in enumerate(batches(4)):
             if i == 2 and form != "none":
                 state = opt.state_dict()
-                memory = state["llqr"]["probe"]["mean"]
+                memory = state["param_groups"][0]["llqr_tensors"]["mean"]
                 assert all(isinstance(mean, DTensor) for mean in memory.values())
                 if form == "whole":
                     memory |= {key: mean.full_tensor() for key, mean in memory.items()}
@@ -162,7 +162,7 @@ def failing(rank, world):
         "seconds": time.monotonic() - started,
         "restored": restored,
         "steps": opt.steps,
-        "memory": len(opt.state_dict()["llqr"]["probe"]["mean"]),
+        "memory": len(opt.state_dict()["param_groups"][0]["llqr"].content["probe"]["mean"]),
     }
 
 

@@ -117,6 +117,6 @@ def test_one_process_resumes_from_a_raw_state(base, tmp_path):
 def test_the_state_of_one_rank_lacks_the_blocks_of_the_others():
     run = Run().advance(1)
     state = run.opt.state_dict()
-    del state["llqr"]["geometry"]["metric"]["factors"]["head.weight/in"]
+    del state["param_groups"][0]["llqr_tensors"]["factors"]["head.weight/in"]
     with pytest.raises(ValueError, match=r"factor 'head.weight/in' is missing; every rank's state has the blocks"):
         Run().opt.load_state_dict(state)

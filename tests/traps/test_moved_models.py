@@ -15,11 +15,11 @@ def test_what_friendly_sam_remembers_goes_with_it(device):
     model, data = mlp(), batches(3)
     opt = llqr.FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
     train(opt, model, data[:2])
-    mean = opt.state_dict()["llqr"]["probe"]["mean"]
+    mean = opt.probe.state_dict(list(model.parameters()))["mean"]
     model.to(device, torch.float64)
     x, y = (part.to(device) for part in data[2])
     opt.step(closure_of(opt, model, (x.double(), y)))
-    after = opt.state_dict()["llqr"]["probe"]["mean"]
+    after = opt.probe.state_dict(list(model.parameters()))["mean"]
     for i, p in enumerate(model.parameters()):
         assert after[i].dtype == torch.float64
         assert after[i].device == p.device
@@ -48,7 +48,7 @@ def test_friendly_sam_begins_anew_where_a_shape_has_changed():
     train(opt, model, data[:2])
     grow(model)
     opt.step(closure_of(opt, model, data[2]))
-    mean = opt.state_dict()["llqr"]["probe"]["mean"]
+    mean = opt.probe.state_dict(list(model.parameters()))["mean"]
     assert [tuple(mean[i].shape) for i in range(4)] == [(8, 5), (8,), (4, 8), (4,)]
 
 
