@@ -110,8 +110,9 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
     if lines:
         writing.make_folder(path.parent)
         ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")  # an editor may leave the last line open
-        with writing.explained(path), path.open("a") as file:
-            file.writelines(["" if ended else "\n", *(f"{line}\n" for line in lines)])
+        new = "".join(["" if ended else "\n", *(f"{line}\n" for line in lines)]).encode()
+        with writing.explained(path), path.open("ab", buffering=len(new) + 1) as file:
+            file.write(new)  # at once, because another command may append, too
     return len(lines), already
 
 
