@@ -308,6 +308,11 @@ def test_the_metric_before_two_bases_is_what_was_measured():
     made = subprocess.run([sys.executable, ROOT / "results/bases/table.py"], capture_output=True, text=True, check=True)
     _, tested = made.stdout.strip().split("\n\n")
     assert tested in (ROOT / "docs/gain.md").read_text()
+    curves = (ROOT / "results/bases/curves").iterdir()
+    changes = [line["refresh_change"][-1] for path in curves for line in measurements.read_curves(path)]
+    assert len(changes) == 10
+    said = f"The metric changes gradients by {100 * min(changes):.0f} to {100 * max(changes):.0f} % at the end"
+    assert said in _plain_text("docs/gain.md")
 
 
 def test_fine_tuning_that_was_cut_short_is_left_out_of_the_tables(tmp_path):
