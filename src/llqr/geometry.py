@@ -402,10 +402,11 @@ class Geometry:
         counters = {attribute: int(state["counters"][name]) for name, attribute in COUNTERS.items()}
         if state["engine"] not in ("auto", *ENGINES):
             raise ValueError(f"state_dict: unknown engine {state['engine']!r}")
+        here = state["saved_by"] == self.linearizer.ranks.place
+        batches = state["batches"] if here else None
         self.metric.load_state_dict(state["metric"])
         self.linearizer.resume(state["engine"])
-        here = state["saved_by"] == self.linearizer.ranks.place
-        self._batches.load(state["batches"] if here else None)
+        self._batches.load(batches)
         vars(self).update(counters)
         self._last, self._layers, self._weak_in_a_row = None, {}, 0  # the next refresh measures again what `U` does
 

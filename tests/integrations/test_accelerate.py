@@ -141,6 +141,54 @@ def test_bf16():
     assert_same(model, other)
 
 
+def test_a_refresh_has_a_precision_of_its_own_in_any_loop():
+    model, batch = network().eval(), samples()[0]
+    geometry = llqr_sam(model).geometry
+
+    def product():
+        with geometry.quadratic_model(batch) as quadratic:
+            return quadratic.product(quadratic.gradient)
+
+    before = product()
+    net = accelerator(mixed_precision="bf16").prepare(model)
+    with torch.no_grad():
+        assert net(batch[0]).dtype == torch.float32
+        assert not net(batch[0]).equal(model._original_forward(batch[0]))
+    assert all(Hg.equal(before[name]) for name, Hg in product().items())
+
+
+def test_a_geometry_draws_from_the_loader_of_the_loop():
+    """Which must still see its own end: the last micro-batches are fewer."""
+    acc, model = accelerator(2), network()
+    opt = llqr_sam(model)
+    net, wrapped, loader = acc.prepare(model, opt, DataLoader(samples(5), batch_size=None))
+    opt.geometry.batches = loader
+    passes = TwoPasses(acc, wrapped, net)
+    for x, y in loader:
+        with acc.accumulate(net):
+            passes.backward(lambda x, y: cross_entropy(net(x), y), x, y)
+            wrapped.step()
+            wrapped.zero_grad()
+    assert (opt.steps, opt.geometry.refreshes) == (3, 2)
+
+
+def test_micro_batches_that_the_loop_drops():
+    models = network(), network()
+    for model in models:
+        opt = sam(model)
+        net, wrapped = accelerator().prepare(model, opt)
+        passes = TwoPasses(accelerator(), wrapped, net)
+        if model is models[0]:
+            passes.backward(lambda x, net=net: 100 * net(x).square().sum(), samples()[1][0], last=False)
+            wrapped.zero_grad()
+            passes.forget()
+            model.load_state_dict(network().state_dict())  # BatchNorm's statistics
+        torch.manual_seed(0)
+        passes.backward(lambda x, y, net=net: cross_entropy(net(x), y), *samples()[0], last=True)
+        wrapped.step()
+    assert_same(*models)
+
+
 def test_saved_state_continues_bit_equal(tmp_path):
     whole, half, rest = network(), network(), network()
     train(accelerator(2), whole, llqr_sam(whole), epochs=2)

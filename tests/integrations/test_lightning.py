@@ -499,6 +499,20 @@ def test_fabric(form, accumulate):
     assert_same(model, other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_geometry_draws_from_the_loader_that_fabric_has_wrapped():
+    """Whose persistent workers must not begin again in the training loop."""
+    fabric, model = lightning.Fabric(accelerator="cpu", devices=1), network()
+    geometry = llqr_sam(model).geometry
+    data = [(torch.full((4,), float(i)), i % 3) for i in range(8)]
+    geometry.batches = own = fabric.setup_dataloaders(DataLoader(data, 2, num_workers=1, persistent_workers=True))
+    seen = []
+    for i, (x, _) in enumerate(own):
+        seen.append(int(x[0, 0]))
+        if i == 1:
+            geometry.refresh()
+    assert seen == [0, 2, 4, 6]
+
+
 def test_fabric_with_a_metric():
     model, _ = fabric_loop(llqr_sam, "passes", 2)
     other = network()

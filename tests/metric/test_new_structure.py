@@ -27,6 +27,16 @@ class LowRank(Structure):
         return g + factors["a"] @ (factors["b"].mT @ g)
 
 
+class UnevenLowRank(LowRank):
+    """Of a slope that autograd returns transposed in memory; `LowRank` starts where it is zero for a softmax."""
+
+    name = "uneven-low-rank"
+
+    def identity(self, dtype, device):
+        columns = torch.arange(self.k * self.m * 2, dtype=dtype, device=device)
+        return super().identity(dtype, device) | {"a": columns.view(self.k, self.m, 2).cos()}
+
+
 class ScaledDiagonal(Flat):
     """One number per entry times one number per layer."""
 
@@ -40,7 +50,7 @@ class ScaledDiagonal(Flat):
         return self.scale_layers(factors["entries"] * g, factors["layers"])
 
 
-NEW = [LowRank, ScaledDiagonal]
+NEW = [LowRank, UnevenLowRank, ScaledDiagonal]
 
 
 @pytest.fixture(params=NEW, ids=lambda structure: structure.name)

@@ -166,6 +166,8 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
     before: list[Any] = [dict(own) if isinstance(own, dict) else list(own) for own in held]
     sharded = "torch.distributed.fsdp" in sys.modules
     try:
+        if "_original_forward" in vars(model):  # a refresh has a precision of its own, without Accelerate's autocast
+            model.forward = vars(model)["_original_forward"]
         for module in modules:
             module.training = False
             for hooks in (module._forward_pre_hooks, module._forward_hooks) if sharded else ():

@@ -163,7 +163,8 @@ class Objective:
 
 
 def _finite(pull: Pull, r: Tensor) -> Factors:
-    return {name: slope.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for name, slope in pull(r).items()}
+    # Row by row in memory, as the factors are: torch's fused optimizers look at nothing else.
+    return {name: slope.contiguous().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for name, slope in pull(r).items()}
 
 
 class Extrapolation:

@@ -1,7 +1,6 @@
 """Accelerate: the two passes of a loop that calls `accelerator.backward` and `optimizer.step()`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,26 +67,14 @@ class TwoPasses:
                 batch=batch,
                 grad_scaler=self._accelerator.scaler,
                 unsynced=partial(self._accelerator.no_sync, self._model),
-                refreshing=forward_as_written,
             )
         return loss
+
+    def forget(self) -> None:
+        """Repeat none of the micro-batches so far, whose gradients the loop has dropped."""
+        self._passes.forget()
 
     def _forward_backward(self, compute_loss: Callable[..., Tensor], *args: Any) -> Tensor:
         loss = compute_loss(*args)
         self._accelerator.backward(loss)
         return loss.detach()
-
-
-@contextmanager
-def forward_as_written(model: nn.Module) -> Iterator[None]:
-    """Without the autocast that `prepare` puts into a model's `forward`: a refresh has a precision of its own."""
-    own = model.__dict__
-    if "_original_forward" not in own:
-        yield
-        return
-    prepared = own["forward"]
-    model.forward = own["_original_forward"]
-    try:
-        yield
-    finally:
-        model.forward = prepared

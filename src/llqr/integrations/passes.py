@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from llqr.passes import RandomState
 from llqr.sam import Optimizer
@@ -98,7 +97,6 @@ class Passes:
         batch: Any = None,
         grad_scaler: Any = None,
         unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        refreshing: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext,
     ) -> bool:
         """Refresh if due, and replace the gradients by those of all recorded passes at the probe.
 
@@ -109,7 +107,6 @@ class Passes:
             batch: what a refresh learns from, unless the geometry draws its own batches.
             grad_scaler: the framework's; its loss scale is in the present gradients.
             unsynced: entered for every pass but the last, which alone needs to reduce gradients over the ranks.
-            refreshing: entered with the geometry's model while a refresh may run.
         """
         recorded, losses = self._recorded, self._losses
         self.forget()
@@ -121,10 +118,9 @@ class Passes:
         if probing and not recorded:
             raise RuntimeError("repeat_at_probe: there is no pass to repeat; let run() run each pass at the centre")
         draws = getattr(geometry, "batches", None) is not None
-        with nullcontext() if geometry is None or geometry.model is None else refreshing(geometry.model):
-            # Without a second pass the step takes the present gradients as they are.
-            scaler = grad_scaler if probing else None
-            optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=probing)
+        # Without a second pass the step takes the present gradients as they are.
+        scaler = grad_scaler if probing else None
+        optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=probing)
         passes = optimizer._run.passes
         assert passes is not None
         now = RandomState(passes.parameters)

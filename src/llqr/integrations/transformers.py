@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import Trainer
 
-from llqr.integrations.accelerate import forward_as_written
 from llqr.integrations.passes import Passes
 
 Inputs = Mapping[str, Any]
@@ -39,7 +38,6 @@ class TwoPassTrainer(Trainer):
                 batch=lambda: self._prepare_inputs(dict(inputs)),
                 grad_scaler=self.accelerator.scaler,
                 unsynced=partial(self.accelerator.no_sync, model),
-                refreshing=forward_as_written,
             )
         return loss
 
