@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -228,7 +228,7 @@ class OwnState(str):
     """Our part of a state but for large tensors, as one value for `torch.distributed.checkpoint`.
 
     DCP loads a nested dictionary entry by entry, and only entries that already exist. It leaves strings alone, so that
-    this is one. Pickled, it is the bytes of a file of torch, which are one value too.
+    this is one. Pickled, it is the plain dictionary.
     """
 
     content: Mapping[str, Any]
@@ -240,9 +240,7 @@ class OwnState(str):
         return own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        file = io.BytesIO()
-        torch.save(dict(self.content), file)
-        return bytearray, (file.getvalue(),)
+        return OrderedDict, (list(self.content.items()),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnState:
         """Still one value: `async_save` stores a copy."""
@@ -275,8 +273,6 @@ def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, 
     groups = [dict(group) for group in base["param_groups"]]
     for group in groups:
         found, tensors = group.pop("llqr", None), group.pop("llqr_tensors", {})
-        if isinstance(found, bytearray):
-            found = torch.load(io.BytesIO(found))
         if found is not None:
             own = _joined(found.content if isinstance(found, OwnState) else found, tensors)
     return base | {"param_groups": groups}, own

@@ -30,7 +30,7 @@ class Passes:
 
     Example:
         >>> import llqr
-        >>> model = nn.Linear(4, 3)
+        >>> model = torch.nn.Linear(4, 3)
         >>> opt = llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05, model=model)
         >>> passes = Passes(opt)
         >>> def forward_backward(x):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from llqr.lab import pictures
+from llqr.lab.config.recipe import full_name
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known
@@ -88,9 +89,10 @@ def save_curves(files: Sequence[Path], path: Path, methods: Sequence[str] = (), 
     """Draw the curves of these files, or only those of some methods."""
     lines = [line for file in files for line in measurements.read_curves(file)]
     known = list(dict.fromkeys(line["run"]["method"] for line in lines))
-    for method in methods:
+    wanted = [full_name(method, known) for method in methods]
+    for method in wanted:
         check_known("--method", method, known)
-    chosen = [line for line in lines if line["run"]["method"] in (methods or known)]
+    chosen = [line for line in lines if line["run"]["method"] in (wanted or known)]
     if not chosen:
         raise ConfigurationError("FILES hold no curve.")
     title = ", ".join([chosen[0]["recipe"], *named(chosen)])

@@ -50,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Refuse a file of `torch.save` that would take much more memory than disk; torch itself compresses nothing."""
+    """Refuse a file of `torch.save` that is damaged or would take much more memory than disk; torch compresses none."""
     with ZipFile(path) as archive:
         entries = archive.infolist()
         pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
@@ -58,6 +58,8 @@ def check_archive(path: Path) -> None:
             raise ValueError("its parts are longer than the file")
         if any(b"bytearray" in archive.read(entry) for entry in pickles):  # allowed by torch, of any length
             raise ValueError("it holds a bytearray")
+        if damaged := archive.testzip():
+            raise ValueError(f"its part {damaged} is damaged")
 
 
 def make_folder(path: Path) -> None:

@@ -169,8 +169,11 @@ def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
 @pytest.mark.parametrize("command", [("compare", "digits/mlp"), ("reproduce", "digits", "--row", "mlp")])
 def test_runs_before_one_that_diverges_are_kept(llqr, tmp_path, command):
     diverging = ("--methods", "sgdm,adam", "--seeds", "1", "--set", "bases.adam.lr=1e30", *QUICK)
-    code, _, err = llqr(*command, *diverging, "--keep", "a.jsonl")
+    code, out, err = llqr(*command, *diverging, "--keep", "a.jsonl")
     assert (code, "a.jsonl: 1 added, 0 there already" in err) == (4, True)
+    if command[0] == "compare":
+        assert "sgdm" in out
+        assert (tmp_path / "runs/report.html").exists()
     assert json.loads((tmp_path / "a.jsonl").read_text())["run"]["method"] == "sgdm"
 
 

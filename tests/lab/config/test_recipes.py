@@ -296,9 +296,16 @@ def test_aliases_mean_the_natural_gradient():
         loaded.run("sgd")
 
 
+def test_the_error_of_a_table_that_may_be_missing_says_what_is_wrong():
+    run = recipe.load("digits/mlp").run("sam").to_dict()
+    run["probe"]["kind"] = "sammy"
+    with pytest.raises(ConfigurationError, match=r"here: run\.probe: kind .*sammy"):
+        Run.from_dict(run, "here")
+
+
 def test_a_probe_gets_the_settings_that_were_made():
     run = recipe.load("cifar100/resnet18").run("llqr-ngd+fsam")
-    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric", "start_after": 0}
+    assert run.probe.arguments() == {"rho": 0.2, "lam": 0.6, "norm": "metric"}
     probe = run.probe.build()
     assert (probe.name, probe.rho, probe.lam, probe.norm, probe.start_after) == ("fsam", 0.2, 0.6, "metric", 0)
 

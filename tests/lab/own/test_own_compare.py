@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import llqr as library
 from llqr.lab import Experiment, compare
-from llqr.lab.errors import DataError, Diverged, Stopped
+from llqr.lab.errors import ConfigurationError, DataError, Diverged, Stopped
 from llqr.lab.own.experiment import of_seed
 from llqr.lab.stop import Stop
 
@@ -90,6 +90,9 @@ class Everywhere(library.SAMProbe):
 
     name = "everywhere"
 
+    def __init__(self, rho):
+        super().__init__(rho)
+
     def filtered(self, point):
         return [g.sign() for g in point.grads]
 
@@ -111,6 +114,47 @@ def test_a_probe_and_a_solver_of_ones_own_are_known_by_their_names(monkeypatch):
     settings = FAST | {"geometries.ngd.inner.solver": "sign", "probes.everywhere.rho": 0.01}
     found = compare(**given(methods=["sgdm", "everywhere", "llqr-ngd+everywhere"], settings=settings))
     assert [row["method"] for row in found.rows()] == ["sgdm", "everywhere", "llqr-ngd+everywhere"]
+
+
+PARTS = """
+import llqr
+
+class Sign(llqr.inner.Solver):
+    name = "own-sign"
+
+    def step(self, objective):
+        here = objective.at(self.factors)
+        for own, slopes in zip(self.factors, here.slopes(), strict=True):
+            for name, slope in slopes.items():
+                own[name] -= self.lr * slope.sign()
+        return here.value
+
+llqr.SOLVERS["own-sign"] = Sign
+"""
+
+
+def test_kept_runs_and_run_folders_are_read_without_the_code_they_were_made_with(llqr, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE + PARTS)
+    signs = ("--set", "geometries.ngd.inner.solver=own-sign")
+    assert llqr("compare", "mine.py", *QUICK, *signs, "--keep", "kept/mine.jsonl")[0] == 0
+    monkeypatch.delitem(library.SOLVERS, "own-sign")
+    monkeypatch.setattr("llqr.lab.own.experiment.held", {})
+    of_seed.cache_clear()
+    for file in (tmp_path / "runs").rglob("analysis.json"):
+        file.unlink()
+    (tmp_path / "mine.py").write_text("from pathlib import Path; Path('harmed').touch()")
+    for command in (("table", "mine", "--results", "kept"), ("report", "runs"), ("report", "runs", "--samples", "8")):
+        code, out, err = llqr(*command)
+        assert (code, err) == (0, "")
+        assert "llqr-ngd+sam" in (out if command[0] == "table" else (tmp_path / "runs/report.html").read_text())
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_runs_before_one_whose_code_raises_are_kept(llqr, tmp_path):
+    (tmp_path / "mine.py").write_text(FILE.replace("def experiment():", "def experiment(seed):\n    assert seed == 0"))
+    with pytest.raises(AssertionError):
+        llqr("compare", "mine.py", *QUICK, "--methods", "sgdm", "--seeds", "2", "--keep", "kept.jsonl")
+    assert json.loads((tmp_path / "kept.jsonl").read_text())["seed"] == 0
 
 
 def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(tmp_path):
@@ -251,6 +295,17 @@ def test_regression_is_measured_by_its_loss_or_by_a_metric_of_ones_own():
     assert result["last"] == pytest.approx(r2(measured.model("sgdm")(x), y).item(), rel=1e-5)
 
 
+def test_a_metric_of_ones_own_that_is_called_loss():
+    def loss(outputs, targets):
+        return 1 - (outputs.argmax(1) == targets).float().mean()
+
+    result = compare(**given(methods=["sgdm"], metric=loss, larger_is_better=False)).runs[0].result
+    assert result["metric"] == "metric"
+    assert result["last"] <= 1 < result["test"]["loss"] + 1
+    with pytest.raises(ConfigurationError, match="larger_is_better must be True or False"):
+        compare(**given(metric=loss, larger_is_better="no"))
+
+
 def test_one_output_for_two_classes_is_measured_by_the_loss():
     """The largest of one output is always the first: an accuracy would be the share of class 0."""
     x, y = classes()
@@ -341,7 +396,7 @@ def test_a_resumed_comparison_measures_its_own_experiment(tmp_path, monkeypatch)
     """In another program, which compares another experiment first."""
     here = given(methods=["sgdm"], out=tmp_path / "mine")
     compare(**here)
-    monkeypatch.setattr("llqr.lab.own.experiment._held", {})
+    monkeypatch.setattr("llqr.lab.own.experiment.held", {})
     of_seed.cache_clear()
     compare(**given(methods=["sgdm"], train=classes(24, 2), out=tmp_path / "other"))
     found = compare(**here | {"samples": 96})

@@ -18,6 +18,7 @@ from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.cli.terminal import show
 from llqr.lab.errors import ConfigurationError, DataError
+from llqr.lab.own import experiment
 from llqr.lab.report import markdown
 from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import PaperTable
@@ -64,7 +65,7 @@ def write_report(
     analyst = Analyst(device, samples)
     notes: dict[Path, str] = {}
     console = Console(stderr=True, quiet=quiet)
-    waiting = [folder for folder in folders if analyst.needed(RunFolder(folder))]
+    waiting = [folder for folder in folders if analyst.needed(RunFolder(folder)) and not _names_code(folder)]
     for folder in waiting:
         check_folder("RUNS", folder)
     hidden = quiet or not console.is_terminal
@@ -74,6 +75,12 @@ def write_report(
         except (DataError, torch.OutOfMemoryError) as error:
             notes[folder] = str(error).partition("\n")[0]
     pages.write([stored.read(folder) for folder in folders], out, notes)
+
+
+def _names_code(folder: Path) -> bool:
+    """Whether its experiment is not imported yet: to read a folder must not run the code that it names."""
+    run = RunFolder(folder).config()["run"]
+    return run["task"]["name"] == "own" and run["data"]["root"] not in experiment.held
 
 
 @app.command()

@@ -197,19 +197,17 @@ def compare(
         if _make(planned, how, stop, jobs, commands) is None:
             return
     except (Diverged, RunsFailed) as error:
-        if sweep is None:
-            raise
-        failed = error  # a value with which the training diverges is not chosen
+        failed = error  # the others are shown, and a value with which the training diverges is not chosen
     made = [(one, result) for one in planned if (result := RunFolder(one.path).result()) is not None]
     named = [(one.recipe, result | {"recipe": one.name}) for one, result in made]
     _print([result for _, result in named], how)
     if sweep is not None and not how.as_json:
         for name in dict.fromkeys(recipe for recipe, _ in named):
             print("\n".join(choices([result for recipe, result in named if recipe == name], seeds)))
+    _keep(planned, how)
+    _report([one for one, _ in made], how, stop)
     if failed is not None:
         raise failed
-    _keep(planned, how)
-    _report(planned, how, stop)
 
 
 @app.command()
@@ -320,7 +318,7 @@ def _make(
             if jobs > 1 and execution.device.type == "cuda":
                 print(machine.share_gpu(), file=sys.stderr)
             return carry_out_together(planned, commands, jobs, stop, display)
-    except (Diverged, RunsFailed, Stopped):
+    except Exception:
         _keep(planned, how)
         raise
 

@@ -186,7 +186,8 @@ class Probe:
 
     def arguments(self) -> dict[str, Any]:
         """The settings that were made, without the name."""
-        return {name: value for name, value in vars(self).items() if name != "kind" and value is not None}
+        made = {name: value for name, value in vars(self).items() if name != "kind" and value is not None}
+        return made if self.start_after else {name: value for name, value in made.items() if name != "start_after"}
 
     def build(self) -> SAMProbe:
         return PROBES[self.kind](**self.arguments())

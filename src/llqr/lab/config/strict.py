@@ -55,6 +55,8 @@ def convert(hint: Any, value: Any, key: str, where: str, siblings: Iterable[str]
             return value
         raise ConfigurationError(f"{where}: {unknown(key, value, arguments)}")
     if kind in (types.UnionType, typing.Union):
+        if isinstance(value, Mapping) and (tables := [one for one in arguments if dataclasses.is_dataclass(one)]):
+            return convert(tables[0], value, key, where, siblings)
         for choice in arguments:
             try:
                 return convert(choice, value, key, where)

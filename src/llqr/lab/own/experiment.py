@@ -82,7 +82,7 @@ class Experiment:
             raise ConfigurationError("loss must be the mean over the batch, got a sum (reduction='sum').")
         if isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters()):
             raise ConfigurationError("loss has parameters, which would not be trained; make them part of the model.")
-        if (self.metric is None) != (self.larger_is_better is None):
+        if self.larger_is_better not in ((None,) if self.metric is None else (True, False)):
             raise ConfigurationError(
                 "larger_is_better must be True or False with a metric of your own, and absent without one."
             )
@@ -99,7 +99,8 @@ class Experiment:
 
 FUNCTION = "experiment"
 """The function that is called if none is named."""
-_held: dict[str, Experiment | Callable[..., Any]] = {}
+held: dict[str, Experiment | Callable[..., Any]] = {}
+"""By source, what this program has imported or was given."""
 
 
 @contextmanager
@@ -125,8 +126,8 @@ def source_of(name: str) -> str:
 
 def hold(experiment: Experiment, name: str) -> str:
     """Keep an object of this program for as long as it runs, and return its source."""
-    source = f"{name}#{len(_held)}"
-    _held[source] = experiment
+    source = f"{name}#{len(held)}"
+    held[source] = experiment
     return source
 
 
@@ -148,17 +149,17 @@ def import_file(source: str) -> None:
         spec.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
         raise ConfigurationError(f"{path.name} has no function {function}.")
-    _held[source] = getattr(module, function)
+    held[source] = getattr(module, function)
 
 
 @lru_cache(maxsize=1)  # its data may be large
 def of_seed(source: str, seed: int) -> Experiment:
     """Return what a source gives for a seed, with all random numbers seeded."""
-    if source not in _held:
+    if source not in held:
         if not is_file(source):
             raise DataError(f"{source} was given to llqr.lab.compare as an object, which only that program has.")
         import_file(source)
-    given = _held[source]
+    given = held[source]
     if isinstance(given, Experiment):
         return given
     with seeded(seed):

@@ -118,9 +118,9 @@ def _fill_in(table: Table, experiment: Experiment) -> None:
     training, count = table["training"], len(Samples.of("train", experiment.train))
     smaller = min(BATCH_SIZE, count)
     batch_size = training.setdefault("batch_size", getattr(experiment.train, "batch_size", None) or smaller)
+    training.setdefault("eval_batch_size", batch_size)
     if not isinstance(batch_size, int) or batch_size < 1:
         return  # refused with its origin when the table is read
-    training.setdefault("eval_batch_size", batch_size)
     epochs = training.get("epochs")
     total = training.get("steps") or (epochs if isinstance(epochs, int) else 1) * -(-count // batch_size)
     for geometry in table["geometries"].values():

@@ -158,7 +158,8 @@ class OwnTask(Task):
         if not isinstance(loss, Tensor) or loss.ndim:
             raise ConfigurationError("loss must return one number, the mean over the batch.")
         if self.experiment.metric is not None:
-            return getattr(self.experiment.metric, "__name__", "metric"), bool(self.experiment.larger_is_better)
+            name = getattr(self.experiment.metric, "__name__", "metric")
+            return "metric" if name == "loss" else name, bool(self.experiment.larger_is_better)
         return ("loss", False) if class_axis(outputs, targets) is None else ("accuracy", True)
 
     # -- before any data is read ---------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
 
 
 def _identity(run: RunRecord) -> str:
-    settings: dict[str, Any] = plain(run.run.to_dict())
-    del settings["data"]["root"]
+    settings: dict[str, Any] = plain(run.settings)
+    settings["data"].pop("root", None)
     return json.dumps([run.recipe, run.seed, settings], sort_keys=True)
 
 

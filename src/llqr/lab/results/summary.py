@@ -1,5 +1,6 @@
 """Statistics over seeds: the methods of a comparison side by side, and Welch's test between two of them."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
         return None
     from scipy.stats import ttest_ind
 
-    return float(ttest_ind(one, other, equal_var=False).pvalue)
+    with warnings.catch_warnings(action="ignore"):  # of the precision, where the seeds of one are equal
+        return float(ttest_ind(one, other, equal_var=False).pvalue)
 
 
 def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -130,7 +130,7 @@ def _matching(run: dict[str, Any], runs: Iterable[RunRecord], reference: Sequenc
     """
     seeds: dict[int, RunRecord] = {}
     for one in runs:
-        if one.method == run["method"] and not differences(one.run.to_dict(), run):
+        if one.method == run["method"] and not differences(one.settings, run):
             first = next(iter((*reference, *seeds.values())), one)
             if one.text == first.text:
                 seeds.setdefault(one.seed, one)
@@ -157,7 +157,7 @@ def _left_out(table: str, recipes: dict[str, Recipe], runs: Iterable[RunRecord],
         if one.method not in recipes[row].methods:
             yield f"{label}: the recipe knows no such method"
             continue
-        differing = differences(one.run.to_dict(), recipes[row].run(one.method).to_dict())
+        differing = differences(one.settings, recipes[row].run(one.method).to_dict())
         otherwise = "no column of the table, or a seed seen before"
         if one.text is not None:
             otherwise += f", or another text ({one.text}) than that of the first run of its row"
@@ -204,7 +204,7 @@ def _own_table(name: str, runs: Sequence[RunRecord]) -> PaperTable:
     """
     rows: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for method, own in grouped(runs, lambda run: run.method).items():
-        for run, setting in zip(own, settings_apart([run.run.to_dict() for run in own]), strict=True):
+        for run, setting in zip(own, settings_apart([run.settings for run in own]), strict=True):
             seeds = rows.setdefault(f"{name} {setting}".strip(), {}).setdefault(method, {})
             seeds.setdefault(run.seed, run)
     cells = []

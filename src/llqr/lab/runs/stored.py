@@ -50,6 +50,15 @@ class RunRecord:
         """The run that was made. Options that are newer than it have their defaults, which change nothing."""
         return Run.from_dict(self.config["run"], self.origin)
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings with today's defaults for options that are newer than the run, where they can still be read."""
+        try:
+            return self.run.to_dict()
+        except ConfigurationError:
+            settings: dict[str, Any] = self.config["run"]
+            return settings
+
     @property
     def label(self) -> str:
         return f"{self.recipe} {self.method} seed {self.seed}"
@@ -186,7 +195,7 @@ def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredR
     for name, own in grouped(runs, lambda run: run.recipe).items():
         texts = len({run.text for run in own} - {None})
         for method, its in grouped(own, lambda run: run.method).items():
-            for run, setting in zip(its, settings_apart([_known(run) for run in its]), strict=True):
+            for run, setting in zip(its, settings_apart([run.settings for run in its]), strict=True):
                 # Two methods on two texts differ in more than the method, which their settings do not show.
                 text = f"text={run.text or 'unknown'}" if texts > 1 else ""
                 place = (name, ", ".join(part for part in (method, setting, text) if part), run.seed)
@@ -195,12 +204,3 @@ def told_apart(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[StoredR
     labels = {run.path: label for (_, label, _), run in counted.items()}
     kept = [run.renamed(labels[run.path]) for run in runs if run.path in labels]
     return kept, [run for run in runs if run.path not in labels]
-
-
-def _known(run: StoredRun) -> dict[str, Any]:
-    """The settings with today's defaults for options that are newer than the run, where they can still be read."""
-    try:
-        return run.run.to_dict()
-    except ConfigurationError:
-        settings: dict[str, Any] = run.config["run"]
-        return settings
