@@ -1,7 +1,5 @@
 """Batches that a geometry draws by itself."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping

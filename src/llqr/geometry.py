@@ -4,8 +4,6 @@ A refresh, from top to bottom in `Geometry.refresh`: batch -> quadratic model ->
 or keep the old metric -> report.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a user gives besides the model: a batch of inputs and targets, and a loss."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The quadratic model at the current weights on one batch: loss, gradient `g`, and the product `v -> H v`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """`J v`, `J^T u` and second derivatives of a network: linearise once, then multiply. One class for each engine."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

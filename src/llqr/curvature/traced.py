@@ -5,8 +5,6 @@ gradient. One cut through the traced graph separates them, so that a refresh com
 repeats only what `v` enters. A trace serves any weights and any batch of one shape: training pays for it once.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

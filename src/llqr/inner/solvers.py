@@ -1,7 +1,5 @@
 """The inner loop of a refresh: its settings, the solvers by name (a new one is a class in `SOLVERS`), and the loop."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial

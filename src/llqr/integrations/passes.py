@@ -1,7 +1,5 @@
 """The second pass of a step whose first pass a framework has run, micro-batch by micro-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar

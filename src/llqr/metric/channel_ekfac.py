@@ -3,8 +3,6 @@
 `U G = Q_out (S * (Q_out^T G (Q_in x I))) (Q_in x I)^T` with the identity `I` over the kernel positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

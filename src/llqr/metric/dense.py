@@ -1,7 +1,5 @@
 """A dense `U`: one symmetric matrix for all entries of a block, for small models and references."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`U G = Diag(a) G Diag(b)`: K-FAC with diagonal factors, `m + n` numbers per matrix."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

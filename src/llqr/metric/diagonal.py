@@ -1,7 +1,5 @@
 """`U = diag(d)`: one number per entry."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 

@@ -1,7 +1,5 @@
 """`U G = Q_out (S * (Q_out^T G Q_in)) Q_in^T`: a Kronecker basis with a free scale for every pair of its directions."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`U = I`: blocks that are left as they are. They have no factors, but the objective depends on them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`U G = U_out G U_in^T`: two small dense factors per matrix."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

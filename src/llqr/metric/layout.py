@@ -1,7 +1,5 @@
 """From a model's parameters to the blocks that a metric is made of, and vectors in that layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """E-KFAC that rotates only the shorter side: `U G = (S * (G Q)) Q^T` if `n <= m`, else `U G = Q (S * (Q^T G))`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`U = s I`: one number per layer, shared by its weight and its bias."""
 
-from __future__ import annotations
-
 from math import inf
 
 import torch

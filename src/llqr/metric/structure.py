@@ -1,7 +1,5 @@
 """What a structure of `U` is: two methods that it must have, and defaults for everything else."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """The structures by name, and which of them each block gets. A new structure is one more class in the table."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import replace

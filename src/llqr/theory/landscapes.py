@@ -5,8 +5,6 @@ slow LLQR would learn: the bowl without the well. `loss` maps points `(..., dim)
 tensors with one value per row, so that one call evaluates many landscapes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

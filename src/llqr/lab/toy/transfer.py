@@ -6,8 +6,6 @@ metric change from step to step inside `[1/4, 4]`. Step size and radius decay as
 cost of a factor `log T` in the bound).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
@@ -32,7 +30,7 @@ class RobustRegression:
     targets: Tensor
 
     @staticmethod
-    def random(samples: int = 512, dim: int = 20) -> RobustRegression:
+    def random(samples: int = 512, dim: int = 20) -> "RobustRegression":
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(samples, dim, generator=generator, dtype=torch.float64)
         truth = torch.randn(dim, generator=generator, dtype=torch.float64) / dim**0.5
