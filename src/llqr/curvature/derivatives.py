@@ -73,12 +73,8 @@ class Derivatives(ABC):
     def jvp(self, v: Mapping[str, Tensor]) -> Tensor:
         """`J v`."""
 
-    @abstractmethod
     def second(self, w: Tensor) -> Product:
-        """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once."""
-
-    def _backward_twice(self, w: Tensor) -> Product:
-        """`second` by reverse mode alone."""
+        """`v -> (d^2/dtheta^2 <w, f(theta)>) v`, linearised once; here by reverse mode alone."""
         slopes = self.vjp(w, create_graph=True)
         return lambda v: dict(zip(self.theta, _along(slopes, v, list(self.theta.values())), strict=True))
 
@@ -96,7 +92,7 @@ class ForwardMode(Derivatives):
     def second(self, w: Tensor) -> Product:
         if self.precision.itemsize < 4:
             # Under autocast, tangents of a backward pass may be wider than its values, and no convolution takes both.
-            return self._backward_twice(w)
+            return super().second(w)
         gradient = torch.func.grad(lambda theta: (self.f(theta) * w).sum())
 
         def product(v: Mapping[str, Tensor]) -> Named:
@@ -116,9 +112,6 @@ class DoubleBackward(Derivatives):
             self._u = torch.zeros_like(self.outputs, requires_grad=True)
             self._transposed = self.vjp(self._u, create_graph=True)
         return _along(self._transposed, v, [self._u])[0]
-
-    def second(self, w: Tensor) -> Product:
-        return self._backward_twice(w)
 
 
 def _along(slopes: Named, v: Mapping[str, Tensor], inputs: list[Tensor]) -> Sequence[Tensor]:
