@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import torch
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from llqr import Runtime
 from llqr.lab import machine
-from llqr.lab.bench import cadence, host, memory, peers, record, refresh, scaling
+from llqr.lab.bench import cadence, host, memory, peers, refresh, scaling
 from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
 from llqr.lab.bench.workload import Network, Passes, Setup
@@ -25,6 +26,9 @@ from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
 from llqr.lab.passes import Precision
+from llqr.lab.results.measurements import without_places
+from llqr.lab.runs.json_files import write_json
+from llqr.lab.runs.provenance import made_now
 from llqr.lab.writing import check_file
 
 HELP = """Time steps and refreshes, and measure their memory.
@@ -73,20 +77,31 @@ class Output:
     out: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.", dir_okay=False)] = None
     quiet: options.Quiet = False
 
-    def write(self, bench: str, setup: Setup, rows: Iterable[record.Row], **config: Any) -> None:
-        """Measure, record and print; ``config`` is what was asked for besides the setup."""
+    def write(self, bench: ModuleType, setup: Setup, rows: Iterable[dict[str, Any]], **config: Any) -> None:
+        """Measure, record and print; ``config`` is what was asked for besides the setup.
+
+        The file has every row, with command, commit and machine. It is rewritten after each row, so that an interrupted
+        command leaves what it has; ``complete`` says whether all are there.
+        """
+        head: dict[str, Any] = {"bench": bench.__name__.rpartition(".")[2]}
         if self.out is not None:
             check_file("--out", self.out)
-            rows = record.recorded(bench, setup.to_dict() | config, setup.precision.device, rows, self.out)
+            head |= made_now(machine.describe(setup.precision.device))
+            head |= {"command": without_places(head["command"]), "config": setup.to_dict() | config}
         console = Console(stderr=True, quiet=self.quiet, highlight=False, soft_wrap=True)
-        found = []
+        found: list[dict[str, Any]] = []
         try:
             for row in rows:  # a command takes minutes
-                console.print(*(value for value in row.values() if isinstance(value, str) and value))
                 found.append(row)
+                if self.out is not None:
+                    write_json(self.out, head | {"rows": found, "complete": False})
+                console.print(*(value for value in row.values() if isinstance(value, str) and value))
         except ValueError as error:  # the library refuses a setting, and names it
             raise ConfigurationError(str(error)) from error
-        show(record.BENCHES[bench].as_table(found))
+        if self.out is not None:
+            fitted = scaling.conclusion(found) if bench is scaling else {}
+            write_json(self.out, head | {"rows": found, "complete": True} | fitted)
+        show(bench.as_table(found))
 
 
 @dataclass(frozen=True)
@@ -156,7 +171,7 @@ def refresh_command(
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
     described = [way.to_dict() for way in ways]
-    output.write("refresh", setup, rows, geometry=described, repeats=repeats, reference=reference)
+    output.write(refresh, setup, rows, geometry=described, repeats=repeats, reference=reference)
 
 
 @bench_app.command("cadence")
@@ -183,7 +198,7 @@ def cadence_command(
     numbers |= {} if probe_every is None else {"probe_every": probe_every}
     rows = cadence.measure(setup, geometry, passes, **numbers)
     described = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": BURST}
-    output.write("cadence", setup, rows, **described, **numbers)
+    output.write(cadence, setup, rows, **described, **numbers)
 
 
 @bench_app.command("scaling")
@@ -199,7 +214,7 @@ def scaling_command(
     setup = target.setup(*SIZES, on_cpu=SIZES)
     geometry = capturing(learned.settings(), setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    output.write("scaling", setup, rows, geometry=geometry.to_dict(), repeats=repeats)
+    output.write(scaling, setup, rows, geometry=geometry.to_dict(), repeats=repeats)
 
 
 @bench_app.command("memory")
@@ -212,7 +227,7 @@ def memory_command(
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     geometry = learned.each(steps=memory.STEPS)
-    output.write("memory", setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
+    output.write(memory, setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
 
 
 @bench_app.command("peers")
@@ -222,7 +237,7 @@ def peers_command(target: Target = TARGET, repeats: Repeats = 40, output: Output
     peers.peer()
     version = importlib.metadata.version("pytorch-optimizer")
     setup = target.setup("resnet18", "vit-b")
-    output.write("peers", setup, peers.measure(setup, repeats), repeats=repeats, pytorch_optimizer=version)
+    output.write(peers, setup, peers.measure(setup, repeats), repeats=repeats, pytorch_optimizer=version)
 
 
 @bench_app.command("host")
@@ -232,4 +247,4 @@ def host_command(repeats: Repeats = 20, output: Output = OUTPUT) -> None:
     peers.peer()
     torch.set_num_threads(1)
     setup = Setup([host.NETWORK], 64, Precision("fp32", torch.device("cpu")))
-    output.write("host", setup, host.measure(setup, repeats), repeats=repeats, burst=BURST)
+    output.write(host, setup, host.measure(setup, repeats), repeats=repeats, burst=BURST)
