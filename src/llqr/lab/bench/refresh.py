@@ -5,7 +5,7 @@ same batch: forward mode with unfused attention, a product in every inner step, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,6 @@ from llqr.lab.bench.workload import Network, Passes, Setup, Workload, cross_entr
 from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
-from llqr.lab.runs.json_files import plain
 
 Vector = Mapping[str, Tensor]
 """One tensor per parameter."""
@@ -48,10 +47,6 @@ class RefreshSettings:
         own = self.runtime
         runtime = llqr.Runtime(engine="forward", micro_batch=own.micro_batch, max_side=own.max_side)
         return replace(self, attention="unfused", inner=replace(self.inner, product_every=1), runtime=runtime)
-
-    def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = plain(asdict(self))
-        return found
 
 
 def geometry_of(workload: Workload, settings: RefreshSettings) -> llqr.Geometry:

@@ -170,8 +170,7 @@ def refresh_command(
     ways = [capturing(settings, setup, capture) for settings in learned.each()]
     passes = Passes(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
-    described = [way.to_dict() for way in ways]
-    output.write(refresh, setup, rows, geometry=described, repeats=repeats, reference=reference)
+    output.write(refresh, setup, rows, geometry=[asdict(way) for way in ways], repeats=repeats, reference=reference)
 
 
 @bench_app.command("cadence")
@@ -197,7 +196,7 @@ def cadence_command(
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     numbers |= {} if probe_every is None else {"probe_every": probe_every}
     rows = cadence.measure(setup, geometry, passes, **numbers)
-    described = {"geometry": geometry.to_dict(), "passes": asdict(passes), "burst": BURST}
+    described = {"geometry": asdict(geometry), "passes": asdict(passes), "burst": BURST}
     output.write(cadence, setup, rows, **described, **numbers)
 
 
@@ -214,7 +213,7 @@ def scaling_command(
     setup = target.setup(*SIZES, on_cpu=SIZES)
     geometry = capturing(learned.settings(), setup, capture)
     rows = scaling.measure(setup, geometry, repeats)
-    output.write(scaling, setup, rows, geometry=geometry.to_dict(), repeats=repeats)
+    output.write(scaling, setup, rows, geometry=asdict(geometry), repeats=repeats)
 
 
 @bench_app.command("memory")
@@ -227,7 +226,7 @@ def memory_command(
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     geometry = learned.each(steps=memory.STEPS)
-    output.write(memory, setup, memory.measure(setup, geometry), geometry=[one.to_dict() for one in geometry])
+    output.write(memory, setup, memory.measure(setup, geometry), geometry=[asdict(one) for one in geometry])
 
 
 @bench_app.command("peers")
