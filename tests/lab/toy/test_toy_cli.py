@@ -23,7 +23,7 @@ SMALL = {
 def test_an_experiment_gives_figures_and_numbers(tmp_path, name):
     sizes, figures = SMALL[name]
     result = resolve_name(f"llqr.lab.toy.{name}:run_{name}")(**sizes)
-    save(result, tmp_path, f"llqr toy {name}")
+    save(name, result, tmp_path, f"llqr toy {name}")
     for figure in figures:
         assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / f"{figure}.svg").read_text()

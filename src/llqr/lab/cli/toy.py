@@ -33,9 +33,10 @@ def toy(
     if anisotropy != 1 and name not in IN_A_BOWL:
         raise ConfigurationError(f"--anisotropy belongs to {' and '.join(IN_A_BOWL)}, got it with {name}.")
     check_folder("--out", out)
+    kind, option = ("", "") if anisotropy == 1 else ("-anisotropic", f" --anisotropy {anisotropy:g}")
     for chosen in EXPERIMENTS if name == "all" else (name,):
         run = resolve_name(f"llqr.lab.toy.{chosen}:run_{chosen}")
         result = run(anisotropy=anisotropy) if chosen in IN_A_BOWL else run()
         with explained(out):
-            save(result, out, f"llqr toy {chosen}" + (f" --anisotropy {anisotropy:g}" if anisotropy != 1 else ""))
+            save(chosen + kind, result, out, f"llqr toy {chosen}{option}")
         typer.echo("\n  ".join([run.__doc__, *single_numbers(result.numbers), f"-> {out}"]))

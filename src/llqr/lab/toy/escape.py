@@ -29,14 +29,12 @@ def run_escape(anisotropy: float = 1.0, starts: int = 32, steps: int = 1200) -> 
     flat[RESCALED] = _arrivals(rescaled.flat_step("sam"))
     decay = {str(method): float(runs.losses(method).mean()) for method in METHODS}
     decay[RESCALED] = float(rescaled.losses("sam").mean())
-    name = "escape" if anisotropy == 1 else "escape-anisotropic"
     return ToyResult(
-        name,
         {
             "constants": constants, "starts": starts, "steps": steps, "claims": claims,
             "steps_to_flat": flat, "mean_loss": decay,
         },
-        {name: escape_figure(runs, rescaled)},
+        {"escape" if anisotropy == 1 else "escape-anisotropic": escape_figure(runs, rescaled)},
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from llqr.lab.runs.json_files import flatten
 class ToyResult:
     """Numbers for the JSON file, of which single ones are printed, and figures by file name."""
 
-    name: str
     numbers: dict[str, Any]
     figures: dict[str, Figure]
 
@@ -30,14 +29,14 @@ def statistics(values: Tensor) -> dict[str, float]:
     return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
 
 
-def save(result: ToyResult, folder: Path, command: str) -> None:
+def save(name: str, result: ToyResult, folder: Path, command: str) -> None:
     """Write the figures (PNG and SVG) and the numbers (JSON) of one command."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in result.figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=160)
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    record = vars(result) | {"command": command, "figures": list(result.figures)}
-    (folder / f"{result.name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
+    for file, figure in result.figures.items():
+        figure.savefig(folder / f"{file}.png", dpi=160)
+        figure.savefig(folder / f"{file}.svg", metadata={"Date": None})
+    record = {"name": name, "numbers": result.numbers, "figures": list(result.figures), "command": command}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1, default=_plain) + "\n")
 
 
 def single_numbers(numbers: Mapping[str, Any]) -> list[str]:

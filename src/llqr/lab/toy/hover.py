@@ -90,7 +90,6 @@ def run_hover() -> ToyResult:
     ratio = spread.measured / hovering_envelope(rho, spread.lambda_bar)
     worst = max(well.worst_error for well in (*wells.values(), spread))
     return ToyResult(
-        "hover",
         {
             "lambda_bar": lambda_bar, "lambda_eps": lambda_eps, "eta": eta, "rho": rho, "envelopes": envelopes,
             "worst_relative_error": worst, "amplification": float(amplification(lambda_bar)),

@@ -58,15 +58,13 @@ def run_noise(anisotropy: float = 1.0, seeds: int = 32, steps: int = 1200) -> To
     }
     ratio = runs.path_to_flat("sam") / runs.path_to_flat("llqr+sam")
     damping, damping_figure = measure_damping()
-    name = "noise" if anisotropy == 1 else "noise-anisotropic"
     return ToyResult(
-        name,
         {
             "constants": constants, "seeds": seeds, "steps": steps, "variance": NOISE_VARIANCE, "claims": claims,
             "path_length": paths, "path_ratio": statistics(ratio),
             "path_to_flat": {m: runs.path_to_flat(m) for m in ("sam", "llqr+sam")}, "damping": damping,
         },
-        {name: ejection_figure(runs), "damping": damping_figure},
+        {"noise" if anisotropy == 1 else "noise-anisotropic": ejection_figure(runs), "damping": damping_figure},
     )  # fmt: skip
 
 

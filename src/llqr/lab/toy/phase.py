@@ -204,7 +204,6 @@ def run_phase(rows: int = 28, columns: int = 40, steps: int = 4000) -> ToyResult
         for method, diagram in diagrams.items()
     }
     return ToyResult(
-        "phase",
         {
             "settings": settings, "lambda_bar": bar, "rho": rho, "diagrams": numbers,
             "learning_rate": {

@@ -158,7 +158,6 @@ def run_selection(cycles: int = 8000, seeds: int = 64, steps: int = 2000) -> Toy
     closest = 1 - float((selection.simulated / selection.bound).max())
     leaves_after = float(over_sigma["llqr+sam"].mean[0])
     return ToyResult(
-        "selection",
         {
             **vars(selection), "slope_in_rate": selection.slope_in_rate, "slope_in_sigma": selection.slope_in_sigma,
             "cycles": cycles, "exit_from_rho": first_out, "exit_settings": settings, "exit_over_rho": over_rho,

@@ -119,7 +119,6 @@ def run_transfer(steps: int = 4000, batch: int = 32) -> ToyResult:
     slopes = {name: run.slope() for name, run in runs.items()}
     every = np.unique(np.geomspace(1, steps, 60).astype(int))
     return ToyResult(
-        "transfer",
         {
             "steps": steps,
             "slopes": slopes,
