@@ -1,8 +1,7 @@
 """How a refresh is computed: what decides its speed and its memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -55,6 +54,6 @@ class Runtime:
     def __post_init__(self) -> None:
         check_runtime(self, ENGINES)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Runtime:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Nothing in it changes, and a process group cannot be copied."""
         return self

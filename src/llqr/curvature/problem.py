@@ -1,13 +1,11 @@
 """A model, a loss and one batch as a function of the weights, which leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +66,7 @@ class Problem:
         weights = [*self.parameters.values(), *self._constants.values(), *self._buffers.values()]
         return [*weights, *tensors_of((self.inputs, self.targets))]
 
-    def at(self, tensors: Sequence[Tensor]) -> Problem:
+    def at(self, tensors: Sequence[Tensor]) -> Self:
         """The same problem with other tensors, given in the order of `tensors`."""
         moved, rest = copy.copy(self), iter(tensors)
         moved.parameters = {name: next(rest) for name in self.parameters}

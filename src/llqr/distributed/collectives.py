@@ -4,8 +4,6 @@ NCCL takes CUDA tensors only, while losses, counts and offloaded weights may be 
 current device, as in torch's own object collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

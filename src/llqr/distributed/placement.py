@@ -1,10 +1,8 @@
 """A metric that is shared out among ranks: every rank holds, learns and applies the blocks that it owns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -166,7 +164,7 @@ class Owned(Placement):
         every[[place[name] for name in names]] = rows
         return [block.parameter for block in self._blocks], self.total(every)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Owned:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Process groups cannot be copied, and need not be."""
         return self
 
