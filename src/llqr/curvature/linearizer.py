@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -69,7 +70,6 @@ class Linearizer:
         elif runtime.process_group is not None:
             group = runtime.process_group
         self.ranks = self._together(group)
-        self._traces: Traces | None = None
         self._checked = False
 
     @property
@@ -105,7 +105,7 @@ class Linearizer:
         """The quadratic model of this process's own batch."""
         try:
             if self.engine == "linearised":
-                model = self._traced(problem)
+                model = self._traces.linearise(problem)
             else:
                 model = Curvature(problem, self.divergence, ENGINES[self.engine], self._scale).model()
             if not self._checked:
@@ -120,12 +120,11 @@ class Linearizer:
             ) from error
         return model
 
-    def _traced(self, problem: Problem) -> QuadraticModel:
-        if self._traces is None:
-            from llqr.curvature.traced import Traces  # slow to import, and rarely needed
+    @cached_property
+    def _traces(self) -> Traces:
+        from llqr.curvature.traced import Traces  # slow to import, and rarely needed
 
-            self._traces = Traces(self.divergence, self._scale, compile=self._runtime.compile)
-        return self._traces.linearise(problem)
+        return Traces(self.divergence, self._scale, compile=self._runtime.compile)
 
     def _chosen(self, problem: Problem) -> str:
         """The first engine that the model supports, on all ranks."""
