@@ -8,7 +8,7 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -81,11 +81,8 @@ class Training:
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
-        self.inner: Batches | None = None
-        self._next_inner: Callable[[], Batch] | None = None
-        if run.geometry is not None:
-            self.inner = task.inner_batches(run.geometry.batch_size, inner_seed)
-            self._next_inner = partial(next, endless(self.inner))
+        self.inner = None if run.geometry is None else task.inner_batches(run.geometry.batch_size, inner_seed)
+        self._next_inner = None if self.inner is None else partial(next, endless(self.inner))
         self.total_steps = run.training.total_steps(len(self.batches))
         self.scheduler = LambdaLR(self.optimizer, lambda step: run.schedule.factor(step, self.total_steps))
         forward_model = compile_network(self.model) if execution.compile else self.model
