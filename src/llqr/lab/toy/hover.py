@@ -55,31 +55,25 @@ def hover(
         predicted = two_cycle_amplitude(eta, rho, bar, eps)
     else:
         raise ValueError(f"method must be 'sam' or 'llqr+sam' to hover, got {method!r}.")
-    sharpness = torch.from_numpy(bar + eps)
-    metric = torch.from_numpy(bar).unsqueeze(-1)
+    return Hovering(bar, eps, np.abs(positions(method, bar, eps, 1.0, eta, rho, steps)[-1]), predicted)
+
+
+def positions(method: Method, bar: Array, eps: Array, start: float, eta: float, rho: float, steps: int) -> Array:
+    """From `start` in one-dimensional quadratic wells: `(steps + 1, wells)`."""
+    sharpness, metric = torch.from_numpy(bar + eps), torch.from_numpy(bar).unsqueeze(-1)
+    points = torch.full((len(bar), 1), start, dtype=torch.float64)
     run = simulate(
-        method,
-        lambda z: 0.5 * sharpness * z.squeeze(-1) ** 2,
-        torch.ones((len(bar), 1), dtype=torch.float64),
-        lr=eta,
-        steps=steps,
-        rho=rho,
-        metric=lambda gradient: gradient / metric,
-    )
-    return Hovering(bar, eps, run.positions[-1, :, 0].abs().numpy(), predicted)
+        method, lambda z: 0.5 * sharpness * z.squeeze(-1) ** 2, points,
+        lr=eta, rho=rho, steps=steps, metric=lambda gradient: gradient / metric,
+    )  # fmt: skip
+    return np.asarray(run.positions[:, :, 0])
 
 
 def run_hover() -> ToyResult:
     """Hovering: two-cycle amplitudes of SAM and LLQR+SAM, measured and in closed form."""
     lambda_bar, lambda_eps, eta, rho = 0.25, 5.0, 0.04, 0.2
-    sharpness = lambda_bar + lambda_eps
-    series = {
-        method: simulate(
-            method, lambda z: 0.5 * sharpness * z.squeeze(-1) ** 2, torch.full((1, 1), 1.2 * rho, dtype=torch.float64),
-            lr=eta, rho=rho, steps=60, metric=lambda gradient: gradient / lambda_bar,
-        ).positions[:, 0, 0].numpy()
-        for method in ("sam", "llqr+sam")
-    }  # fmt: skip
+    one_well = np.array([lambda_bar]), np.array([lambda_eps])
+    series = {method: positions(method, *one_well, 1.2 * rho, eta, rho, 60)[:, 0] for method in ("sam", "llqr+sam")}
     envelopes = {"sam": rho, "llqr+sam": float(hovering_envelope(rho, lambda_bar))}
     bars = np.geomspace(lambda_bar / 3, 20 * lambda_bar, 12)
     wells = {method: hover(method, bars, lambda_eps, eta=eta / 4, rho=rho) for method in ("sam", "llqr+sam")}

@@ -117,25 +117,23 @@ def exit_times(
 
     `sigma` is the standard deviation of the noise in the update gradient, before the metric transports it.
     """
-    radii, scales = (
-        np.ascontiguousarray(a) for a in np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma))
-    )
-    cells = radii.size
+    radii, scales = np.broadcast_arrays(positive("rho", rho), positive("sigma", sigma))
+    cells = len(radii)
     landscape = settings.landscape(settings.lambda_bar)
-    deviation = torch.from_numpy(scales.ravel()).repeat_interleave(seeds).unsqueeze(-1)
+    deviation = torch.tensor(scales).repeat_interleave(seeds).unsqueeze(-1)
     generator = torch.Generator().manual_seed(0)
     start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
     times = exit_steps(
         method,
         landscape,
         start,
-        torch.from_numpy(radii.ravel()).repeat_interleave(seeds),
+        torch.tensor(radii).repeat_interleave(seeds),
         settings,
         noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
     )
     cut = (times > settings.steps).view(cells, seeds).double().mean(1)
     mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
-    return ExitTimes(radii, scales, mean.numpy().reshape(radii.shape), cut.numpy().reshape(radii.shape))
+    return ExitTimes(radii, scales, mean.numpy(), cut.numpy())
 
 
 def run_selection(cycles: int = 8000, seeds: int = 64, steps: int = 2000) -> ToyResult:
