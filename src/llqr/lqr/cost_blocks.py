@@ -91,19 +91,14 @@ def costs(
 
 
 def _blocks(linear: LinearStage, curved: bool, damping: float) -> StageBlocks:
-    stage = linear.stage
-    joint = _stage_hessian(stage, linear.costate) if curved else stage.point.new_zeros((stage.point.numel(),) * 2)
-    n = stage.state_dim
+    """The stage's own curvature is ∇²_z (λ_{i+1} . f_i(z)) at z = (x_i, θ_i): the matrix [[Q_i, M_i^T], [M_i, R_i]]."""
+    stage, costate, n = linear.stage, linear.costate, linear.stage.state_dim
+    if curved and stage.point.numel() and costate.numel():
+        joint = _hessian(lambda z: costate @ stage(z).reshape(-1), stage.point)
+    else:
+        joint = stage.point.new_zeros((stage.point.numel(),) * 2)
     damped = joint[n:, n:] + damping * torch.eye(stage.parameter_dim, dtype=joint.dtype, device=joint.device)
     return StageBlocks(stage, linear.A, linear.B, Q=joint[:n, :n], R=damped, M=joint[n:, :n])
-
-
-def _stage_hessian(stage: Stage, costate: Tensor) -> Tensor:
-    """∇²_z (λ_{i+1} . f_i(z)) at z = (x_i, θ_i): the matrix [[Q_i, M_i^T], [M_i, R_i]]."""
-    size = stage.point.numel()
-    if not size or not costate.numel():
-        return stage.point.new_zeros(size, size)
-    return _hessian(lambda z: costate @ stage(z).reshape(-1), stage.point)
 
 
 def _warn_of_other_loss(linearisation: Linearisation) -> None:
