@@ -242,9 +242,8 @@ class GeometrySettings:
         # Patterns match the names of the network itself, which the recipe checks.
         patterns = {} if isinstance(self.structure, str) else {"structure": "diagonal"}
         with warnings.catch_warnings(action="ignore"):  # about a network too small for anything
-            self.build(
-                nn.Linear(2, 2), nn.functional.cross_entropy, **patterns
-            )  # refuses what the library does not take
+            # Refuses what the library does not take.
+            self.build(nn.Linear(2, 2), nn.functional.cross_entropy, **patterns)
 
     def build(self, model: nn.Module, loss: Loss, **arguments: Any) -> Geometry:
         """The geometry of a model; ``arguments`` are those that these settings do not have, or come before them."""

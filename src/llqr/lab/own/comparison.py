@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -96,9 +97,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         return str(self._frame().to_html(**FORMAT))
 
-    def _frame(self) -> Any:
-        import pandas as pd
-
+    def _frame(self) -> pd.DataFrame:
         return pd.DataFrame(self.rows()).dropna(axis="columns", how="all")
 
 
