@@ -15,18 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from llqr import method_names
+from llqr.lab.config import settings
 from llqr.lab.config.layers import names, resolve
 from llqr.lab.config.run import Run
-from llqr.lab.config.settings import (
-    Base,
-    Choice,
-    DataChoice,
-    GeometrySettings,
-    LrSchedule,
-    OptimizerSettings,
-    Probe,
-    TrainingSettings,
-)
 from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_folder_name, check_known, unknown
@@ -59,16 +50,16 @@ class Recipe:
     title: str
     seeds: int
     columns: tuple[str, ...]
-    task: Choice
-    data: DataChoice
-    model: Choice
-    training: TrainingSettings
-    schedule: LrSchedule
-    bases: dict[str, Base]
+    task: settings.Choice
+    data: settings.DataChoice
+    model: settings.Choice
+    training: settings.TrainingSettings
+    schedule: settings.LrSchedule
+    bases: dict[str, settings.Base]
     methods: dict[str, Method]
-    probes: dict[str, Probe] = field(default_factory=dict)
-    geometries: dict[str, GeometrySettings] = field(default_factory=dict)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    probes: dict[str, settings.Probe] = field(default_factory=dict)
+    geometries: dict[str, settings.GeometrySettings] = field(default_factory=dict)
+    optimizer: settings.OptimizerSettings = field(default_factory=settings.OptimizerSettings)
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: str | None = None
     """The row of the paper's table that this one is shown beside although it is a different experiment."""

@@ -13,17 +13,7 @@ from torch import nn
 import llqr
 from llqr.curvature.derivatives import ENGINES
 from llqr.lab import tasks
-from llqr.lab.config.settings import (
-    SET_ELSEWHERE,
-    Base,
-    Choice,
-    DataChoice,
-    GeometrySettings,
-    LrSchedule,
-    OptimizerSettings,
-    Probe,
-    TrainingSettings,
-)
+from llqr.lab.config import settings
 from llqr.lab.config.strict import make
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.names import check_known
@@ -35,17 +25,17 @@ from llqr.lab.tasks import Task
 class Run:
     """Two runs with equal fields are the same experiment."""
 
-    task: Choice
-    data: DataChoice
-    model: Choice
-    training: TrainingSettings
-    schedule: LrSchedule
+    task: settings.Choice
+    data: settings.DataChoice
+    model: settings.Choice
+    training: settings.TrainingSettings
+    schedule: settings.LrSchedule
     method: str
-    base: Base
-    probe: Probe | None
-    geometry: GeometrySettings | None
+    base: settings.Base
+    probe: settings.Probe | None
+    geometry: settings.GeometrySettings | None
     transport: bool
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    optimizer: settings.OptimizerSettings = field(default_factory=settings.OptimizerSettings)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], source: str) -> "Run":
@@ -56,7 +46,7 @@ class Run:
         """Nested dicts, as they are printed and logged, without what is not the recipe's to set."""
         table = dataclasses.asdict(self)
         if self.geometry is not None:
-            for name in SET_ELSEWHERE:
+            for name in settings.SET_ELSEWHERE:
                 del table["geometry"]["runtime"][name]
         return table
 
