@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -12,15 +11,8 @@ import typer
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 """Help and errors as plain text, without typer's frames."""
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder that holds the data sets (default: data.root of the recipe).")
-]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Also draw it: a file ending in .svg (follows light and dark)."),
-]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -96,7 +96,9 @@ def table(
             help="Instead of the paper's numbers: the differences to this method, such as sam, with Welch's p."
         ),
     ] = None,
-    picture: options.Plot = None,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw it: a file ending in .svg (follows light and dark).")
+    ] = None,
 ) -> None:
     """Print a table, measured beside paper, with what is missing; or rewrite the tables in a Markdown file."""
     if (name is None) == (write is None):

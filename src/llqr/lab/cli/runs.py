@@ -62,7 +62,9 @@ class RunOptions:
         typer.Option("--set", help="Override a setting of the recipe: key=value, any number of times."),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the folders of the runs.")] = Path("runs")
-    data_dir: options.DataDir = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data sets (default: data.root of the recipe).")
+    ] = None
     device: options.Device = "auto"
     capture: Annotated[
         bool | None,
