@@ -21,6 +21,7 @@ from llqr.lab.passes import CapturedPass, Pass, Precision
 from llqr.lab.progress import Display
 from llqr.lab.runs.planned import PlannedRun, plan
 from llqr.lab.stop import Stop
+from llqr.lab.tasks.classification import ClassificationTask
 from llqr.lab.tasks.task import Task, TaskOptions
 from llqr.lab.training.carry_out import carry_out
 from llqr.lab.training.loop import Execution, Training, independent_seeds
@@ -172,7 +173,7 @@ def test_the_time_of_a_step_leaves_out_the_first_interval_and_those_before_the_p
 
 
 def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.task_type("classification"), "measure", lambda self, model, split: {"accuracy": math.nan})
+    monkeypatch.setattr(ClassificationTask, "measure", lambda self, model, split: {"accuracy": math.nan})
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):
         train(tmp_path, "sgdm")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class Run:
 
     @property
     def task_type(self) -> type[Task]:
-        return tasks.task_type(self.task.name)
+        found = tasks.TASKS[self.task.name]
+        return resolve_name(found) if isinstance(found, str) else found
 
     @cached_property
     def task_options(self) -> Any:

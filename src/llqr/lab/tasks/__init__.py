@@ -1,10 +1,8 @@
 """Tasks by name: what is learned, how its loss is computed and how the result is measured."""
 
-from pkgutil import resolve_name
-
 from llqr.lab.tasks.task import Batch, Task
 
-__all__ = ["TASKS", "Batch", "Task", "task_type"]
+__all__ = ["TASKS", "Batch", "Task"]
 
 TASKS: dict[str, str | type[Task]] = {
     "classification": "llqr.lab.tasks.classification:ClassificationTask",
@@ -12,9 +10,3 @@ TASKS: dict[str, str | type[Task]] = {
     "own": "llqr.lab.own.task:OwnTask",
 }
 """The tasks by name: classes, or where to import them from when they are needed. A new task is one more line."""
-
-
-def task_type(name: str) -> type[Task]:
-    """Return the class of the task ``name``."""
-    found = TASKS[name]
-    return resolve_name(found) if isinstance(found, str) else found
