@@ -4,7 +4,7 @@ The runs are in the order in which their methods are shown; times are compared w
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -107,7 +107,7 @@ def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     wanted += [("train", name, _axis(runs)) for name in records[0]["train"]]
     figures = {}
     for kind, name, axis in wanted:
-        lines = _lines(logged, lambda record, kind=kind, name=name: record[kind][name], axis)  # type: ignore[misc]
+        lines = _lines(logged, kind, name, axis)
         shown = name.replace("_", " ")
         title = f"{kind} {shown} over time" if axis == MINUTES else f"{kind} {shown}"
         figures[title] = ranges(title, axis, shown, methods, lines, late=True)
@@ -115,7 +115,7 @@ def curves(runs: Sequence[StoredRun], methods: Sequence[str]) -> Part | None:
     return Part("Curves", [sentence], figures=figures)
 
 
-def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str) -> Curves:
+def _lines(logged: ByMethod, kind: str, name: str, axis: str) -> Curves:
     """A number of every record, as far as all runs of a method have come, against epochs, steps or time."""
     found = {}
     for method, own in logged.items():
@@ -124,7 +124,7 @@ def _lines(logged: ByMethod, number: Callable[[dict[str, Any]], Any], axis: str)
             at = list(accumulate(np.mean([one["seconds"]["train"] for one in several]) / 60 for several in records))
         else:
             at = [first[axis] for first, *_ in records]
-        found[method] = at, [[number(record) for record in run] for run in zip(*records, strict=True)]
+        found[method] = at, [[record[kind][name] for record in run] for run in zip(*records, strict=True)]
     return found
 
 
