@@ -47,10 +47,9 @@ ADOPT = "to go on with what fits, load_state_dict(state, adopt=True)"
 
 def check_base(base: torch.optim.Optimizer) -> None:
     if not isinstance(base, torch.optim.Optimizer):
-        kind = type(base).__name__
         raise TypeError(
             "base: expected an optimizer, as in llqr.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05), got "
-            f"{kind}"
+            f"{type(base).__name__}"
         )
     if isinstance(getattr(base, "base", None), torch.optim.Optimizer):
         raise TypeError(f"base: {type(base).__name__} is a wrapper already; pass the optimizer inside, its `base`")

@@ -232,9 +232,8 @@ class Geometry:
     def refresh_if_due(self, batch: Any) -> None:
         """Called before every optimizer step."""
         self.metric.follow(self.parameters)
-        if not self.due:
-            return
-        self.refresh(self._missing if batch is None and self.batches is None else batch)
+        if self.due:
+            self.refresh(self._missing if batch is None and self.batches is None else batch)
 
     def _missing(self) -> Batch:
         """Raise inside `agreed`, so that a rank without a batch does not leave the others waiting."""

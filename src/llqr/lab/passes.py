@@ -63,8 +63,7 @@ def compile_network(model: nn.Module) -> nn.Module:
         block.compile()
     if blocks:
         return model
-    compiled: nn.Module = torch.compile(model)  # type: ignore[assignment]  # a module, which the stubs do not say
-    return compiled
+    return torch.compile(model)  # type: ignore[return-value]  # a module, which the stubs do not say
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

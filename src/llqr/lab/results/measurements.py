@@ -65,8 +65,7 @@ def line_of(run: StoredRun) -> dict[str, Any]:
     line = _head(run, KIND) | {"result": run.result}
     if run.analysis is not None:
         line["analysis"] = {key: run.analysis[key] for key in ANALYSIS}
-    plain_line: dict[str, Any] = plain(line)
-    return plain_line
+    return dict(plain(line))
 
 
 def _head(run: StoredRun, kind: str) -> dict[str, Any]:

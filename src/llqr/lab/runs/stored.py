@@ -56,8 +56,7 @@ class RunRecord:
         try:
             return self.run.to_dict()
         except ConfigurationError:
-            settings: dict[str, Any] = self.config["run"]
-            return settings
+            return dict(self.config["run"])
 
     @property
     def label(self) -> str:
