@@ -54,6 +54,31 @@ def test_dropout_and_batch_norm_work_in_eval_mode() -> None:
     exact_step(model, F.cross_entropy, (INPUTS, TARGETS), divergence="ngd", damping=0.1)
 
 
+def test_a_sequential_with_a_forward_of_its_own() -> None:
+    class Residual(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    with pytest.raises(TypeError, match=r"must be an nn\.Sequential or a list of stages, got Residual"):
+        linearised(Residual(nn.Linear(3, 3), nn.Tanh()).double().eval())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention(dtype: torch.dtype) -> None:
+    """Its fast path without gradients rounds otherwise, and its fused kernel has no second derivative."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 6, batch_first=True), nn.Flatten(), nn.Linear(24, 3))
+    batch = torch.randn(4, 3, 8), torch.tensor([0, 1, 2, 0])
+    plain, wide = (
+        exact_step(
+            model.to(kind).eval(), F.cross_entropy, (batch[0].to(kind), batch[1]), divergence="newton", damping=20
+        )
+        for kind in (dtype, torch.float64)
+    )
+    for name, step in plain.items():
+        torch.testing.assert_close(step.double(), wide[name], rtol=1e-4, atol=1e-6)
+
+
 def test_random_stage() -> None:
     class AlwaysDropout(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

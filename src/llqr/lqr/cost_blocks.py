@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llqr.lqr.linearisation import Linearisation, LinearStage
 from llqr.lqr.stages import Stage
@@ -80,7 +81,7 @@ def costs(
     if curvature_scale is not None and divergence != "ngd":
         raise ValueError(f"`curvature_scale` applies to 'ngd' only; {divergence!r} has the scale of the loss.")
 
-    with torch.no_grad():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # attention that can be differentiated twice
         if divergence == "ngd":
             _warn_of_other_loss(linearisation)
             Q_N = _softmax_fisher(linearisation.outputs, "sum" if curvature_scale is None else curvature_scale)

@@ -92,7 +92,8 @@ def run_stages(model: nn.Sequential | Iterable[nn.Module], inputs: Tensor) -> tu
 
 
 def _named_modules(model: nn.Sequential | Iterable[nn.Module]) -> list[tuple[str, nn.Module]]:
-    if isinstance(model, nn.Sequential | nn.ModuleList):
+    lists = nn.Sequential, nn.ModuleList
+    if isinstance(model, lists) and type(model).forward in [kind.forward for kind in lists]:
         # Not named_children(), which drops the second use of a module: a shared activation is two stages.
         named = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if n and "." not in n]
     elif isinstance(model, nn.Module) or not isinstance(model, Iterable):

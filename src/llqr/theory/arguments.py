@@ -34,7 +34,7 @@ def symmetric(name: str, value: npt.ArrayLike) -> Array:
         raise ValueError(f"{name} must be a number, a vector (a diagonal) or a square matrix, got shape {array.shape}.")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite.")
-    if np.abs(array - array.T).max() > SYMMETRY_TOLERANCE * max(1.0, np.abs(array).max()):
+    if np.abs(array - array.T).max() > SYMMETRY_TOLERANCE * np.abs(array).max():
         raise ValueError(f"{name} must be symmetric.")
     return (array + array.T) / 2
 

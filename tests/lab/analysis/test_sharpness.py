@@ -123,6 +123,15 @@ def test_a_metric_that_is_not_positive_is_refused_with_a_reason():
         top_eigenvalue(lambda v: v, torch.ones(3), u=lambda v: -v)
 
 
+def test_one_negative_eigenvalue_of_the_metric_is_found():
+    model, batch = mlp(), batch_for_mlp()
+    metric = Metric(model, structure="diagonal")
+    (own,) = metric.factors()
+    own["diagonal"][7] = -0.01
+    metric.assign([own])
+    assert measure(LossSurface(model, F.cross_entropy, batch), metric).perceived is None
+
+
 def test_a_metric_not_learned_yet_is_the_identity():
     model, batch = mlp(), batch_for_mlp()
     found = measure(LossSurface(model, F.cross_entropy, batch), Metric(model, structure="kfac"))

@@ -350,10 +350,27 @@ def test_batches_may_be_mappings():
     assert found.runs[0].result["metric"] == "accuracy"
 
 
-@pytest.mark.parametrize("form", [nn.CrossEntropyLoss, partial(partial, F.cross_entropy)])
-@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 5.0, 0.2])}, {"ignore_index": 1}])
-def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(options, form):
-    loss = form(**options)
+def test_classes_along_either_axis_are_refused():
+    x, y = torch.randn(8, 3, 6), torch.randint(3, (8, 3))
+    model, loss = nn.Linear(6, 3), lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())
+    with pytest.raises(ConfigurationError, match="metric must be given: axis 1 of the outputs and the last one"):
+        compare(**given(model=model, loss=loss, train=(x, y), test=(x, y), methods=["sgdm"]))
+
+
+WEIGHTS = {"weight": torch.tensor([1.0, 5.0, 0.2])}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(**WEIGHTS),
+        nn.CrossEntropyLoss(ignore_index=1),
+        partial(F.cross_entropy, **WEIGHTS),
+        partial(F.cross_entropy, ignore_index=1),
+        nn.MultiMarginLoss(**WEIGHTS),  # no weighted mean
+    ],
+)
+def test_the_test_loss_does_not_depend_on_how_the_data_are_divided(loss):
     found = [
         compare(**given(loss=loss, methods=["sgdm"], settings={"training.eval_batch_size": size})).runs[0]
         for size in (5, 16)

@@ -172,6 +172,14 @@ def test_the_time_of_a_step_leaves_out_the_first_interval_and_those_before_the_p
     assert seconds_per_step(records[:1]) == pytest.approx(0.9)
 
 
+def test_the_rate_is_what_was_trained_on_in_the_time_that_it_took(tmp_path):
+    training = train(tmp_path, "sgdm")
+    result, records = training.folder.result(), training.folder.log.records
+    seconds = sum(record["seconds"]["train"] for record in records[1:])
+    count = (records[-1]["step"] - records[0]["step"]) * training.planned.run.training.batch_size
+    assert result["rate"] == pytest.approx(count / seconds, rel=1e-6)
+
+
 def test_a_metric_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(ClassificationTask, "measure", lambda self, model, split: {"accuracy": math.nan})
     with pytest.raises(Diverged, match="digits/mlp sgdm seed 0: the test accuracy of epoch 1 is nan"):

@@ -76,6 +76,9 @@ class LossSurface:
         return Curvature(self._problem, NEWTON, ENGINES[self.engine])
 
 
+NOT_POSITIVE = "U is not positive: v.Uv < 0 for some v, so that U^1/2 does not exist."
+
+
 class NotPositive(ValueError):
     """An inner product that gives some vector a negative square."""
 
@@ -136,7 +139,7 @@ def _normalised(vector: Tensor, u: Operator, floor: float = 0.0) -> tuple[Tensor
     image, length = u(vector), vector.norm().item()
     square = _dot(vector, image)
     if square < -1e-6 * length * image.norm().item():
-        raise NotPositive("U is not positive: v.Uv < 0 for some v, so that U^1/2 does not exist.")
+        raise NotPositive(NOT_POSITIVE)
     norm = max(square, 0.0) ** 0.5 if length > floor else 0.0
     return (vector / norm, image / norm, norm) if norm > 0 else (vector, image, 0.0)
 
@@ -164,8 +167,11 @@ def measure(
     top = find()
     if metric is None or not metric.learned:
         return Sharpness(top, top)
+    u = partial(symmetric_part, surface, metric)
     try:
-        return Sharpness(top, find(u=partial(symmetric_part, surface, metric)))
+        if top_eigenvalue(lambda v: -u(v), start, steps=steps, tolerance=tolerance).value > 1e-6:
+            raise NotPositive(NOT_POSITIVE)
+        return Sharpness(top, find(u=u))
     except NotPositive as error:
         return Sharpness(top, None, str(error))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import (
@@ -243,7 +244,9 @@ class OwnTask(Task):
 
     def _terms(self, outputs: Tensor, targets: Any) -> float:
         """Count what the loss of a batch is a mean over: targets, by the weights of their classes, or samples."""
-        weights = None if hasattr(self.loss, "terms") else setting(self.loss, "weight", None)
+        of_classes = getattr(self.loss, "func", None) in (F.cross_entropy, F.nll_loss)
+        of_classes = of_classes or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        weights = setting(self.loss, "weight", None) if of_classes else None
         if isinstance(weights, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point():
             return float(weights[targets[targets != ignore_index(self.loss)]].sum())
         return float(counted_terms(self.loss, targets, outputs))
@@ -260,5 +263,10 @@ def class_axis(outputs: Any, targets: Any) -> int | None:
         return None
     if not outputs.is_floating_point() or outputs.ndim != targets.ndim + 1:
         return None
-    fitting = (axis for axis in (1, -1) if outputs.shape[axis] > 1)  # the largest of one output says nothing
-    return next((axis for axis in fitting if outputs.select(axis, 0).shape == targets.shape), None)
+    # The largest of one output says nothing.
+    fitting = [x for x in (1, -1) if outputs.shape[x] > 1 and outputs.select(x, 0).shape == targets.shape]
+    if len(fitting) > 1 and outputs.ndim > 2:
+        raise ConfigurationError(
+            "metric must be given: axis 1 of the outputs and the last one may both be that of the classes."
+        )
+    return fitting[0] if fitting else None

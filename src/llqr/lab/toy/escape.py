@@ -54,7 +54,9 @@ def escape_figure(runs: ToyRuns, rescaled: ToyRuns) -> Figure:
     for method in METHODS:
         values = runs.losses(method).clamp(min=1e-9).numpy()
         band(loss, values, method)
-    loss.plot(range(1, len(values) + 1), rescaled.losses("sam").clamp(min=1e-9).median(1).values, color=PURPLE, lw=1.2)
+    loss.plot(
+        range(1, len(values) + 1), rescaled.losses("sam").clamp(min=1e-9).quantile(0.5, dim=1), color=PURPLE, lw=1.2
+    )
     loss.set(xscale="log", yscale="log", xlabel="step + 1", ylabel="loss above the flat minimum")
     loss.set_title(f"median and range, {values.shape[1]} starts")
     others = {RESCALED: PURPLE, "flat basin": GREEN}

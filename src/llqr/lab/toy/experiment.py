@@ -26,7 +26,7 @@ def claim_shares(claims: dict[str, Tensor]) -> dict[str, float]:
 
 
 def statistics(values: Tensor) -> dict[str, float]:
-    return {"min": float(values.min()), "median": float(values.median()), "max": float(values.max())}
+    return {"min": float(values.min()), "median": float(values.quantile(0.5)), "max": float(values.max())}
 
 
 def save(name: str, result: ToyResult, folder: Path, command: str) -> None:

@@ -21,7 +21,7 @@ def result_of(training: Training) -> dict[str, Any]:
     """Summarise a finished run."""
     planned, task, geometry = training.planned, training.task, training.geometry
     run, records = planned.run, training.folder.log.records
-    best, step_seconds = best_record(records, task), seconds_per_step(records)
+    best, timed, step_seconds = best_record(records, task), typical(records), seconds_per_step(records)
     assert step_seconds is not None
     refreshes = [report for record in records for report in record["refreshes"]]
     seconds = {part: sum(record["seconds"][part] for record in records) for part in ("train", "eval", "refresh")}
@@ -44,7 +44,7 @@ def result_of(training: Training) -> dict[str, Any]:
         "seconds": seconds | {"total": seconds["train"] + seconds["eval"]},
         "epoch_seconds": step_seconds * len(training.batches),
         "step_seconds": step_seconds,
-        "rate": fmean(record["rate"] for record in typical(records)),
+        "rate": fmean((r["rate"] for r in timed), weights=[r["seconds"]["train"] for r in timed]),
         "refreshes": len(refreshes),
         "refreshes_rejected": sum(not report["accepted"] for report in refreshes),
         "counted_in": run.training.counted_in,
