@@ -1,5 +1,6 @@
 """Methods compared on your own model and data: from a file or a program; resumed, reported, kept."""
 
+import inspect
 import json
 import re
 from functools import partial
@@ -116,21 +117,7 @@ def test_a_probe_and_a_solver_of_ones_own_are_known_by_their_names(monkeypatch):
     assert [row["method"] for row in found.rows()] == ["sgdm", "everywhere", "llqr-ngd+everywhere"]
 
 
-PARTS = """
-import llqr
-
-class Sign(llqr.inner.Solver):
-    name = "own-sign"
-
-    def step(self, objective):
-        here = objective.at(self.factors)
-        for own, slopes in zip(self.factors, here.slopes(), strict=True):
-            for name, slope in slopes.items():
-                own[name] -= self.lr * slope.sign()
-        return here.value
-
-llqr.SOLVERS["own-sign"] = Sign
-"""
+PARTS = f"\nimport llqr as library\n\n{inspect.getsource(SignDescent)}\nlibrary.SOLVERS['own-sign'] = SignDescent\n"
 
 
 def test_kept_runs_and_run_folders_are_read_without_the_code_they_were_made_with(llqr, tmp_path, monkeypatch):
