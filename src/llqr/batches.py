@@ -41,6 +41,7 @@ class BatchSource:
             raise TypeError(f"batches: expected an iterable of batches or a function, got {type(source).__name__}")
         self.source = self._own = source
         if hasattr(source, "_iterator"):  # a copy of a loader, so that refreshes do not advance the training loop's
+            # Accelerate's and Fabric's hold the loader itself.
             own: Any = copy.copy(getattr(source, "base_dataloader", getattr(source, "_dataloader", source)))
             # Persistent workers go on with their random numbers in a second pass, which could not be resumed. The last
             # is a position of torchdata's StatefulDataLoader.

@@ -206,8 +206,10 @@ def compare(
     if sweep is not None and not how.as_json:
         for name in dict.fromkeys(recipe for recipe, _ in named):
             print("\n".join(choices([result for recipe, result in named if recipe == name], seeds)))
-    _keep(planned, how)
-    _report([one for one, _ in made], how, stop)
+    if failed is None:
+        _keep(planned, how)
+    if made:
+        _report([one for one, _ in made], how, stop)
     if failed is not None:
         raise failed
 
