@@ -44,6 +44,8 @@ class TwoPasses:
         self.probing = optimizer.probing
         self._optimizer, self._closure = optimizer, closure
         self._sharded = any_sharded(self.parameters)
+        if self._sharded and self.parameters[0] not in optimizer.names:  # Accelerate has sharded them since
+            optimizer._notice_parameters()
         self._radii = {p: own for g, own in own_radii(optimizer.base) if own is not None for p in g["params"]}
         self._random: RandomState | None = None
         self._overflow = False

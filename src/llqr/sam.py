@@ -45,7 +45,7 @@ class Optimizer(TwoCalls):
         model: only one pass writes its buffers (BatchNorm statistics). Default: the geometry's model; without either,
             both passes write to buffers, as in other implementations of SAM. FSDP2 needs it if gathered weights are
             kept after the backward pass.
-        no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness).
+        no_sync: `ddp_model.no_sync` makes the probe each rank's own (m-sharpness), in steps with a closure.
         same_dropout: both passes of a step draw the same numbers from torch's generators.
         buffers: which pass writes the model's buffers: "centre" the first, "probe" the second, from where they were
             before the step. In the two-call form, `first_step` comes after the first pass, so that with "probe" both

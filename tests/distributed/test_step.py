@@ -3,17 +3,18 @@
 A few of these cases are in `test_traps.py`, beside which they need no processes of their own.
 """
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import llqr
 from llqr.probes.norms import NORMS
-from processes import on_ranks
+from processes import on_ranks, one_rank
 from sharded_models import ENGINES, batches, network, weights
 
 METHODS = ("sam", "asam", "fishersam", "fsam")
@@ -150,3 +151,35 @@ def test_the_cases_differ():
         method, options = OPTIONS[name]
         other = trained(network(), method, options)
         assert any((plain[key] - other[key]).abs().max() > 1e-4 for key in plain), name
+
+
+@pytest.mark.parametrize("probe", [llqr.ASAMProbe(0.5), llqr.SAMProbe(0.5, norm="layer-euclidean")])
+def test_parameters_that_a_framework_has_sharded_since(probe, monkeypatch):
+    """As Accelerate does: other tensors in the groups, under the names that the model now has for them."""
+    for name, value in one_rank().items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo")
+    try:
+        found = []
+        for sharded in (False, True):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
+            base = torch.optim.SGD(model.parameters(), lr=0.1)
+            opt = llqr.Optimizer(base, copy.deepcopy(probe), model=model)
+            if sharded:
+                fully_shard(model)
+                opt.param_groups[0]["params"] = list(model.parameters())
+            x = torch.ones(5, 4, dtype=torch.float64).cumsum(0)
+
+            def closure(opt=opt, model=model, x=x):
+                opt.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            opt.step(closure)
+            found.append([p.full_tensor() if sharded else p.detach() for p in model.parameters()])
+        for own, whole in zip(*found, strict=True):
+            torch.testing.assert_close(whole, own, rtol=1e-12, atol=1e-12)
+    finally:
+        dist.destroy_process_group()

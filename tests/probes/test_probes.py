@@ -169,7 +169,11 @@ def test_friendly_sams_memory_is_its_state():
     at = point()
     for step in range(3):
         first.displacement(Point(at.parameters, tensors(step)), same, step)
-    second.load_state_dict(first.state_dict(at.parameters), at.parameters)
+        before = second.state_dict(at.parameters)
+        second.load_state_dict(first.state_dict(at.parameters), at.parameters)
+        assert all(mean.equal(before["mean"][i]) for i, mean in second.state_dict(at.parameters)["mean"].items())
+        first.settle()
+        second.load_state_dict(first.state_dict(at.parameters), at.parameters)
     later = Point(at.parameters, tensors(50))
     expected = first.displacement(later, same, 3)
     assert all(a.equal(b) for a, b in zip(second.displacement(later, same, 3), expected, strict=True))

@@ -57,7 +57,8 @@ class FriendlySAMProbe(SAMProbe):
             self._mean, self._before = self._before, None
 
     def state_dict(self, order: Sequence[Tensor]) -> dict[str, Any]:
-        return {"mean": {i: as_sharded(self._mean[p], p) for i, p in enumerate(order) if p in self._mean}}
+        mean = self._mean if self._before is None else self._before  # without a step that is not done
+        return {"mean": {i: as_sharded(mean[p], p) for i, p in enumerate(order) if p in mean}}
 
     def load_state_dict(self, state: Mapping[str, Any], order: Sequence[Tensor]) -> None:
         means: dict[Tensor, Tensor] = {}
