@@ -1,5 +1,6 @@
 """What all tests share: reproducible random numbers, one thread, and hypothesis without a clock."""
 
+import gc
 import os
 
 # Some virtual machines announce AMX and then refuse its instructions, which ends a bfloat16 product and the process.
@@ -20,6 +21,12 @@ settings.load_profile("llqr")
 @pytest.fixture(autouse=True)
 def _reproducible():
     torch.manual_seed(0)
+
+
+def pytest_collection_finish(session):
+    """What was imported is no garbage: the runs of many tests collect after themselves, which takes its time to see."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
