@@ -40,7 +40,7 @@ def test_the_command_writes_and_prints_what_it_found(llqr, tmp_path):
     code, out, _ = llqr("toy", "escape", "--anisotropy", "2")
     assert code == 0
     assert "constants.anisotropy: 2" in out
-    record = json.loads((tmp_path / "runs/toy/escape.json").read_text())
+    record = json.loads((tmp_path / "runs/toy/escape-anisotropic.json").read_text())
     assert record["command"] == "llqr toy escape --anisotropy 2"
     assert record["figures"] == ["escape-anisotropic"]
 

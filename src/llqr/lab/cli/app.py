@@ -49,6 +49,7 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
+            import_module("numpy")  # before torch, which swallows a Ctrl-C that comes while it imports numpy
             room, _ = COMMANDS[name]
             command = typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
         return name, command, rest
