@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 import llqr
 from llqr.lab.cli.options import PLAIN
 from llqr.lab.errors import EXIT_CODES, CannotWrite, DataError, Interrupted
+from llqr.lab.stop import Stop
 
 HELP = """Geometry-aware sharpness minimization: train, compare, and reproduce the paper's tables.
 
@@ -49,9 +50,12 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            import_module("numpy")  # before torch, which swallows a Ctrl-C that comes while it imports numpy
             room, _ = COMMANDS[name]
-            command = typer.main.get_group(import_module(f"llqr.lab.cli.{room}").app).commands[name]
+            with Stop() as stop:  # a Ctrl-C in the middle of its import ends torch, or leaves half of numpy
+                module = import_module(f"llqr.lab.cli.{room}")
+            if stop.requested:
+                raise KeyboardInterrupt
+            command = typer.main.get_group(module.app).commands[name]
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
