@@ -186,8 +186,8 @@ class Probe:
 
     def arguments(self) -> dict[str, Any]:
         """The settings that were made, without the name."""
-        made = {name: value for name, value in vars(self).items() if name != "kind" and value is not None}
-        return made if self.start_after else {name: value for name, value in made.items() if name != "start_after"}
+        others = ("kind",) if self.start_after else ("kind", "start_after")
+        return {name: value for name, value in vars(self).items() if name not in others and value is not None}
 
     def build(self) -> SAMProbe:
         return PROBES[self.kind](**self.arguments())
