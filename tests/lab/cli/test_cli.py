@@ -163,6 +163,7 @@ def test_train_and_compare_keep_their_runs_too(llqr, tmp_path):
     assert llqr("compare", "digits/mlp", "--methods", "sgdm,sam", "--seeds", "1", *QUICK, "--keep", "a.jsonl")[0] == 0
     kept = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [one["run"]["method"] for one in kept] == ["sam", "sgdm"]
+    assert len((tmp_path / "curves/digits-mlp-seed0.jsonl").read_text().splitlines()) == 2
     assert llqr("train", "digits/mlp", *QUICK, "--keep", "a.txt")[2] == "llqr: --keep must end in .jsonl, got a.txt.\n"
 
 

@@ -41,12 +41,12 @@ def kept(tmp_path):
 
 
 def test_a_curve_has_every_evaluation_and_refresh_and_a_longer_log_replaces_it(tmp_path, capsys):
-    to = tmp_path / "curves"
+    to = tmp_path / "kept/some.jsonl"
     write_run(tmp_path / "a", "sam", 1)
     write_run(tmp_path / "a", "llqr-ngd", 1, finished=False)
-    assert results("curve", tmp_path / "a", "--to", to) == 0
-    path = to / "digits-mlp-seed1.jsonl"
-    assert capsys.readouterr().out == f"{path}\n"
+    assert results("add", tmp_path / "a", "--to", to) == 0
+    path = tmp_path / "kept/curves/digits-mlp-seed1.jsonl"
+    assert capsys.readouterr().out == "1 added, 0 there already\n"
     learned, sam = measurements.read_curves(path)
     assert (learned["run"]["method"], learned["seed"], learned["finished"]) == ("llqr-ngd", 1, False)
     assert learned["command"] == "llqr compare --data digits --model mlp --data-dir data --out=runs"
@@ -60,11 +60,13 @@ def test_a_curve_has_every_evaluation_and_refresh_and_a_longer_log_replaces_it(t
     assert str(tmp_path) not in path.read_text()
 
     again = write_run(tmp_path / "b", "llqr-ngd", 1)
-    assert results("curve", tmp_path / "b", "--to", to) == 0
+    for _ in range(2):
+        assert results("add", tmp_path / "b", "--to", to) == 0
     lines = measurements.read_curves(path)
     assert [(line["run"]["method"], line["finished"]) for line in lines] == [("llqr-ngd", True), ("sam", True)]
+    assert len(path.read_text().splitlines()) == 3
     (again / "log.jsonl").write_text("")
-    assert results("curve", tmp_path / "b", "--to", tmp_path / "others") == 3
+    assert results("add", tmp_path / "b", "--to", tmp_path / "others/some.jsonl") == 3
     assert not (tmp_path / "others").exists()
 
 

@@ -163,32 +163,21 @@ def add(
     runs: Runs,
     to: Annotated[Path, typer.Option(help="The file of JSON lines to append to, such as results/cifar100.jsonl.")],
 ) -> None:
-    """Append finished runs to a file of results, as --keep does; runs that are there already are skipped."""
+    """Append finished runs to a file of results, as --keep does; runs that are there already are skipped.
+
+    The curves of all runs, finished or not, are kept in the folder "curves" beside the file.
+    """
     check_file("--to", to, ".jsonl")
-    finished = [run for run in stored.find(runs) if run.result is not None]
-    if not finished:
-        raise DataError("RUNS holds no finished run.")
-    new, already = measurements.add(finished, to)
+    evaluated = [run for run in stored.find(runs) if run.records]
+    if not evaluated:
+        raise DataError("RUNS holds no run that was evaluated.")
+    new, already = measurements.add(evaluated, to)
     print(f"{new} added, {already} there already")
 
 
 @results_app.command()
-def curve(
-    runs: Runs,
-    to: Annotated[Path, typer.Option(help="The folder for the files, such as results/curves.")],
-) -> None:
-    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run."""
-    check_folder("--to", to)
-    evaluated = [run for run in stored.find(runs) if run.records]
-    if not evaluated:
-        raise DataError("RUNS holds no run that was evaluated.")
-    for path in measurements.add_curves(evaluated, to):
-        print(path)
-
-
-@results_app.command()
 def draw(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `curve` writes them.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Files of curves, as `add` writes them.")],
     to: Annotated[Path, typer.Option(help="The picture: a file ending in .svg (follows light and dark).")],
     method: Annotated[list[str] | None, typer.Option(help="Only the runs of this method; may be repeated.")] = None,
     panel: Annotated[list[str] | None, typer.Option(help="Such as error:epoch or BLEU:step; may be repeated.")] = None,

@@ -87,7 +87,10 @@ class RunOptions:
     ] = False
     keep: Annotated[
         Path | None,
-        typer.Option(help="Append the finished runs to this file of results, such as results/cifar100.jsonl."),
+        typer.Option(
+            help="Append the finished runs to this file of results, such as results/cifar100.jsonl, and their curves "
+            "to the folder curves beside it."
+        ),
     ] = None
     shared_device: Annotated[
         bool,

@@ -8,7 +8,7 @@ machine are left out.
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,8 +60,6 @@ def _has_sides(structure: Any) -> bool:
 
 def line_of(run: StoredRun) -> dict[str, Any]:
     """The line that keeps a finished run: what was asked for, the commands that made it, and what came of it."""
-    if run.result is None:
-        raise DataError(f"{run.path} is not finished ({run.state}).")
     line = _head(run, KIND) | {"result": run.result}
     if run.analysis is not None:
         line["analysis"] = {key: run.analysis[key] for key in ANALYSIS}
@@ -86,8 +84,8 @@ def without_places(command: str) -> str:
     )
 
 
-def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
-    """Append finished runs to a file; how many were new, and how many were there already.
+def add(runs: Sequence[StoredRun], path: Path) -> tuple[int, int]:
+    """Append finished runs to a file, and the curves of all to those beside it; how many were new, and how many known.
 
     A run that is there with another result is refused: only the user can say which of the two is right.
     """
@@ -95,6 +93,8 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
     lines = []
     already = 0
     for run in runs:
+        if run.result is None:
+            continue
         line = line_of(run)
         known = known_runs.get(_identity(run))
         if known is None:
@@ -106,13 +106,23 @@ def add(runs: Iterable[StoredRun], path: Path) -> tuple[int, int]:
             raise ConfigurationError(
                 f"{known.origin} holds another result of {run.label} than {run.origin}; delete the one that is wrong."
             )
+    _append(lines, path)
+    for run in runs:
+        curves = path.parent / "curves" / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
+        line = json.dumps(plain(curve_of(run)))
+        if not curves.exists() or line not in curves.read_text().splitlines():
+            _append([line], curves)
+    return len(lines), already
+
+
+def _append(lines: Sequence[str], path: Path) -> None:
+    """At once, because another command may append, too."""
     if lines:
         writing.make_folder(path.parent)
         ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")  # an editor may leave the last line open
         new = "".join(["" if ended else "\n", *(f"{line}\n" for line in lines)]).encode()
         with writing.explained(path), path.open("ab", buffering=len(new) + 1) as file:
-            file.write(new)  # at once, because another command may append, too
-    return len(lines), already
+            file.write(new)
 
 
 def _identity(run: RunRecord) -> str:
@@ -137,31 +147,14 @@ def read_file(path: Path) -> list[RunRecord]:
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
-    """The kept curves of a file: every evaluation and every refresh of a run, one run per line."""
-    lines = list(lines_of(path))
-    for origin, line in lines:
+    """The kept curves of a file: every evaluation and every refresh of a run; of several lines of a run, the last."""
+    curves = {}
+    for origin, line in lines_of(path):
         if line["kind"] != "curve":
             raise DataError(f"{origin} is no curve, but a {line['kind']}.")
         checked(line, CURVE, origin)
-    return [line for _, line in lines]
-
-
-def add_curves(runs: Iterable[StoredRun], folder: Path) -> list[Path]:
-    """Keep every evaluation and refresh of runs, finished or not: one file per recipe and seed, one line per run.
-
-    A run that is there already is replaced.
-    """
-    files: dict[Path, dict[str, str]] = {}
-    for run in runs:
-        path = folder / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
-        if path not in files:
-            known = read_curves(path) if path.exists() else []
-            files[path] = {json.dumps(line["run"], sort_keys=True): json.dumps(line) for line in known}
-        line = plain(curve_of(run))
-        files[path][json.dumps(line["run"], sort_keys=True)] = json.dumps(line)
-    for path, lines in files.items():
-        writing.write_text(path, "".join(f"{line}\n" for line in lines.values()))
-    return list(files)
+        curves[json.dumps(line["run"], sort_keys=True)] = line
+    return list(curves.values())
 
 
 def curve_of(run: StoredRun) -> dict[str, Any]:
