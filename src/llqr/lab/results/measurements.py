@@ -109,9 +109,9 @@ def add(runs: Sequence[StoredRun], path: Path) -> tuple[int, int]:
     _append(lines, path)
     for run in runs:
         curves = path.parent / "curves" / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
-        line = json.dumps(plain(curve_of(run)))
-        if not curves.exists() or line not in curves.read_text().splitlines():
-            _append([line], curves)
+        curve = json.dumps(plain(curve_of(run)))
+        if not curves.exists() or curve not in curves.read_text().splitlines():
+            _append([curve], curves)
     return len(lines), already
 
 
