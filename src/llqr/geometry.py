@@ -378,7 +378,8 @@ class Geometry:
         placement = self.metric.placement
         Ug = placement.to_local(self._action.apply(placement.to_owner(known)), known)
         for parameter, name in zip(parameters, names, strict=True):
-            if name is not None and (parameter._backward_hooks or parameter in self._parametrized):
+            hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+            if name is not None and (hooks or parameter in self._parametrized):
                 Ug[name] = Ug[name].masked_fill(known[name] == 0, 0)
         return [g if name is None else Ug[name] for name, g in zip(names, grads, strict=True)]
 

@@ -80,8 +80,8 @@ class TwoPasses:
             loss = self._closure()
         if outside is not None and outside.grad is not None and local([outside.grad])[0].isnan().all():
             raise RuntimeError(OUTSIDE)
-        if isinstance(loss, Tensor):  # a captured closure writes the losses of both passes into the same memory
-            loss = loss.detach().clone() if loss.is_cuda else loss.detach()
+        if isinstance(loss, Tensor):  # a closure may write the losses of both passes into the same memory
+            loss = loss.detach().clone()
         self.note(loss=loss)
         return loss, self.point()
 
@@ -372,7 +372,7 @@ def substituted(parameters: Sequence[Tensor], Ug: Sequence[Tensor]) -> Iterator[
 def own_radii(base: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], float | None]]:
     """The parameter groups and their `"rho"`: None if it is the probe's, or a setting of the base (as in Adadelta)."""
     for i, group in enumerate(base.param_groups):
-        own = None if "rho" in base.defaults or not has_own_radius(group) else group["rho"]
+        own = None if "rho" in getattr(base, "defaults", ()) or not has_own_radius(group) else group["rho"]
         yield group, own if own is None else check_number(f"param_groups[{i}]['rho']", own, 0)
 
 

@@ -115,7 +115,7 @@ class Wrapper(torch.optim.Optimizer):
     def _show_radius(self) -> None:
         """Let groups without a radius of their own show the probe's, if it is a number."""
         shown = None if self.probe is None else plain(self.probe.rho)
-        for group in () if "rho" in self.defaults else self.param_groups:
+        for group in () if "rho" in getattr(self.base, "defaults", ()) else self.param_groups:
             if not has_own_radius(group):
                 for key in RADIUS:
                     group.pop(key, None) if shown is None else group.update({key: shown})
@@ -262,8 +262,10 @@ def with_own(base: Mapping[str, Any], own: Mapping[str, Any], parameters: Sequen
         zeros = {str(i): torch.zeros_like(p) for i, p in enumerate(parameters) if i not in mean}
         tensors["mean"] = {str(i): tensor for i, tensor in mean.items()} | zeros
         rest["probe"] = {**own["probe"], "mean": list(mean)}
-    first, *others = (_without(g, *RADIUS[has_own_radius(g) :]) for g in base["param_groups"])
-    return {**base, "param_groups": [{**first, "llqr": OwnState.of(rest), "llqr_tensors": tensors}, *others]}
+    groups = [_without(g, *RADIUS[has_own_radius(g) :]) for g in base["param_groups"]]
+    first = next(group for group in groups if group["params"])  # DCP drops the empty ones
+    first.update(llqr=OwnState.of(rest), llqr_tensors=tensors)
+    return {**base, "param_groups": groups}
 
 
 def taken_apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:

@@ -72,6 +72,34 @@ def test_every_refresh_draws_new_random_numbers():
     assert len(losses) == 3
 
 
+# -- passes that are not the same with and without gradients -----------------------------------------------------------
+
+
+class Padded(nn.Module):
+    """Where nobody needs gradients, torch's fast path sets what is padded to zero; here that reaches the outputs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(6, 3)
+
+    def forward(self, x):
+        sequence, padded = torch.stack([x, x.roll(1, 1), -x], 1), torch.tensor([[False, False, True]])
+        return self.head(self.encoder(sequence, src_key_padding_mask=padded.expand(len(x), 3)).mean(1))
+
+
+def test_both_sides_of_a_product_are_of_the_same_pass():
+    model, products = Padded().double(), {}
+    for engine in ("finite-differences", "double-backward"):
+        geometry = flat_geometry(model, F.cross_entropy, engine=engine)
+        exact_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+        with exact_attention, geometry.quadratic_model(drawn_batch()) as quadratic:
+            products[engine] = flat(quadratic.product(quadratic.gradient))
+    assert relative_error(products["finite-differences"], products["double-backward"]) < 1e-6
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 # -- what a forward pass writes to ------------------------------------------------------------------------
 
 

@@ -30,11 +30,19 @@ def trained(first: nn.Module, structure: str, method: str, **settings: float) ->
     return first
 
 
+@pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("structure", llqr.STRUCTURES)
-def test_rows_that_a_hook_freezes(structure):
+def test_rows_that_a_hook_freezes(structure, accumulated):
     layer, mask = nn.Linear(12, 8), torch.ones(8, 1)
     mask[:FROZEN] = 0
-    layer.weight.register_hook(lambda g: g * mask)
+    if accumulated:
+
+        def freeze(weight):
+            weight.grad.mul_(mask)
+
+        layer.weight.register_post_accumulate_grad_hook(freeze)
+    else:
+        layer.weight.register_hook(lambda g: g * mask)
     before = layer.weight.detach().clone()
     trained(layer, structure, "llqr+sam", rho=0.1)
     assert layer.weight[:FROZEN].equal(before[:FROZEN])

@@ -251,19 +251,20 @@ def test_resume_is_bit_equal(tmp_path):
 
 
 def test_the_trainer_finds_a_batch_size(tmp_path):
-    """The batch that did not fit is not repeated in the first step of those that do."""
+    """The micro-batches of the training that did not fit are not repeated in the first step of the one that does."""
+    sizes = []
 
     class Small(TwoPassTrainer):
         def compute_loss(self, model, inputs, *args, **settings):
-            if len(inputs["labels"]) > 7:
+            sizes.append(len(inputs["labels"]))
+            if sizes == [8, 8]:
                 raise RuntimeError("CUDA out of memory.")
             return super().compute_loss(model, inputs, *args, **settings)
 
     model = classifier()
-    settings = {"per_device_train_batch_size": 8, "auto_find_batch_size": True}
-    one = trainer(model, sam(model), sentences(), tmp_path, 1, Small, **settings)
-    one.train()
-    assert one._train_batch_size == 7
+    settings = {"per_device_train_batch_size": 8, "auto_find_batch_size": True, "num_train_epochs": 1}
+    trainer(model, sam(model), sentences(), tmp_path, 2, Small, **settings).train()
+    assert sizes == [8, 8, *[7, 7] * 2, *[2] * 2]
 
 
 def test_another_optimizer_passes_through(tmp_path):

@@ -321,6 +321,14 @@ def test_bad_arguments_are_named(make, message):
         make()
 
 
+def test_the_mean_of_f_sam_is_kept_in_the_dtype_of_the_gradients():
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    probe = llqr.FriendlySAMProbe(0.3)
+    mean = torch.tensor([1.001, 2.0, 3.0])
+    probe.load_state_dict({"mean": {0: mean}}, [weight])
+    assert probe.state_dict([weight])["mean"][0].equal(mean)
+
+
 @pytest.mark.parametrize("probe", [llqr.SAMProbe, llqr.FriendlySAMProbe])
 def test_with_a_metric_the_default_displacement_has_length_rho_in_the_metric(probe):
     """`eps = rho U g / sqrt(g.Ug)`: `eps.U^-1 eps = rho^2`, so that the probe shrinks with `U`."""

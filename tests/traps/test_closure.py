@@ -38,6 +38,14 @@ def test_calls_the_closure_twice_and_returns_the_loss_of_the_first_call():
     assert not returned.requires_grad
 
 
+def test_a_closure_may_return_a_tensor_that_it_writes_again():
+    model, (batch,) = mlp(), batches(1)
+    opt, total = llqr.SAM(sgd(model), rho=5.0), torch.zeros(())
+    closure = closure_of(opt, model, batch)
+    first = closure().item()
+    assert opt.step(lambda: total.copy_(closure().detach())) == first
+
+
 def test_a_closure_may_return_a_plain_number():
     model, (batch,) = mlp(), batches(1)
     opt = llqr.SAM(sgd(model), rho=0.05)

@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+import llqr
 from processes import on_ranks
 from sharded_metrics import Run
 
@@ -112,6 +114,29 @@ def test_one_process_resumes_from_a_raw_state(base, tmp_path):
     expected = Run(base=base).advance(7).weights()
     assert all(weight.equal(expected[name]) for name, weight in run.weights().items())
     assert not before["head.weight"].equal(expected["head.weight"])
+
+
+def test_a_first_group_without_parameters_does_not_take_our_state_with_it(tmp_path):
+    """Torch drops such groups."""
+
+    def made():
+        model = torch.nn.Linear(2, 2)
+        return model, llqr.SAM(torch.optim.AdamW([{"params": []}, {"params": model.parameters()}]), rho=0.1)
+
+    def closure():
+        opt.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    model, opt = made()
+    opt.step(closure)
+    checkpoint.save(get_optimizer_state_dict(model, opt), checkpoint_id=str(tmp_path))
+    model, opt = made()
+    state = get_optimizer_state_dict(model, opt)
+    checkpoint.load(state, checkpoint_id=str(tmp_path))
+    set_optimizer_state_dict(model, opt, state)
+    assert opt.steps == 1
 
 
 def test_the_state_of_one_rank_lacks_the_blocks_of_the_others():

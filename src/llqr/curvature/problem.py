@@ -153,17 +153,19 @@ def _eagerly() -> AbstractContextManager[Any]:
 
 @contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, a forked random state and no hooks of FSDP2; whatever happens, the model is put back as it was.
+    """Eval mode, a forked random state, no hooks of FSDP2; whatever happens, the model is put back as it was.
 
     Sets the training flags alone, because `eval` may do more, such as merge what is trained into a frozen weight.
-    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives. The model's lists and dicts
+    FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives, and torch's fast path of
+    transformers, which only passes without gradients take, sets padded positions to zero. The model's lists and dicts
     are restored too, because forward mode would leave tensors in them that are of no use afterwards.
     """
     modules = list(model.modules())
     held = _containers(modules)
     before: list[Any] = [dict(own) if isinstance(own, dict) else list(own) for own in held]
-    sharded = "torch.distributed.fsdp" in sys.modules
+    sharded, fast = "torch.distributed.fsdp" in sys.modules, torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         if "_original_forward" in vars(model):  # a refresh has a precision of its own, without Accelerate's autocast
             model.forward = vars(model)["_original_forward"]
         for module in modules:
@@ -174,6 +176,7 @@ def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for now, own in zip(held, before, strict=True):
             if not isinstance(now, dict):
                 now[:] = own

@@ -26,11 +26,18 @@ class TwoPassTrainer(Trainer):
         >>> trainer = TwoPassTrainer(model, arguments, optimizers=(llqr.SAM(base, rho=0.005), None))  # doctest: +SKIP
     """
 
-    _passes: tuple[Any, Passes] | None = None
+    _passes: Passes | None = None
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """Called whenever training begins; the passes of one that was interrupted are not repeated."""
+        self._passes = None
+        return super().create_scheduler(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         step = super().training_step
-        passes = self._current_passes()
+        if self._passes is None:
+            self._passes = Passes(self.optimizer, self.accelerator.num_processes, shares=True)
+        passes = self._passes
         # Copies, because computing the loss may take the labels out.
         loss = passes.run(lambda: step(model, dict(inputs), num_items_in_batch))
         if self.accelerator.sync_gradients:
@@ -40,10 +47,3 @@ class TwoPassTrainer(Trainer):
                 unsynced=partial(self.accelerator.no_sync, model),
             )
         return loss
-
-    def _current_passes(self) -> Passes:
-        """Those of the present optimizer, which the Trainer replaces whenever training begins."""
-        if self._passes is None or self._passes[0] is not self.optimizer:
-            passes = Passes(self.optimizer, self.accelerator.num_processes, shares=True)
-            self._passes = self.optimizer, passes
-        return self._passes[1]

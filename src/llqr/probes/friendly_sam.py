@@ -69,5 +69,5 @@ class FriendlySAMProbe(SAMProbe):
                     f"state_dict: the F-SAM mean of parameter {i} has shape {tuple(mean.shape)}, "
                     f"expected {tuple(parameter.shape)}"
                 )
-            means[parameter] = local_like(mean.detach().to(parameter.device, parameter.dtype), parameter).clone()
+            means[parameter] = local_like(mean.detach().to(parameter.device), parameter).clone()
         self._mean, self._before = means, None
