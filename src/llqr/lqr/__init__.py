@@ -9,14 +9,7 @@
 
 from llqr.lqr.cost_blocks import LayerwiseLQR, StageBlocks, costs
 from llqr.lqr.linearisation import Linearisation, LinearStage, linearise
-from llqr.lqr.riccati import (
-    NoMinimiserError,
-    StagePolicy,
-    exact_step,
-    relaxed_objective,
-    riccati,
-    solve,
-)
+from llqr.lqr.riccati import NoMinimiserError, StagePolicy, exact_step, relaxed_objective, riccati, solve
 
 __all__ = [
     "LayerwiseLQR",

@@ -218,11 +218,7 @@ def scaling_command(
 
 @bench_app.command("memory")
 @with_options
-def memory_command(
-    target: Target = TARGET,
-    learned: Refresh = TWO,
-    output: Output = OUTPUT,
-) -> None:
+def memory_command(target: Target = TARGET, learned: Refresh = TWO, output: Output = OUTPUT) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     geometry = learned.each(steps=memory.STEPS)

@@ -44,8 +44,7 @@ WHAT = "A recipe, recipe@variant, a TOML file, or your own experiment: file.py o
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Runs at a time, each in a process of its own. More than one: --shared-device, and MPS on a GPU.",
+        min=1, help="Runs at a time, each in a process of its own. More than one: --shared-device, and MPS on a GPU."
     ),
 ]
 Methods = Annotated[
@@ -297,11 +296,7 @@ def _rows(table: str, chosen: Sequence[str], variant: str | None) -> list[str]:
 
 
 def _make(
-    planned: list[PlannedRun],
-    how: RunOptions,
-    stop: Stop,
-    jobs: int | None = None,
-    commands: Sequence[list[str]] = (),
+    planned: list[PlannedRun], how: RunOptions, stop: Stop, jobs: int | None = None, commands: Sequence[list[str]] = ()
 ) -> list[dict[str, Any]] | None:
     """Carry out the runs, with ``jobs`` by these commands, and return their results; or only say what they are.
 

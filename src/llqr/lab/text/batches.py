@@ -118,11 +118,7 @@ def token_batches(
 
 
 def sentence_batches(
-    pairs: SentencePairs,
-    sentences: int,
-    *,
-    seed: int | None = None,
-    device: torch.device | str = "cpu",
+    pairs: SentencePairs, sentences: int, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> PairBatches:
     """Batches of a fixed number of pairs, all of one shape, as a captured refresh of the metric needs.
 

@@ -39,13 +39,7 @@ class Hovering:
 
 
 def hover(
-    method: Method,
-    lambda_bar: npt.ArrayLike,
-    lambda_eps: npt.ArrayLike,
-    *,
-    eta: float,
-    rho: float,
-    steps: int = 2000,
+    method: Method, lambda_bar: npt.ArrayLike, lambda_eps: npt.ArrayLike, *, eta: float, rho: float, steps: int = 2000
 ) -> Hovering:
     """Run `sam` or `llqr+sam` in one-dimensional quadratic wells, one per entry, and measure the final amplitude."""
     bar, eps = (np.ascontiguousarray(a, dtype=np.float64).ravel() for a in np.broadcast_arrays(lambda_bar, lambda_eps))

@@ -99,10 +99,7 @@ def near_line(predicted: Cells) -> Cells:
 
 
 def escape_diagram(
-    method: Method,
-    lambda_bar: npt.ArrayLike,
-    rho: npt.ArrayLike,
-    settings: PhaseSettings = PhaseSettings(),
+    method: Method, lambda_bar: npt.ArrayLike, rho: npt.ArrayLike, settings: PhaseSettings = PhaseSettings()
 ) -> PhaseDiagram:
     """Rows are `lambda_bar`, columns `rho`, one learning rate for all cells."""
     bar, radius = positive("lambda_bar", lambda_bar), positive("rho", rho)
@@ -113,9 +110,7 @@ def escape_diagram(
 
 
 def rate_diagram(
-    rate: npt.ArrayLike,
-    envelope: npt.ArrayLike,
-    settings: PhaseSettings = PhaseSettings(),
+    rate: npt.ArrayLike, envelope: npt.ArrayLike, settings: PhaseSettings = PhaseSettings()
 ) -> PhaseDiagram:
     """LLQR+SAM over the learning rate: rows are `eta mu`, columns the envelope `rho / sqrt(lambda_bar)`.
 

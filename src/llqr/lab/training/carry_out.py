@@ -63,11 +63,7 @@ def carry_out(
 
 
 def carry_out_together(
-    planned: Sequence[PlannedRun],
-    commands: Sequence[list[str]],
-    jobs: int,
-    stop: Stop,
-    display: Display,
+    planned: Sequence[PlannedRun], commands: Sequence[list[str]], jobs: int, stop: Stop, display: Display
 ) -> list[dict[str, Any]]:
     """The same with ``jobs`` runs at a time, each in a process of its own, started by its command.
 

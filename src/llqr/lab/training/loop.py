@@ -73,11 +73,7 @@ class Training:
         self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
-            self.model,
-            task,
-            capture=execution.capture,
-            compile=execution.compile,
-            on_refresh=self._reports.append,
+            self.model, task, capture=execution.capture, compile=execution.compile, on_refresh=self._reports.append
         )
         self.batches = task.train_batches(run.training.batch_size, order_seed)
         # Its own loader: the size of an inner batch is free, and all methods see the same training batches.
