@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache
 from itertools import accumulate
 from math import prod
 from typing import ClassVar
@@ -150,10 +150,6 @@ class Structure(ABC):
 
     def stored(self) -> int:
         """Stored scalars."""
-        return self._stored
-
-    @cached_property
-    def _stored(self) -> int:
         return sum(prod(shape) for shape in self.shapes().values())
 
     @classmethod
@@ -292,7 +288,7 @@ class Flat(Structure):
     def norms(self, gradient: Tensor) -> Tensor:
         if not self._per_entry(gradient):
             return gradient.abs().to(widened(gradient.dtype))
-        return torch.stack(torch._foreach_norm(self.by_layer(gradient), 2, widened(gradient.dtype)))
+        return torch.stack(torch._foreach_norm(gradient.split(self.layer_sizes), 2, widened(gradient.dtype)))
 
     def scaled(self, gradient: Tensor, numbers: Tensor) -> Tensor:
         return self.scale_layers(gradient, numbers) if self._per_entry(gradient) else gradient * numbers
@@ -311,14 +307,10 @@ class Flat(Structure):
     def _per_entry(self, factor: Tensor) -> bool:
         return len(factor) == self.size
 
-    def by_layer(self, flat: Tensor) -> list[Tensor]:
-        """The layers' parts of a packed vector, as views."""
-        return list(flat.split(self.layer_sizes))
-
     def scale_layers(self, flat: Tensor, numbers: Tensor) -> Tensor:
         """Every layer's entries times the layer's number."""
         whole, rows = self._in_rows(flat)
-        parts = list(zip(self.by_layer(flat)[whole:], numbers[whole:].unbind(), strict=True))
+        parts = list(zip(flat.split(self.layer_sizes)[whole:], numbers[whole:].unbind(), strict=True))
         scaled = [part * number for part, number in parts]
         if whole:
             of_rows = numbers.index_select(0, self._rows_and_layers(flat.device)[1])
@@ -328,7 +320,7 @@ class Flat(Structure):
     def sum_layers(self, flat: Tensor) -> Tensor:
         """One sum per layer, accumulated in float64."""
         whole, rows = self._in_rows(flat)
-        sums = [part.sum(dtype=torch.float64) for part in self.by_layer(flat)[whole:]]
+        sums = [part.sum(dtype=torch.float64) for part in flat.split(self.layer_sizes)[whole:]]
         if not whole:
             return torch.stack(sums).to(flat.dtype)
         lengths = self._rows_and_layers(flat.device)[0]
