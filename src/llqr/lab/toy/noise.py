@@ -49,13 +49,9 @@ def run_noise(anisotropy: float = 1.0, seeds: int = 32, steps: int = 1200) -> To
     constants = replace(FIGURE_CONSTANTS, anisotropy=anisotropy)
     runs = ejection(constants, seeds, steps)
     claims = claim_shares(runs.ejection_claims())
-    paths = {
-        method: {
-            "to_flat": statistics(runs.path_to_flat(method)),
-            "total": statistics(runs.trajectories[method].path_length()),
-        }
-        for method in METHODS
-    }
+    paths = {}
+    for method, run in runs.trajectories.items():
+        paths[method] = {"to_flat": statistics(runs.path_to_flat(method)), "total": statistics(run.path_length())}
     ratio = runs.path_to_flat("sam") / runs.path_to_flat("llqr+sam")
     damping, damping_figure = measure_damping()
     return ToyResult(

@@ -188,20 +188,10 @@ def shared_noise(seeds: int, steps: int) -> Tensor:
 
 def run(constants: ToyConstants, start: Tensor, steps: int, noise: Tensor | None = None) -> ToyRuns:
     """All four methods from `start`, each by the library's own optimizer."""
-    landscape = constants.landscape
-    return ToyRuns(
-        constants,
-        {
-            method: simulate(
-                method,
-                landscape.loss,
-                start,
-                lr=constants.lr,
-                steps=steps,
-                rho=constants.rho if method in SAM_METHODS else None,
-                metric=landscape.metric,
-                noise=None if noise is None else noise.__getitem__,
-            )
-            for method in METHODS
-        },
-    )
+    loss, metric = constants.landscape.loss, constants.landscape.metric
+    drawn = None if noise is None else noise.__getitem__
+    runs: dict[Method, Trajectory] = {}
+    for method in METHODS:
+        rho = constants.rho if method in SAM_METHODS else None
+        runs[method] = simulate(method, loss, start, lr=constants.lr, steps=steps, rho=rho, metric=metric, noise=drawn)
+    return ToyRuns(constants, runs)

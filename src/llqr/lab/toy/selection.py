@@ -123,14 +123,11 @@ def exit_times(
     deviation = torch.tensor(scales).repeat_interleave(seeds).unsqueeze(-1)
     generator = torch.Generator().manual_seed(0)
     start = torch.full((cells * seeds, 1), float(landscape.minimum), dtype=torch.float64)
-    times = exit_steps(
-        method,
-        landscape,
-        start,
-        torch.tensor(radii).repeat_interleave(seeds),
-        settings,
-        noise=lambda step: deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64),
-    )
+
+    def noise(step: int) -> torch.Tensor:
+        return deviation * torch.randn(cells * seeds, 1, generator=generator, dtype=torch.float64)
+
+    times = exit_steps(method, landscape, start, torch.tensor(radii).repeat_interleave(seeds), settings, noise)
     cut = (times > settings.steps).view(cells, seeds).double().mean(1)
     mean = times.clamp(max=settings.steps).view(cells, seeds).double().mean(1)
     return ExitTimes(radii, scales, mean.numpy(), cut.numpy())

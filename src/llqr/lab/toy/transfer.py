@@ -118,15 +118,9 @@ def run_transfer(steps: int = 4000, batch: int = 32) -> ToyResult:
             runs[f"{kind}, radius power {shown}"] = transfer(steps=steps, power=power, batch=size)
     slopes = {name: run.slope() for name, run in runs.items()}
     every = np.unique(np.geomspace(1, steps, 60).astype(int))
-    return ToyResult(
-        {
-            "steps": steps,
-            "slopes": slopes,
-            "T": every,
-            "running_mean": {name: run.running_mean[every - 1] for name, run in runs.items()},
-        },
-        {"transfer": transfer_figure(runs)},
-    )
+    means = {name: run.running_mean[every - 1] for name, run in runs.items()}
+    numbers = {"steps": steps, "slopes": slopes, "T": every, "running_mean": means}
+    return ToyResult(numbers, {"transfer": transfer_figure(runs)})
 
 
 @styled
