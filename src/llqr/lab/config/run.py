@@ -121,15 +121,8 @@ class Run:
             # Differences need no derivative of the fast kernels that the training passes use.
             forward = task.forward if first_order else task.differentiable_forward
             geometry = self.geometry.build(model, task.loss, runtime=runtime, forward=forward, on_refresh=on_refresh)
-        return llqr.Optimizer(
-            self.base.build(model),
-            None if self.probe is None else self.probe.build(),
-            geometry,
-            transport=self.transport,
-            model=model,
-            same_dropout=self.optimizer.same_dropout,
-            buffers=self.optimizer.buffers,
-        )
+        base, probe = self.base.build(model), None if self.probe is None else self.probe.build()
+        return llqr.Optimizer(base, probe, geometry, transport=self.transport, model=model, **vars(self.optimizer))
 
     def passes_per_step(self, steps: int) -> float:
         """The mean over a run of so many steps: 1 without a probe, 2 with one in every step."""

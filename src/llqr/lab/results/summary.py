@@ -47,19 +47,10 @@ def summarise(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
         rows.append({key: result[key] for key in ("recipe", "method", "metric")} | {"counted_in": unit} | numbers)
     frame = pd.DataFrame(rows, columns=COLUMNS).astype({"test": float})
     groups = frame.groupby(["recipe", "method"], sort=False)
-    found = groups.agg(
-        metric=("metric", "first"),
-        n=("last", "size"),
-        last=("last", list),
-        last_mean=("last", "mean"),
-        last_std=("last", "std"),
-        best_mean=("best", "mean"),
-        best_std=("best", "std"),
-        test_mean=("test", "mean"),
-        test_std=("test", "std"),
-        counted_in=("counted_in", "first"),
-        seconds=("seconds", "median"),
-    ).reset_index()
+    first = {key: (key, "first") for key in ("metric", "counted_in")}
+    spreads = {f"{key}_{of}": (key, of) for key in ("last", "best", "test") for of in ("mean", "std")}
+    samples = {"n": ("last", "size"), "last": ("last", list), "seconds": ("seconds", "median")}
+    found = groups.agg(**first, **samples, **spreads).reset_index()
     found["relative_time"] = found["seconds"] / found.groupby("recipe")["seconds"].transform("first")
     return found
 

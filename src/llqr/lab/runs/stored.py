@@ -144,15 +144,10 @@ def read(folder: Path) -> StoredRun:
     """The run in this folder."""
     files = RunFolder(folder)
     result = files.result()
-    analysis = folder / "analysis.json"
-    return StoredRun(
-        files.config(),
-        result,
-        read_json(analysis, ANALYSIS) if analysis.exists() else None,
-        str(folder),
-        folder,
-        list(_records(folder / "log.jsonl", finished=result is not None)),
-    )
+    file = folder / "analysis.json"
+    analysis = read_json(file, ANALYSIS) if file.exists() else None
+    records = list(_records(folder / "log.jsonl", finished=result is not None))
+    return StoredRun(files.config(), result, analysis, str(folder), folder, records)
 
 
 def _records(path: Path, finished: bool) -> Iterator[dict[str, Any]]:
