@@ -27,18 +27,7 @@ from llqr.distributed.placement import Shards, own_part
 from llqr.inner import SOLVERS, Inner, Objective, Solution, solve
 from llqr.metric import Metric, StructureSpec
 from llqr.metric.structure import Bounds, Factors
-from llqr.report import (
-    WEAK,
-    Effect,
-    Refresh,
-    RefreshError,
-    RefreshWarning,
-    costs,
-    examine,
-    summarise,
-    warn_if_short,
-    weak_metric,
-)
+from llqr.report import Effect, Refresh, RefreshError, RefreshWarning, advice, costs, examine, summarise, warn_if_short
 from llqr.runtime import Runtime
 from llqr.schedule import Schedule, at, check
 
@@ -337,9 +326,9 @@ class Geometry:
                 limit = f"max_failures={self.runtime.max_failures}"
                 raise RefreshError(f"{message}; {self._failures_in_a_row} in a row ({limit})")
         elif self.metric.stored():
-            self._weak_in_a_row = self._weak_in_a_row + 1 if report.change < WEAK else 0
+            self._weak_in_a_row = self._weak_in_a_row + 1 if advice(report.change) else 0
             if self._weak_in_a_row == WEAK_REFRESHES:
-                warn(weak_metric(report.change), RefreshWarning)
+                warn(advice(report.change), RefreshWarning)
 
     @contextmanager
     def quadratic_model(self, batch: Batch) -> Iterator[QuadraticModel]:

@@ -182,12 +182,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def weak_metric(change: float) -> str:
-    """The sentence about a metric that does nearly nothing."""
-    return (
+def advice(change: float) -> str:
+    """What to do about a metric that does nearly nothing; empty for one that does more."""
+    sentence = (
         f"U changes a gradient by {percent(change)}: it does nearly nothing; try more frequent refreshes, a smaller "
         "ema, a larger inner lr, llqr.Inner(product_every=3, debias=True), or structure='e-kfac' if it is another one"
     )
+    return sentence if change < WEAK else ""
 
 
 def summarise(last: Refresh | None, layers: Mapping[str, Effect], refreshes: int) -> str:
@@ -196,12 +197,10 @@ def summarise(last: Refresh | None, layers: Mapping[str, Effect], refreshes: int
         return "U is the identity: no refresh has been accepted yet."
     if isnan(last.change):
         return "The last inner gradient was zero: U has no effect to measure."
-    sentence = (
+    sentence = advice(last.change) or (
         f"U changes a gradient by {percent(last.change)} (cosine {last.cosine:.2f}, {last.gain:.2g} times its length) "
-        f"after {refreshes} refresh{'es' * (refreshes != 1)}."
+        f"after {refreshes} refresh{'es' * (refreshes != 1)}"
     )
-    if last.change < WEAK:
-        sentence = f"{weak_metric(last.change)}."
     # A model that is one layer has no name for it.
     known = {layer or "(model)": own for layer, own in layers.items() if not isnan(own.change)}
     width = max(map(len, ("layer", *known)))
@@ -209,4 +208,4 @@ def summarise(last: Refresh | None, layers: Mapping[str, Effect], refreshes: int
     table = [f"{name:<{width}}  {own.change:6.3f}  {own.cosine:6.3f}  {own.gain:5.2f}" for name, own in order]
     if len(table) > 2 * SHOWN:
         table[SHOWN:-SHOWN] = ["..."]
-    return "\n".join([sentence, f"{'layer':<{width}}  change  cosine   gain", *table])
+    return "\n".join([f"{sentence}.", f"{'layer':<{width}}  change  cosine   gain", *table])
