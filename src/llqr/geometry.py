@@ -108,9 +108,9 @@ class Geometry:
         check("ema", self._ema, 0, 1)
         self._damping = damping if isinstance(damping, str) else float(damping)
         self._on_refresh = on_refresh
-        self.linearizer = Linearizer(
-            model, loss_fn, self.divergence, runtime, scale=inner.curvature_scale, forward=forward
-        )
+        scale = inner.curvature_scale
+        scaled = self.divergence if scale is None else replace(self.divergence, scale=scale)
+        self.linearizer = Linearizer(model, loss_fn, scaled, runtime, forward)
         whole = Metric(
             self.model,
             self.parameters,

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ def quadratic_model(
     problem: Problem, divergence: Divergence, engine: str, scale: str | float | None = None
 ) -> QuadraticModel:
     """The curvature of a problem by the name of an engine."""
+    divergence = divergence if scale is None else replace(divergence, scale=scale)
     if engine == "linearised":
         from llqr.curvature.traced import Traces
 
-        return Traces(divergence, scale).linearise(problem)
-    return Curvature(problem, divergence, ENGINES[engine], scale).model()
+        return Traces(divergence).linearise(problem)
+    return Curvature(problem, divergence, ENGINES[engine]).model()
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

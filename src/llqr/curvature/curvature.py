@@ -23,12 +23,9 @@ class Curvature:
         problem: model, loss and batch.
         divergence: what `Q` is the Hessian of.
         derivatives: how to compute `J v` and `J^T u`, one of `ENGINES`.
-        scale: multiplies the curvature of the mean loss (default: the divergence's).
     """
 
-    def __init__(
-        self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, divergence: Divergence, derivatives: type[Derivatives]) -> None:
         self._problem, self._divergence, self._derivatives = problem, divergence, derivatives
         # One piece: linearise once and keep it. Several: linearise anew for every product, which bounds the memory.
         self._kept: Derivatives | None = None
@@ -45,7 +42,7 @@ class Curvature:
         self.loss = loss.detach()
         self.terms = counted_terms(problem.loss_fn, problem.targets, outputs).to(outputs.dtype)
         self._q = divergence.output_hessian(problem.loss, outputs)
-        self._scale = _resolve(divergence.scale if scale is None else scale, self.terms)
+        self._scale = _resolve(divergence.scale, self.terms)
         self._second: Product | None = None
         if divergence.second_order and self._kept:
             self._second = self._kept.second(self._scale * self._slope)
@@ -141,23 +138,21 @@ def automatic(problem: Problem) -> tuple[str, ...]:
     return (*first, "finite-differences")
 
 
-def choose_engine(problem: Problem, divergence: Divergence, scale: Scale | None = None) -> tuple[str, list[str]]:
+def choose_engine(problem: Problem, divergence: Divergence) -> tuple[str, list[str]]:
     """The first engine that this model supports, and why those before it were refused."""
     refused: list[str] = []
     for name in automatic(problem):
-        reason = _refusal(problem, divergence, ENGINES[name], scale)
+        reason = _refusal(problem, divergence, ENGINES[name])
         if reason is None:
             return name, refused
         refused.append(f"{name}: {reason}")
     raise RuntimeError("engine: no way to differentiate this model works. " + " | ".join(refused))
 
 
-def _refusal(
-    problem: Problem, divergence: Divergence, derivatives: type[Derivatives], scale: Scale | None
-) -> str | None:
+def _refusal(problem: Problem, divergence: Divergence, derivatives: type[Derivatives]) -> str | None:
     """Why an engine does not suit a model; None if it does. Keeps no exception, which would keep the graph alive."""
     try:
-        curvature = Curvature(problem, divergence, derivatives, scale)
+        curvature = Curvature(problem, divergence, derivatives)
         gradient = curvature.gradient()
         curvature.product(gradient)
         tolerance = max(ASYMMETRY, torch.finfo(problem.precision).eps ** 0.5)

@@ -17,7 +17,7 @@ from llqr.caller_warnings import warn
 from llqr.curvature.batch import Batch, Loss, is_sum, opened, samples_in, taken_rows, tensors_of
 from llqr.curvature.curvature import Curvature, automatic, choose_engine
 from llqr.curvature.derivatives import ENGINES
-from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.divergence import Divergence
 from llqr.curvature.problem import Forward, Problem, frozen
 from llqr.curvature.quadratic import QuadraticModel
 from llqr.distributed.dtensors import any_sharded, drop_gathered, refuse_fsdp1
@@ -45,14 +45,7 @@ class Linearizer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Loss,
-        divergence: Divergence,
-        runtime: Runtime,
-        *,
-        scale: Scale | None = None,
-        forward: Forward | None = None,
+        self, model: nn.Module, loss_fn: Loss, divergence: Divergence, runtime: Runtime, forward: Forward | None
     ) -> None:
         _check_functions(model, loss_fn, forward)
         self.model, group = unwrapped(model)
@@ -61,10 +54,8 @@ class Linearizer:
         _check_parameters(self.model, self.parameters)
         if runtime.micro_batch is not None:
             _check_statistics(self.model, _BatchNorm, "micro_batch", "depends on the whole batch")
-        self.divergence = divergence
-        self.engine = runtime.engine
-        self._loss_fn, self._forward, self._runtime, self._scale = loss_fn, forward, runtime, scale
-        self._summed = (divergence.scale if scale is None else scale) == "sum"
+        self.divergence, self.engine = divergence, runtime.engine
+        self._loss_fn, self._forward, self._runtime = loss_fn, forward, runtime
         if any_sharded(self.parameters.values()):
             group = fsdp_group(self.parameters)
         elif runtime.process_group is not None:
@@ -107,7 +98,7 @@ class Linearizer:
             if self.engine == "linearised":
                 model = self._traces.linearise(problem)
             else:
-                model = Curvature(problem, self.divergence, ENGINES[self.engine], self._scale).model()
+                model = Curvature(problem, self.divergence, ENGINES[self.engine]).model()
             if not self._checked:
                 model.product(model.gradient)
         except RuntimeError as error:
@@ -124,11 +115,11 @@ class Linearizer:
     def _traces(self) -> Traces:
         from llqr.curvature.traced import Traces  # slow to import, and rarely needed
 
-        return Traces(self.divergence, self._scale, compile=self._runtime.compile)
+        return Traces(self.divergence, compile=self._runtime.compile)
 
     def _chosen(self, problem: Problem) -> str:
         """The first engine that the model supports, on all ranks."""
-        name, refused = self.agreed(lambda: choose_engine(problem, self.divergence, self._scale))
+        name, refused = self.agreed(lambda: choose_engine(problem, self.divergence))
         order = automatic(problem)  # the same on all ranks
         name = order[self.ranks.largest(order.index(name), self.device)]
         if not ENGINES[name].exact:
@@ -148,7 +139,7 @@ class Linearizer:
             self.ranks = self._together(group)
 
     def _together(self, group: dist.ProcessGroup | None) -> Ranks:
-        ranks = Ranks(group, self._summed)
+        ranks = Ranks(group, self.divergence.scale == "sum")
         if not ranks.alone:
             _check_statistics(self.model, nn.SyncBatchNorm, "model", "would take those of each rank's own batch")
         return ranks

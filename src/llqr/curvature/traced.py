@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from llqr.curvature.curvature import Curvature
 from llqr.curvature.derivatives import ForwardMode
-from llqr.curvature.divergence import Divergence, Scale
+from llqr.curvature.divergence import Divergence
 from llqr.curvature.problem import Problem
 from llqr.curvature.quadratic import Named, QuadraticModel
 
@@ -34,12 +34,12 @@ class Traces:
     """Quadratic models by traces of the first few shapes of batches, and in forward mode for further shapes.
 
     Args:
-        divergence, scale: as in `Curvature`.
+        divergence: as in `Curvature`.
         compile: hand the traced halves to `torch.compile`, which fuses their pointwise operations.
     """
 
-    def __init__(self, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False) -> None:
-        self._divergence, self._scale, self._compile = divergence, scale, compile
+    def __init__(self, divergence: Divergence, *, compile: bool = False) -> None:
+        self._divergence, self._compile = divergence, compile
         self.kept: list[Trace] = []
 
     def linearise(self, problem: Problem) -> QuadraticModel:
@@ -47,13 +47,13 @@ class Traces:
         if trace is None and len(self.kept) >= KEPT:
             return self._untraced(problem)
         if trace is None:
-            trace = Trace(problem, self._divergence, self._scale, compile=self._compile)
+            trace = Trace(problem, self._divergence, compile=self._compile)
             self.kept.append(trace)
         return trace.linearise(problem)
 
     def _untraced(self, problem: Problem) -> QuadraticModel:
         with _unfused_attention():
-            model = Curvature(problem, self._divergence, ForwardMode, self._scale).model()
+            model = Curvature(problem, self._divergence, ForwardMode).model()
         return replace(model, product=_unfused_attention()(model.product))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,13 +64,11 @@ class Traces:
 class Trace:
     """Loss, gradient and product of one kind of problem: the same model and loss, tensors of the same shapes."""
 
-    def __init__(
-        self, problem: Problem, divergence: Divergence, scale: Scale | None = None, *, compile: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, divergence: Divergence, *, compile: bool = False) -> None:
         self._names = list(problem.parameters)
         self._signature = _signature(problem)
         count = len(self._names)
-        graph = _product_graph(problem, divergence, scale)
+        graph = _product_graph(problem, divergence)
         once, each = _cut(graph, inputs=slice(count, 2 * count), outputs=2 + count)
         self._once: Callable[..., Any] = torch.compile(once, fullgraph=True, dynamic=False) if compile else once
         self._each: Callable[..., Any] = torch.compile(each, fullgraph=True, dynamic=False) if compile else each
@@ -91,14 +89,14 @@ class Trace:
         return QuadraticModel(loss, gradient, product, terms)
 
 
-def _product_graph(problem: Problem, divergence: Divergence, scale: Scale | None) -> fx.GraphModule:
+def _product_graph(problem: Problem, divergence: Divergence) -> fx.GraphModule:
     """Tensors `theta..., v..., surroundings...` -> `loss, terms, g..., H v...`, with nothing repeated."""
     names = list(problem.parameters)
     count = len(names)
 
     def function(*tensors: Tensor) -> list[Tensor]:
         v = dict(zip(names, tensors[count : 2 * count], strict=True))
-        curvature = Curvature(problem.at([*tensors[:count], *tensors[2 * count :]]), divergence, ForwardMode, scale)
+        curvature = Curvature(problem.at([*tensors[:count], *tensors[2 * count :]]), divergence, ForwardMode)
         gradient, Hv = curvature.gradient(), curvature.product(v)
         return [curvature.loss, curvature.terms, *gradient.values(), *Hv.values()]
 
