@@ -10,12 +10,12 @@ from llqr.theory import flat_exit_lower_bound, occupation, sharp_exit_upper_boun
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.2])
 def test_exit_times_respect_their_bounds(sigma):
     rng = np.random.default_rng(0)
-    flat = simulate_exit_times(np.ones(4000), sigma, 1.0, rng)
+    flat = simulate_exit_times(np.ones(4000), sigma, rng)
     # E[tau] of a visit has a relative deviation of about 0.8: 4000 visits give a standard error of 1.3%.
     assert flat.mean() >= 0.96 * flat_exit_lower_bound(sigma, 1.0)
     assert flat.mean() <= 1.35 * flat_exit_lower_bound(sigma, 1.0)
     for growth in (1.1, 1.5, 3.0):
-        sharp = simulate_exit_times(np.full(4000, growth), sigma, 1.0, rng)
+        sharp = simulate_exit_times(np.full(4000, growth), sigma, rng)
         assert sharp.mean() <= sharp_exit_upper_bound(sigma, 1.0, growth)
 
 
@@ -65,7 +65,7 @@ def test_enough_noise_lets_sam_out_as_well():
         (lambda: sharp_exit_upper_bound(0.1, 1.0, np.inf), "growth must be finite and exceed 1"),
         (lambda: sharp_exit_upper_bound(0.1, 1.0, np.nan), "growth must be finite and exceed 1"),
         (
-            lambda: simulate_exit_times([0.5], 0.1, 1.0, np.random.default_rng(0)),
+            lambda: simulate_exit_times([0.5], 0.1, np.random.default_rng(0)),
             "growth must be finite and at least 1",
         ),
         (lambda: select([0.1], sharp_fraction=1.0), "sharp_fraction must lie strictly between"),

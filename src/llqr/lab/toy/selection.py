@@ -16,13 +16,10 @@ from llqr.theory import Method, flat_exit_lower_bound, sharp_exit_upper_bound
 from llqr.theory.arguments import Array, at_least, positive
 
 
-def simulate_exit_times(
-    growth: npt.ArrayLike, sigma: float, R: float, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """Simulated exit times, one visit per entry of `growth`."""
+def simulate_exit_times(growth: npt.ArrayLike, sigma: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Simulated exit times from wells of radius 1, one visit per entry of `growth`."""
     a = at_least("growth", growth, 1.0).ravel()
     positive("sigma", sigma)
-    positive("R", R)
     e = np.zeros(a.shape)
     times = np.zeros(a.shape, dtype=np.int64)
     inside = np.arange(a.size)
@@ -30,7 +27,7 @@ def simulate_exit_times(
     while inside.size:
         step += 1
         e = a[inside] * e + sigma * rng.standard_normal(inside.size)
-        out = np.abs(e) >= R
+        out = np.abs(e) >= 1
         times[inside[out]] = step
         inside, e = inside[~out], e[~out]
     return times
@@ -71,7 +68,7 @@ def select(sigma: npt.ArrayLike, *, sharp_fraction: float = 0.5, cycles: int = 8
     columns = []
     for scale in scales:
         sharp = rng.random(cycles) < sharp_fraction
-        times = simulate_exit_times(np.where(sharp, growth, 1.0), float(scale), R, rng)
+        times = simulate_exit_times(np.where(sharp, growth, 1.0), float(scale), rng)
         most = sharp_fraction * sharp_exit_upper_bound(float(scale), R, growth)
         least = (1 - sharp_fraction) * float(flat_exit_lower_bound(scale, R))
         share = times[sharp].sum() / times.sum()
@@ -106,12 +103,7 @@ class ExitTimes:
 
 
 def exit_times(
-    method: Method,
-    rho: npt.ArrayLike,
-    sigma: npt.ArrayLike,
-    *,
-    seeds: int = 64,
-    settings: ExitSettings = ExitSettings(),
+    method: Method, rho: npt.ArrayLike, sigma: npt.ArrayLike, *, seeds: int, settings: ExitSettings
 ) -> ExitTimes:
     """Start `seeds` iterates at the bottom of the well for each pair `(rho[i], sigma[i])` and time their exit.
 
@@ -140,12 +132,10 @@ def run_selection(cycles: int = 8000, seeds: int = 64, steps: int = 2000) -> Toy
     rho, sigma = np.geomspace(0.2, 2.0, 14), np.geomspace(0.05, 50.0, 13)
     # Between the two thresholds: LLQR+SAM's envelope extends past the well, SAM's does not.
     between = 0.65 * settings.r_eps
+    radii, scales = np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma]
     over_rho, over_sigma = {}, {}
     for method in ("sam", "llqr+sam"):
-        times = exit_times(
-            method, np.r_[rho, np.full_like(sigma, between)], np.r_[np.full_like(rho, 0.5), sigma],
-            seeds=seeds, settings=settings,
-        )  # fmt: skip
+        times = exit_times(method, radii, scales, seeds=seeds, settings=settings)
         over_rho[method] = ExitTimes(*(part[: len(rho)] for part in astuple(times)))
         over_sigma[method] = ExitTimes(*(part[len(rho) :] for part in astuple(times)))
     thresholds = {"sam": settings.r_eps, "llqr+sam": settings.r_eps * float(np.sqrt(settings.lambda_bar))}
