@@ -65,7 +65,6 @@ def costs(
 
     `damping` is added to the diagonal of every R_i.
 
-    >>> import torch
     >>> from torch import nn
     >>> from llqr.lqr import linearise
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()

@@ -63,8 +63,6 @@ def linearise(
     scalar. Matrices are dense, so a stage whose state and parameters together exceed `max_dimension` is refused before
     anything large is allocated.
 
-    >>> import torch
-    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
     >>> x, y = torch.randn(5, 3).double(), torch.tensor([0, 1, 0, 1, 1])
     >>> linear = linearise(model, nn.functional.cross_entropy, (x, y))

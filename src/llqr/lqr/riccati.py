@@ -66,9 +66,6 @@ def solve(lqr: LayerwiseLQR) -> dict[str, Tensor]:
 
     It equals the dense step -(H + damping I)^-1 g.
 
-    >>> import torch
-    >>> from torch import nn
-    >>> from llqr.lqr import costs, linearise, relaxed_objective
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
     >>> x, y = torch.randn(5, 3).double(), torch.tensor([0, 1, 0, 1, 1])
     >>> lqr = costs(linearise(model, nn.functional.cross_entropy, (x, y)), "ngd", damping=0.1)
@@ -115,8 +112,6 @@ def exact_step(
 ) -> dict[str, Tensor]:
     """δθ = -(H + damping I)^-1 ∇L per parameter, by `linearise`, `costs` and `solve`; the weights stay as they are.
 
-    >>> import torch
-    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
     >>> x, y = torch.randn(5, 3).double(), torch.tensor([0, 1, 0, 1, 1])
     >>> step = exact_step(model, nn.functional.cross_entropy, (x, y), divergence="ngd", damping=0.1)
@@ -133,9 +128,6 @@ def relaxed_objective(lqr: LayerwiseLQR, delta: Mapping[str, Tensor]) -> Tensor:
     `delta` maps every trainable parameter's name to a tensor of its shape; J is differentiable in it. It equals
     g.δθ + ½ δθ^T H δθ + ½ damping |δθ|².
 
-    >>> import torch
-    >>> from torch import nn
-    >>> from llqr.lqr import costs, linearise
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().eval()
     >>> x, y = torch.randn(5, 3).double(), torch.randn(5, 2).double()
     >>> lqr = costs(linearise(model, nn.functional.mse_loss, (x, y)), "gauss-newton")
