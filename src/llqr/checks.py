@@ -136,7 +136,7 @@ def check_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor], names
 
 
 def check_state_dict(state: Mapping[str, Any]) -> None:
-    if "param_groups" not in state:
+    if not {"state", "param_groups"} <= state.keys():
         raise ValueError(
             "state_dict: expected that of an optimizer, with the keys 'state' and 'param_groups', got "
             f"{', '.join(map(repr, list(state)[:4])) or 'an empty one'}"

@@ -170,6 +170,8 @@ def test_what_is_no_state_of_an_optimizer_is_named():
         opt.load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="got 'model', 'opt'"):
         opt.load_state_dict({"model": model.state_dict(), "opt": opt.state_dict()})
+    with pytest.raises(ValueError, match="got 'param_groups'"):
+        opt.load_state_dict({"param_groups": []})
 
 
 def test_a_run_of_the_plain_base_goes_on_as_sam():
