@@ -14,6 +14,7 @@ from llqr.lab.config.recipe import full_name
 from llqr.lab.errors import ConfigurationError
 from llqr.lab.grouping import grouped
 from llqr.lab.names import check_known
+from llqr.lab.number_table import spread
 from llqr.lab.results import measurements, tables
 from llqr.lab.results.tables import PaperTable
 from llqr.lab.runs.stored import settings_apart
@@ -77,7 +78,7 @@ def _points(axes: "Axes", numbers: "pd.DataFrame", shift: float, label: str, col
     axes.errorbar(means, placed["y"], xerr=stds, fmt="o", **look)
     for mean, std, n, y in zip(means, stds, placed["n"], placed["y"], strict=True):
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": colour}
-        axes.annotate(f"{mean:.2f}, n = {n}", (mean + std, y), (6, 0), **beside)
+        axes.annotate(f"{spread(mean)}, n = {n}", (mean + std, y), (6, 0), **beside)
 
 
 # -- kept curves -------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def draw_curves(lines: Rows, panels: Sequence[str] = ()) -> "Figure":
         label = column if column.startswith((lines[0]["split"], "train")) else f"{lines[0]['split']} {column}"
         axes.set_ylabel(pictures.literal(labels.get(column, label.replace("_", " "))))
         # Without the first steep quarter, beside which the differences at the end could not be seen.
-        late = [value for line in lines if column != CHANGE for value in line[column][len(line[column]) // 4 :]]
+        late = [value for line in lines if column != CHANGE for value in line.get(column, [])[len(line[column]) // 4 :]]
         if len(late) > 9 * len(lines) and (seen := [value for value in late if value is not None]):
             pictures.focus(axes, seen)
         axes.set_xlim(0, max(line[by][-1] for line in lines))

@@ -2,10 +2,12 @@
 
 import inspect
 import json
+import random
 import re
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,11 +146,19 @@ def test_runs_before_one_whose_code_raises_are_kept(llqr, tmp_path):
     assert json.loads((tmp_path / "kept.jsonl").read_text())["seed"] == 0
 
 
-def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(tmp_path):
+@pytest.mark.parametrize("draws", ["torch", "numpy"])
+def test_the_seed_decides_the_weights_and_all_methods_start_from_the_same(draws, tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     still = {"bases.sgdm.lr": 0.0, "training.epochs": 1}
     how = {"methods": ["sgdm", "sam"], "seeds": 2, "settings": still, "device": "cpu", "samples": 0, "quiet": True}
-    found = compare(tmp_path / "mine.py", **how)
+
+    def drawn():
+        model = network()
+        with torch.no_grad():
+            model[0].weight.fill_(random.random() + np.random.rand())  # noqa: NPY002
+        return model
+
+    found = compare(tmp_path / "mine.py", **how) if draws == "torch" else compare(**given(model=drawn) | how)
     for seed in (0, 1):
         assert torch.equal(found.model("sgdm", seed)[0].weight, found.model("sam", seed)[0].weight)
     assert not torch.equal(found.model("sgdm", 0)[0].weight, found.model("sgdm", 1)[0].weight)

@@ -65,6 +65,16 @@ def test_a_curve_has_every_evaluation_and_refresh_and_a_longer_log_replaces_it(t
     lines = measurements.read_curves(path)
     assert [(line["run"]["method"], line["finished"]) for line in lines] == [("llqr-ngd", True), ("sam", True)]
     assert len(path.read_text().splitlines()) == 3
+    for folder in ("c", "d"):  # one that was stopped elsewhere does not replace it; another seed is another run
+        write_run(tmp_path / folder, "llqr-ngd", 1 + (folder == "d"), finished=False)
+        assert results("add", tmp_path / folder, "--to", to) == 0
+    everything = tmp_path / "everything.jsonl"
+    everything.write_text("".join(file.read_text() for file in path.parent.iterdir()))
+    lines = [(line["seed"], line["run"]["method"], line["finished"]) for line in measurements.read_curves(everything)]
+    assert sorted(lines) == [(1, "llqr-ngd", True), (1, "sam", True), (2, "llqr-ngd", False)]
+
+    path.write_bytes(b"\xff\n")
+    assert results("add", tmp_path / "b", "--to", to) == 0
     (again / "log.jsonl").write_text("")
     assert results("add", tmp_path / "b", "--to", tmp_path / "others/some.jsonl") == 3
     assert not (tmp_path / "others").exists()

@@ -307,6 +307,7 @@ def _make(
         execution = replace(execution, capture=False)
     if how.keep is not None:
         check_file("--keep", how.keep, ".jsonl")
+        check_folder("--keep", how.keep.parent / "curves")
     if how.dry_run:
         with own_code():
             shown = json.dumps(describe(planned), indent=1) if how.as_json else "\n".join(explain(planned))

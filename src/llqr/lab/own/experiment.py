@@ -120,7 +120,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def source_of(name: str) -> str:
     """Return ``file.py`` or ``file.py:function`` with an absolute path and the function."""
-    file, _, function = name.partition(".py")
+    file, _, function = name.rpartition(".py")
     return f"{Path(f'{file}.py').resolve()}:{function.removeprefix(':') or FUNCTION}"
 
 

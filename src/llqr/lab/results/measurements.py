@@ -1,8 +1,8 @@
 """Files of results: JSON lines, one per run, with everything needed to judge it.
 
 They are the only source of the published tables. A line holds the resolved configuration of a run, its commands with
-their commits, versions and machines, its result, and the sharpness of its solution if that was measured. Paths on the
-machine are left out.
+their commits, versions and machines, its result, and the sharpness of its solution if that was measured before. Paths
+on the machine are left out.
 """
 
 import json
@@ -106,12 +106,12 @@ def add(runs: Sequence[StoredRun], path: Path) -> tuple[int, int]:
             raise ConfigurationError(
                 f"{known.origin} holds another result of {run.label} than {run.origin}; delete the one that is wrong."
             )
-    _append(lines, path)
-    for run in runs:
+    for run in [run for run in runs if run.records]:
         curves = path.parent / "curves" / f"{run.recipe.replace('/', '-')}-seed{run.seed}.jsonl"
         curve = json.dumps(plain(curve_of(run)))
-        if not curves.exists() or curve not in curves.read_text().splitlines():
+        if not curves.exists() or curve not in curves.read_text(errors="replace").splitlines():
             _append([curve], curves)
+    _append(lines, path)
     return len(lines), already
 
 
@@ -147,13 +147,18 @@ def read_file(path: Path) -> list[RunRecord]:
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
-    """The kept curves of a file: every evaluation and every refresh of a run; of several lines of a run, the last."""
-    curves = {}
+    """The kept curves of a file: every evaluation and every refresh of a run; of several lines of a run, the last.
+
+    But one that is finished stands.
+    """
+    curves: dict[str, dict[str, Any]] = {}
     for origin, line in lines_of(path):
         if line["kind"] != "curve":
             raise DataError(f"{origin} is no curve, but a {line['kind']}.")
         checked(line, CURVE, origin)
-        curves[json.dumps(line["run"], sort_keys=True)] = line
+        key = json.dumps([line["recipe"], line["seed"], line["run"]], sort_keys=True)
+        if line["finished"] or not curves.get(key, line)["finished"]:
+            curves[key] = line
     return list(curves.values())
 
 

@@ -7,6 +7,7 @@ that a run that was stopped and resumed ends where an uninterrupted one ends; on
 """
 
 import math
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,6 +71,8 @@ class Training:
         self.precision = Precision(run.training.precision, device)
         self.precision.set_up()
         torch.manual_seed(model_seed)
+        random.seed(model_seed)
+        np.random.seed(model_seed % 2**32)  # noqa: NPY002
         self.model = task.place(task.new_model(run)).train()
         self._reports: list[Refresh] = []  # of the refreshes since the last interval ended
         self.optimizer = run.build_optimizer(
