@@ -25,7 +25,7 @@ Closure = Callable[[], Any]
 LEFT = "_left_by_llqr"
 
 
-class TwoPasses:
+class Step:
     """One step, from its first pass to the base optimizer's update.
 
     As a context it restores weights and buffers, and makes the probe forget the step, if anything inside raises.
@@ -51,7 +51,7 @@ class TwoPasses:
         self._overflow = False
         self._noted: dict[str, Any] = {}
 
-    def __enter__(self) -> TwoPasses:
+    def __enter__(self) -> Step:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -122,7 +122,7 @@ class TwoPasses:
         if downhill:
             torch._foreach_neg_([part for p, part in zip(centre.parameters, eps, strict=True) if p in downhill])
         optimizer._weights.take(weights)
-        optimizer._run.passes = self
+        optimizer._run.begun = self
         self._forget_copies()
         torch._foreach_add_(weights, eps)
 
@@ -133,7 +133,7 @@ class TwoPasses:
             self._optimizer._weights.restore()
         self._optimizer._buffers.restore()
         if not self.open:
-            self._optimizer._run.passes = None
+            self._optimizer._run.begun = None
 
     @property
     def away(self) -> bool:
@@ -218,7 +218,7 @@ class TwoCalls(Wrapper):
         def probing(self) -> bool: ...
         def _refresh(self, batch: Any) -> None: ...
         def _displacement(self, g: Point) -> list[Tensor]: ...
-        def _descend(self, passes: TwoPasses, g: Point) -> None: ...
+        def _descend(self, step: Step, g: Point) -> None: ...
 
     @_disable_dynamo
     @torch.no_grad()
@@ -231,15 +231,15 @@ class TwoCalls(Wrapper):
         if self._begun:
             raise RuntimeError("first_step: called twice without second_step() or restore() between")
         self._refresh(batch)
-        with TwoPasses(self, None, grad_scaler) as passes:
-            self._run.passes, passes.open = passes, True
-            if passes.probing and (g := passes.point()).grads:
-                passes.move(self._displacement(g), g)
+        with Step(self, None, grad_scaler) as step:
+            self._run.begun, step.open = step, True
+            if step.probing and (g := step.point()).grads:
+                step.move(self._displacement(g), g)
             if not self._buffers_of_probe:
                 self._buffers.hold()
-            passes._forget_unscaled()
+            step._forget_unscaled()
             if zero_grad:
-                clear(passes.parameters)
+                clear(step.parameters)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -253,30 +253,30 @@ class TwoCalls(Wrapper):
 
     def restore(self) -> None:
         """Abandon a step: weights and buffers go back to the centre, and the probe forgets it."""
-        if self._run.passes is not None:
-            self._run.passes.open = False
-            self._run.passes.back()
+        if self._run.begun is not None:
+            self._run.begun.open = False
+            self._run.begun.back()
         if self.probe is not None:
             self.probe.undo()
 
     @property
     def _begun(self) -> bool:
         """Whether `first_step` has been called, and `second_step` has not."""
-        if self._run.passes is not None and not self._run.passes.open:
+        if self._run.begun is not None and not self._run.begun.open:
             self.restore()  # an exception interrupted it
-        return self._run.passes is not None
+        return self._run.begun is not None
 
     def _finish(self, closure: Closure | None, grad_scaler: Any) -> Any:
         """The rest of a step, after `first_step`."""
-        with self._run.passes or TwoPasses(self, None) as passes:
+        with self._run.begun or Step(self, None) as step:
             if grad_scaler is not None:
-                passes.scaler = _enabled(grad_scaler)
+                step.scaler = _enabled(grad_scaler)
             with torch.enable_grad():
                 loss = None if closure is None else closure()
-            passes.open = False
-            passes.back()
+            step.open = False
+            step.back()
             self._run.called = True
-            self._descend(passes, passes.point())
+            self._descend(step, step.point())
         return loss
 
 

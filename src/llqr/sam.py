@@ -22,7 +22,7 @@ from torch._compile import _disable_dynamo
 
 from llqr.checks import CLOSURE, check_base, check_closure, check_geometry, check_given, check_settings
 from llqr.distributed.dtensors import local
-from llqr.passes import Closure, TwoCalls, TwoPasses, own_radii
+from llqr.passes import Closure, Step, TwoCalls, own_radii
 from llqr.probes import PROBES, ASAMProbe, FisherSAMProbe, FriendlySAMProbe, Point, SAMProbe
 from llqr.schedule import at
 
@@ -117,11 +117,11 @@ class Optimizer(TwoCalls):
         if closure is None and self.probing:
             raise TypeError(CLOSURE)
         self._refresh(batch)
-        with TwoPasses(self, closure, grad_scaler) as passes:
-            loss, g = passes.centre()
-            if passes.probing and g.grads:
-                g = passes.at(self._displacement(g), g)
-            self._descend(passes, g)
+        with Step(self, closure, grad_scaler) as step:
+            loss, g = step.centre()
+            if step.probing and g.grads:
+                g = step.at(self._displacement(g), g)
+            self._descend(step, g)
         return loss
 
     @property
@@ -149,9 +149,9 @@ class Optimizer(TwoCalls):
         assert self.probe is not None
         return self.probe.displacement(g, lambda v: self._U(g, v), self.steps)
 
-    def _descend(self, passes: TwoPasses, g: Point) -> None:
+    def _descend(self, step: Step, g: Point) -> None:
         """`theta <- base(theta, U g)`."""
-        done = passes.descend(g, self._U(g, g.grads) if self.transport else g.grads)
+        done = step.descend(g, self._U(g, g.grads) if self.transport else g.grads)
         if self.probe is not None:
             self.probe.settle() if done else self.probe.undo()
         if self.geometry is not None and done:

@@ -19,7 +19,7 @@ from llqr.schedule import plain
 
 if TYPE_CHECKING:
     from llqr.geometry import GeometryLike
-    from llqr.passes import TwoPasses
+    from llqr.passes import Step
     from llqr.probes import SAMProbe
 
 
@@ -30,14 +30,14 @@ class Run:
     An object of its own, because Lightning and Fabric hand out copies of an optimizer that share its attributes.
 
     Attributes:
-        passes: those of a step that has begun, while weights may be at the probe.
+        begun: the step that has begun, while weights may be at the probe.
         called: whether there has been a step, in whichever form; schedulers ask for it.
         warned: whether a warning that is said once was shown.
         last: what the last step has measured, see `Optimizer`.
     """
 
     steps: int = 0
-    passes: TwoPasses | None = None
+    begun: Step | None = None
     called: bool = False
     warned: bool = False
     last: dict[str, Any] | None = None
@@ -201,7 +201,7 @@ class Wrapper(torch.optim.Optimizer):
         return still and not any(whole(p.grad.any()) for p in self._order() if p.grad is not None)
 
     def _check_centre(self, what: str) -> None:
-        if self._run.passes is not None and self._run.passes.away:
+        if self._run.begun is not None and self._run.begun.away:
             raise RuntimeError(f"{what}: the weights are at the probe; call second_step() or restore() first")
 
     def __getstate__(self) -> dict[str, Any]:

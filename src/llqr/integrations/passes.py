@@ -119,9 +119,9 @@ class Passes:
         # Without a second pass the step takes the present gradients as they are.
         scaler = grad_scaler if probing else None
         optimizer.first_step(batch=None if draws else batch, grad_scaler=scaler, zero_grad=probing)
-        passes = optimizer._run.passes
-        assert passes is not None
-        now = RandomState(passes.parameters)
+        step = optimizer._run.begun
+        assert step is not None
+        now = RandomState(step.parameters)
         at_probe: list[torch.Tensor] = []
         self.repeating = True
         try:
@@ -133,9 +133,9 @@ class Passes:
             for name, found in (("loss", losses), ("loss_at_probe", at_probe)):
                 if found:
                     together = torch.stack(found)
-                    passes.note(**{name: together.sum() if self._shares else together.mean()})
-            passes.back()
-            passes.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
+                    step.note(**{name: together.sum() if self._shares else together.mean()})
+            step.back()
+            step.scaler = None  # the loop unscales these gradients, or its scaler does before it calls `step`
         except BaseException:
             optimizer.restore()
             raise

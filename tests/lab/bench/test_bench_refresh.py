@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import llqr
 from llqr.lab.bench import refresh
 from llqr.lab.bench.refresh import RefreshSettings, distance, exact_effect, geometry_of, relative_error
-from llqr.lab.bench.workload import Network, Passes, Setup, Workload
+from llqr.lab.bench.workload import Network, PassOptions, Setup, Workload
 from llqr.lab.passes import Precision
 from references import dense_gradient, flat
 from references import relative_error as error_of
@@ -26,7 +26,7 @@ def setup(network):
 
 
 def measured(network, ways, reference=None):
-    return list(refresh.measure(setup(network), ways, Passes(), 1, reference))
+    return list(refresh.measure(setup(network), ways, PassOptions(), 1, reference))
 
 
 def exact(learned):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from llqr.lab.bench.refresh import RefreshSettings, geometry_of, learn
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
-from llqr.lab.bench.workload import Network, Passes, Setup, learns_metric, step_of
+from llqr.lab.bench.workload import Network, PassOptions, Setup, learns_metric, step_of
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.results.tables import paper
 
@@ -29,7 +29,7 @@ ARCHITECTURES = {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}
 def measure(
     setup: Setup,
     settings: RefreshSettings,
-    passes: Passes,
+    passes: PassOptions,
     repeats: int,
     refresh_repeats: int,
     epoch_steps: int,

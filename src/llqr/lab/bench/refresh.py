@@ -14,7 +14,7 @@ from torch import Tensor
 
 import llqr
 from llqr.lab.bench.timing import BURST, Action, interleaved, quartiles
-from llqr.lab.bench.workload import Network, Passes, Setup, Workload, cross_entropy, step_of
+from llqr.lab.bench.workload import Network, PassOptions, Setup, Workload, cross_entropy, step_of
 from llqr.lab.models.transformer import differentiable_forward
 from llqr.lab.number_table import Column, number_table
 from llqr.lab.passes import Precision
@@ -102,7 +102,7 @@ def distance(a: Vector, b: Vector) -> float:
 
 
 def measure(
-    setup: Setup, ways: Sequence[RefreshSettings], passes: Passes, repeats: int, reference: torch.dtype | None
+    setup: Setup, ways: Sequence[RefreshSettings], passes: PassOptions, repeats: int, reference: torch.dtype | None
 ) -> Iterator[dict[str, Any]]:
     """A row for every network and way to learn a metric, with an error message for one that is refused.
 

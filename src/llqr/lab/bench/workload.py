@@ -79,7 +79,7 @@ CLASSIFICATION: Any = SimpleNamespace(forward=call_model, loss=cross_entropy)
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassOptions:
     """How the forward and backward pass of a step is run: captured as a CUDA graph, through `torch.compile`."""
 
     capture: bool = False
@@ -89,7 +89,7 @@ class Passes:
 class Workload:
     """A network in training mode and one batch of random images; the same weights and images every time it is made."""
 
-    def __init__(self, network: Network, batch: int, precision: Precision, passes: Passes = Passes()) -> None:
+    def __init__(self, network: Network, batch: int, precision: Precision, passes: PassOptions = PassOptions()) -> None:
         self.network, self.precision, self.passes = network, precision, passes
         self.clock = Clock(precision.device)
         device, arguments = precision.device, network.arguments
@@ -129,7 +129,7 @@ class Setup:
     batch: int
     precision: Precision
 
-    def workload(self, network: Network, passes: Passes = Passes()) -> Workload:
+    def workload(self, network: Network, passes: PassOptions = PassOptions()) -> Workload:
         return Workload(network, self.batch, self.precision, passes)
 
     @property

@@ -17,7 +17,7 @@ from llqr.lab import machine
 from llqr.lab.bench import cadence, host, memory, peers, refresh, scaling
 from llqr.lab.bench.refresh import RefreshSettings
 from llqr.lab.bench.timing import BURST
-from llqr.lab.bench.workload import Network, Passes, Setup
+from llqr.lab.bench.workload import Network, PassOptions, Setup
 from llqr.lab.cli import options
 from llqr.lab.cli.options import PLAIN, with_options
 from llqr.lab.cli.terminal import show
@@ -105,7 +105,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Refresh:
+class Learning:
     """How a metric is learned."""
 
     structure: Annotated[str, typer.Option(help="Structure of U; refresh and memory take several: a,b.")] = "e-kfac"
@@ -143,7 +143,7 @@ class Refresh:
 
 Capture = Annotated[bool, typer.Option(help="On a CUDA device: capture refreshes as CUDA graphs.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed repeats.")]
-TARGET, OUTPUT, REFRESH, TWO = Target(), Output(), Refresh(), Refresh(structure="diagonal,e-kfac")
+TARGET, OUTPUT, REFRESH, TWO = Target(), Output(), Learning(), Learning(structure="diagonal,e-kfac")
 
 
 def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshSettings:
@@ -156,7 +156,7 @@ def capturing(settings: RefreshSettings, setup: Setup, wanted: bool) -> RefreshS
 @with_options
 def refresh_command(
     target: Target = TARGET,
-    learned: Refresh = REFRESH,
+    learned: Learning = REFRESH,
     capture: Capture = True,
     reference: Annotated[
         str, typer.Option(help="Errors are relative to exact products in float32 or float64; none leaves them out.")
@@ -168,7 +168,7 @@ def refresh_command(
     setup = target.setup("vit-b", "vit-l")
     check_known("--reference", reference, REFERENCES)
     ways = [capturing(settings, setup, capture) for settings in learned.each()]
-    passes = Passes(capture=any(way.runtime.capture for way in ways))
+    passes = PassOptions(capture=any(way.runtime.capture for way in ways))
     rows = refresh.measure(setup, ways, passes, repeats, REFERENCES[reference])
     output.write(refresh, setup, rows, geometry=[asdict(way) for way in ways], repeats=repeats, reference=reference)
 
@@ -177,7 +177,7 @@ def refresh_command(
 @with_options
 def cadence_command(
     target: Target = TARGET,
-    learned: Refresh = REFRESH,
+    learned: Learning = REFRESH,
     capture: Capture = True,
     capture_passes: Annotated[bool, typer.Option(help="On a CUDA device: capture passes as CUDA graphs.")] = True,
     compile_passes: Annotated[bool, typer.Option(help="Compile the passes of a step.")] = False,
@@ -192,7 +192,7 @@ def cadence_command(
     """The paper's table of epoch times by method and refresh interval, from measured steps and refreshes."""
     setup = target.setup("vit-b", "vit-l", on_cpu=("vit-b", "vit-l"))
     geometry = capturing(learned.settings(), setup, capture)
-    passes = Passes(capture_passes and setup.on_cuda, compile_passes)
+    passes = PassOptions(capture_passes and setup.on_cuda, compile_passes)
     numbers = {"repeats": repeats, "refresh_repeats": refresh_repeats, "epoch_steps": epoch_steps}
     numbers |= {} if probe_every is None else {"probe_every": probe_every}
     rows = cadence.measure(setup, geometry, passes, **numbers)
@@ -204,7 +204,7 @@ def cadence_command(
 @with_options
 def scaling_command(
     target: Target = TARGET,
-    learned: Refresh = REFRESH,
+    learned: Learning = REFRESH,
     capture: Capture = True,
     repeats: Repeats = 3,
     output: Output = OUTPUT,
@@ -218,7 +218,7 @@ def scaling_command(
 
 @bench_app.command("memory")
 @with_options
-def memory_command(target: Target = TARGET, learned: Refresh = TWO, output: Output = OUTPUT) -> None:
+def memory_command(target: Target = TARGET, learned: Learning = TWO, output: Output = OUTPUT) -> None:
     """Measure the most bytes that a step and a refresh hold, by method and structure. Needs a CUDA device."""
     setup = target.setup("resnet18", "vit-b")
     geometry = learned.each(steps=memory.STEPS)
