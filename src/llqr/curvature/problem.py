@@ -153,7 +153,7 @@ def _eagerly() -> AbstractContextManager[Any]:
 
 @contextmanager
 def frozen(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, a forked random state, no hooks of FSDP2; whatever happens, the model is put back as it was.
+    """Eval mode, a forked random state, no hooks of FSDP2 and no fast path; the model is always put back as it was.
 
     Sets the training flags alone, because `eval` may do more, such as merge what is trained into a frozen weight.
     FSDP2's hooks would gather its own weights in the place of those that a `Problem` gives, and torch's fast path of

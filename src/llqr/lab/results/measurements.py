@@ -92,9 +92,7 @@ def add(runs: Sequence[StoredRun], path: Path) -> tuple[int, int]:
     known_runs = {_identity(known): known for known in (read_file(path) if path.exists() else ())}
     lines = []
     already = 0
-    for run in runs:
-        if run.result is None:
-            continue
+    for run in [run for run in runs if run.result is not None]:
         line = line_of(run)
         known = known_runs.get(_identity(run))
         if known is None:
@@ -147,10 +145,7 @@ def read_file(path: Path) -> list[RunRecord]:
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
-    """The kept curves of a file: every evaluation and every refresh of a run; of several lines of a run, the last.
-
-    But one that is finished stands.
-    """
+    """The kept curves of a file: every evaluation and refresh of a run, by its last line, or its last finished one."""
     curves: dict[str, dict[str, Any]] = {}
     for origin, line in lines_of(path):
         if line["kind"] != "curve":
